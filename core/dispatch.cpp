@@ -1,0 +1,96 @@
+#include "dispatch.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+
+#include "kernel.h"
+
+extern "C" {
+extern const levelhead::Kernel levelhead_kernel_baseline;
+#if defined(LEVELHEAD_X86)
+extern const levelhead::Kernel levelhead_kernel_avx2, levelhead_kernel_avx2x16, levelhead_kernel_avx512;
+#endif
+}
+
+namespace levelhead {
+namespace {
+
+bool always() { return true; }
+
+#if defined(LEVELHEAD_X86)
+// __builtin_cpu_supports also asks the system whether it saves the wide registers.
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+struct Candidate {
+  const Kernel* kernel;
+  bool (*runs_here)();
+  bool eligible;  // may be chosen without being asked for
+};
+
+// Plainest first; the last eligible one that runs here is the choice.
+const Candidate candidates[] = {
+    {&levelhead_kernel_baseline, always, true},
+#if defined(LEVELHEAD_X86)
+    {&levelhead_kernel_avx2x16, has_avx2, false},
+    {&levelhead_kernel_avx2, has_avx2, true},
+    {&levelhead_kernel_avx512, has_avx512, true},
+#endif
+};
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+const Kernel* find(const std::string& name, const char* source) {
+  for (const Candidate& candidate : candidates)
+    if (name == candidate.kernel->name && candidate.runs_here()) return candidate.kernel;
+  throw std::invalid_argument(std::string(source) + ": expected one of " + joined(available_isas()) +
+                              " (what this CPU can run), got '" + name + "'");
+}
+
+const Kernel* choose() {
+  if (const char* wish = std::getenv("LEVELHEAD_ISA"); wish && *wish) return find(wish, "LEVELHEAD_ISA");
+  const Kernel* best = nullptr;
+  for (const Candidate& candidate : candidates)
+    if (candidate.eligible && candidate.runs_here()) best = candidate.kernel;
+  return best;
+}
+
+std::atomic<const Kernel*> chosen{nullptr};
+
+}  // namespace
+
+const Kernel& kernel() {
+  const Kernel* current = chosen.load(std::memory_order_acquire);
+  if (!current) chosen.store(current = choose(), std::memory_order_release);  // any racer chooses the same
+  return *current;
+}
+
+std::vector<std::string> built_isas() {
+  std::vector<std::string> names;
+  for (const Candidate& candidate : candidates) names.emplace_back(candidate.kernel->name);
+  return names;
+}
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Candidate& candidate : candidates)
+    if (candidate.runs_here()) names.emplace_back(candidate.kernel->name);
+  return names;
+}
+
+std::string current_isa() { return kernel().name; }
+
+void choose_isa(const std::string& name) { chosen.store(find(name, "isa"), std::memory_order_release); }
+
+}  // namespace levelhead

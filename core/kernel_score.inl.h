@@ -1,0 +1,255 @@
+// What happens to a strip of scores between the dot product and the softmax: softcap, ALiBi, bias, hide;
+// and, before any of it is computed, which keys the strip can see at all. Part of kernel.inl.h.
+//
+// A strip is tile_rows consecutive queries of one head. Hiding is always a select, never a sum: what a hidden
+// key holds (NaN, inf) cannot come through.
+#pragma once
+
+#include "kernel_math.inl.h"
+#include "kernel_pack.inl.h"
+
+namespace levelhead {
+namespace {
+
+struct Strip {
+  std::int64_t t0, rows;             // query rows [t0, t0 + rows), rows <= tile_rows
+  std::int64_t position[tile_rows];  // absolute
+  std::int64_t low[tile_rows], high[tile_rows];    // positions a row may see, inclusive
+  std::int64_t begin[tile_rows], end[tile_rows];   // the same as key indices, end exclusive
+  std::int64_t first, last;                        // union of [begin, end)
+  std::int64_t common_first, common_last;          // intersection
+  std::int64_t segment[tile_rows], min_segment, max_segment;
+};
+
+// Keys [lo, hi) of a block that some row of the strip may see; `hide` when not every row sees all of them.
+struct Span {
+  std::int64_t lo, hi;
+  bool hide;
+};
+
+LH_INLINE std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+LH_INLINE std::int64_t most(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+
+std::int64_t position_of(const Positions& positions, std::int64_t b, std::int64_t index) {
+  const std::int64_t start = positions.batch_start ? positions.batch_start[b] : 0;
+  const Run* run = positions.runs;
+  while (index >= run->length) index -= run++->length;
+  return start + run->start + index * run->stride;
+}
+
+Strip make_strip(const Job& job, std::int64_t b, std::int64_t t0, std::int64_t t1) {
+  const Problem& problem = *job.problem;
+  const Scoring& scoring = problem.scoring;
+  Strip strip{};
+  strip.t0 = t0;
+  strip.rows = least(t1 - t0, tile_rows);
+  strip.first = strip.common_last = problem.S;
+  strip.min_segment = INT64_MAX;
+  strip.max_segment = INT64_MIN;
+  for (int r = 0; r < tile_rows; ++r) {
+    const std::int64_t t = t0 + least(r, strip.rows - 1);  // rows beyond the last repeat it
+    const std::int64_t p = strip.position[r] = position_of(scoring.queries, b, t);
+    strip.low[r] = p - scoring.left;
+    strip.high[r] = p + (scoring.causal ? 0 : scoring.right);
+    if (scoring.key_lengths) strip.high[r] = least(strip.high[r], scoring.key_lengths[b] - 1);
+    const bool consecutive = !job.key_positions;
+    strip.begin[r] = consecutive ? least(most(strip.low[r] - job.key_start, 0), problem.S) : 0;
+    strip.end[r] = consecutive ? least(most(strip.high[r] - job.key_start + 1, strip.begin[r]), problem.S) : problem.S;
+    strip.first = least(strip.first, strip.begin[r]);
+    strip.last = most(strip.last, strip.end[r]);
+    strip.common_first = most(strip.common_first, strip.begin[r]);
+    strip.common_last = least(strip.common_last, strip.end[r]);
+    if (scoring.query_segments) {
+      strip.segment[r] = scoring.query_segments[b * problem.T + t];
+      strip.min_segment = least(strip.min_segment, strip.segment[r]);
+      strip.max_segment = most(strip.max_segment, strip.segment[r]);
+    }
+  }
+  return strip;
+}
+
+// Keys left to a row by position and segment: the n of the "log-n" rule.
+std::int64_t keys_left(const Job& job, const Strip& strip, std::int64_t b, int r) {
+  const Problem& problem = *job.problem;
+  const std::int64_t* segments = problem.scoring.key_segments ? problem.scoring.key_segments + b * problem.S : nullptr;
+  if (!segments && !job.key_positions) return strip.end[r] - strip.begin[r];
+  std::int64_t left = 0;
+  for (std::int64_t j = strip.begin[r]; j < strip.end[r]; ++j) {
+    const std::int64_t p = job.key_positions ? job.key_positions[j] : job.key_start + j;
+    left += p >= strip.low[r] && p <= strip.high[r] && (!segments || segments[j] == strip.segment[r]);
+  }
+  return left;
+}
+
+// --- masks ---
+
+// Whether a mask's element lets the key be seen.
+LH_INLINE bool lets_see(const char* p, DType dtype) {
+  switch (dtype) {
+    case DType::boolean: return *p != 0;
+    case DType::f32: return read<float>(p) != -infinity<float>;
+    case DType::f64: return read<double>(p) != -infinity<double>;
+    case DType::f16: return read<std::uint16_t>(p) != 0xFC00;
+    case DType::bf16: return read<std::uint16_t>(p) != 0xFF80;
+  }
+  return true;
+}
+
+bool row_sees_any(const char* mask, DType dtype, std::int64_t stride, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; ++j)
+    if (lets_see(mask + j * stride, dtype)) return true;
+  return false;
+}
+
+// Shrinks the span to what the mask leaves of it.
+void narrow_by_mask(const Tensor& mask, std::int64_t b, std::int64_t head, const Strip& strip, Span& span) {
+  // A few columns at a time: a mask with a hole costs a look, one without costs its first column.
+  constexpr std::int64_t step = 16;
+  const auto visible = [&](std::int64_t lo, std::int64_t hi) {
+    for (std::int64_t r = 0; r < strip.rows; ++r)
+      if (row_sees_any(mask.at(b, head, strip.t0 + r) + lo * mask.column_stride, mask.dtype, mask.column_stride, hi - lo))
+        return true;
+    return false;
+  };
+  while (span.lo < span.hi && !visible(span.lo, least(span.lo + step, span.hi))) span.lo = least(span.lo + step, span.hi);
+  while (span.lo < span.hi && !visible(most(span.hi - step, span.lo), span.hi)) span.hi = most(span.hi - step, span.lo);
+  span.hide = span.hide || mask.dtype == DType::boolean;
+}
+
+// --- the span of a block ---
+
+void narrow_by_segments(const Job& job, std::int64_t b, std::int64_t block, const Strip& strip, Span& span) {
+  const BlockFacts& facts = job.facts[b * job.plan->blocks + block];
+  const std::int64_t* ids = job.problem->scoring.key_segments + b * job.problem->S;
+  const auto related = [&](std::int64_t j) { return ids[j] >= strip.min_segment && ids[j] <= strip.max_segment; };
+  if (facts.max_segment < strip.min_segment || facts.min_segment > strip.max_segment) span.hi = span.lo;
+  while (span.lo < span.hi && !related(span.lo)) ++span.lo;
+  while (span.lo < span.hi && !related(span.hi - 1)) --span.hi;
+  const bool one = facts.min_segment == facts.max_segment && strip.min_segment == strip.max_segment;
+  span.hide = span.hide || !one;
+}
+
+void narrow_by_positions(const Job& job, std::int64_t b, std::int64_t block, const Strip& strip, Span& span) {
+  const BlockFacts& facts = job.facts[b * job.plan->blocks + block];
+  std::int64_t low = strip.low[0], high = strip.high[0], common_low = low, common_high = high;
+  for (int r = 1; r < tile_rows; ++r) {
+    low = least(low, strip.low[r]);
+    high = most(high, strip.high[r]);
+    common_low = most(common_low, strip.low[r]);
+    common_high = least(common_high, strip.high[r]);
+  }
+  if (facts.max_position < low || facts.min_position > high) span.hi = span.lo;
+  span.hide = span.hide || facts.min_position < common_low || facts.max_position > common_high;
+}
+
+Span visible_span(const Job& job, std::int64_t b, std::int64_t head, std::int64_t block, const Strip& strip) {
+  const Scoring& scoring = job.problem->scoring;
+  const std::int64_t first = block * job.plan->key_block;
+  Span span{most(first, strip.first), least(first + job.plan->key_block, strip.last), false};
+  if (span.lo >= span.hi) return span;
+  span.hide = span.lo < strip.common_first || span.hi > strip.common_last;
+  if (job.key_positions) narrow_by_positions(job, b, block, strip, span);
+  if (scoring.key_segments && span.lo < span.hi) narrow_by_segments(job, b, block, strip, span);
+  if (scoring.mask && span.lo < span.hi) narrow_by_mask(scoring.mask, b, head, strip, span);
+  return span;
+}
+
+// --- the scores of one row, s[0] being key `lo`; n is a whole number of panels and may pass the last key ---
+
+template <class Real>
+void softcap_row(Real* s, std::int64_t n, Real cap) {
+  for (std::int64_t j = 0; j < n; j += lanes<Real>) store(s + j, tanh<Real>(load(s + j) / cap) * cap);
+}
+
+template <class Real>
+void alibi_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, std::int64_t position, Real slope) {
+  for (std::int64_t j = 0; j < n; ++j) {
+    const std::int64_t distance = position - (job.key_positions ? job.key_positions[lo + j] : job.key_start + lo + j);
+    s[j] -= slope * static_cast<Real>(distance < 0 ? -distance : distance);
+  }
+}
+
+template <class Real>
+void bias_row(const Tensor& mask, const char* row, Real* s, std::int64_t n, Real* spare) {
+  widen(row, mask.dtype, mask.column_stride, n, spare);
+  for (std::int64_t j = 0; j < n; ++j) s[j] = spare[j] == -infinity<Real> ? -infinity<Real> : s[j] + spare[j];
+}
+
+template <class Real>
+void hide_row(const Job& job, const Strip& strip, int r, std::int64_t b, const char* mask, Real* s, std::int64_t lo,
+              std::int64_t n) {
+  const Problem& problem = *job.problem;
+  const std::int64_t from = least(most(strip.begin[r] - lo, 0), n), to = most(least(strip.end[r] - lo, n), from);
+  for (std::int64_t j = 0; j < from; ++j) s[j] = -infinity<Real>;
+  for (std::int64_t j = to; j < n; ++j) s[j] = -infinity<Real>;
+  if (job.key_positions) {
+    const std::int64_t* position = job.key_positions + lo;
+    for (std::int64_t j = from; j < to; ++j)
+      s[j] = position[j] >= strip.low[r] && position[j] <= strip.high[r] ? s[j] : -infinity<Real>;
+  }
+  if (problem.scoring.key_segments) {
+    const std::int64_t* ids = problem.scoring.key_segments + b * problem.S + lo;
+    for (std::int64_t j = from; j < to; ++j) s[j] = ids[j] == strip.segment[r] ? s[j] : -infinity<Real>;
+  }
+  if (mask && problem.scoring.mask.column_stride == 1) {
+    for (std::int64_t j = from; j < to; ++j) s[j] = mask[j] ? s[j] : -infinity<Real>;
+  } else if (mask) {
+    for (std::int64_t j = from; j < to; ++j) s[j] = mask[j * problem.scoring.mask.column_stride] ? s[j] : -infinity<Real>;
+  }
+}
+
+// Scores of the strip for keys [lo, lo + n), in place. Returns whether any of them may be hidden.
+template <class Real>
+bool score_strip(const Job& job, const Strip& strip, const Span& span, std::int64_t b, std::int64_t head, Real* s,
+                 std::int64_t lo, std::int64_t n, Real* spare) {
+  const Problem& problem = *job.problem;
+  const Scoring& scoring = problem.scoring;
+  const std::int64_t stride = job.plan->score_stride, real_keys = least(n, problem.S - lo);
+  const bool bias = scoring.mask && scoring.mask.dtype != DType::boolean;
+  // Panels reach to either side of the span: what lies there is hidden or no key at all.
+  const bool hide = span.hide || span.lo != lo || span.hi != lo + n;
+  for (int r = 0; r < strip.rows; ++r, s += stride) {
+    const char* mask = scoring.mask ? scoring.mask.at(b, head, strip.t0 + r) + lo * scoring.mask.column_stride : nullptr;
+    if (scoring.softcap > 0) softcap_row(s, n, static_cast<Real>(scoring.softcap));
+    if (scoring.alibi) alibi_row(job, s, lo, real_keys, strip.position[r], static_cast<Real>(scoring.alibi[head]));
+    if (bias) bias_row(scoring.mask, mask, s, real_keys, spare);
+    if (hide) hide_row(job, strip, r, b, bias ? nullptr : mask, s, lo, n);
+  }
+  return hide || bias;
+}
+
+// --- dropout ---
+
+LH_INLINE std::uint64_t splitmix64(std::uint64_t z) {
+  z += 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+LH_INLINE std::uint32_t mix32(std::uint32_t x) {  // Ellis' lowbias32
+  x = (x ^ (x >> 16)) * 0x7FEB352Du;
+  x = (x ^ (x >> 15)) * 0x846CA68Bu;
+  return x ^ (x >> 16);
+}
+
+// Drops weights of a row as a function of (seed, b, head, position of the query, position of the key) alone.
+template <class Real>
+void drop_row(const Job& job, std::int64_t b, std::int64_t head, std::int64_t position, Real* p, std::int64_t lo,
+              std::int64_t n) {
+  const Scoring& scoring = job.problem->scoring;
+  std::uint64_t row = splitmix64(scoring.seed);
+  const std::int64_t parts[] = {b, head, position};
+  for (const std::int64_t part : parts) row = splitmix64(row ^ static_cast<std::uint64_t>(part));
+  const std::uint32_t low = static_cast<std::uint32_t>(row), high = static_cast<std::uint32_t>(row >> 32);
+  const std::uint32_t threshold = static_cast<std::uint32_t>(scoring.dropout * 0x1p32);
+  const Real kept = static_cast<Real>(1 / (1 - scoring.dropout));
+  for (std::int64_t j = 0; j < n; ++j) {
+    const std::uint64_t key = static_cast<std::uint64_t>(job.key_positions ? job.key_positions[lo + j] : job.key_start + lo + j);
+    const std::uint32_t x = mix32(static_cast<std::uint32_t>(key) ^ low);
+    const std::uint32_t y = mix32(x ^ (high + static_cast<std::uint32_t>(key >> 32) * 0x9E3779B9u));
+    p[j] = y >= threshold ? p[j] * kept : Real(0);
+  }
+}
+
+}  // namespace
+}  // namespace levelhead

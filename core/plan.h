@@ -1,0 +1,63 @@
+// All tiling decisions, from the problem's shape alone.
+//
+// The promise "same bits for any number of threads, and for a batch row or a kv group computed alone"
+// holds because nothing here reads B, H, G or the number of threads. What does read them (how work is
+// dealt out, forward.cpp) never changes a sum's order.
+#pragma once
+
+#include <cstdint>
+
+namespace levelhead {
+
+// The register tile of an ISA: `rows` queries by `panel` keys (or value columns).
+struct Tile {
+  int rows, panel;
+};
+
+struct Plan {
+  Tile tile;
+  std::int64_t key_block;    // keys whose packed K and V stay in L2 while a query block passes over them
+  std::int64_t query_block;  // queries of one task, a multiple of tile.rows
+  std::int64_t blocks;       // key blocks
+  std::int64_t D, E;
+  std::int64_t padded_keys;     // S up to whole panels
+  std::int64_t padded_columns;  // E up to whole panels
+  std::int64_t score_stride;    // of the rows of a strip of scores
+
+  [[gnu::always_inline]] std::int64_t strips() const { return query_block / tile.rows; }
+  // Elements of one kv head, packed.
+  [[gnu::always_inline]] std::int64_t key_elements() const { return padded_keys * D; }
+  [[gnu::always_inline]] std::int64_t value_elements() const { return padded_keys * padded_columns; }
+};
+
+[[gnu::always_inline]] inline std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Packed K and V of a block should take about half of a 512 KiB L2, the smallest in current use:
+// at D = E = 64 in float that is 512 keys, at 128 it is 256.
+constexpr std::int64_t block_bytes = 256 * 1024;
+constexpr std::int64_t largest_key_block = 512, smallest_key_block = 64;
+
+// 96 is a multiple of every ISA's row count; each task then reads K and V once per 96 queries, far below
+// what memory can deliver. Shorter problems are cut finer so that two cores have something to share.
+constexpr std::int64_t long_query_block = 96, short_query_block = 48, short_queries = 384;
+
+inline Plan make_plan(Tile tile, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
+                      std::int64_t real_bytes) {
+  Plan plan{};
+  plan.tile = tile;
+  std::int64_t keys = block_bytes / ((D + E + 1) * real_bytes);
+  if (keys > largest_key_block) keys = largest_key_block;
+  if (keys < smallest_key_block) keys = smallest_key_block;
+  plan.key_block = keys / smallest_key_block * smallest_key_block;
+  plan.query_block = T < short_queries ? short_query_block : long_query_block;
+  plan.blocks = (S + plan.key_block - 1) / plan.key_block;
+  plan.D = D;
+  plan.E = E;
+  plan.padded_keys = round_up(S, tile.panel);
+  plan.padded_columns = round_up(E, tile.panel);
+  // One cache line more than the block, so that the rows of a strip do not fall into the same sets.
+  plan.score_stride = plan.key_block + 64 / real_bytes;
+  return plan;
+}
+
+}  // namespace levelhead

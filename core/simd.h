@@ -1,0 +1,151 @@
+// The vector words the kernel is written in, on GCC/Clang vector extensions.
+//
+// Width-generic: the including file sets LEVELHEAD_VECTOR_BYTES, and the same source serves SSE2, NEON,
+// AVX2 and AVX-512 (or a width the CPU does not have: slow, but right, and good for tests).
+// Everything has internal linkage, so that no ISA's code can be linked in place of another's.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#define LH_INLINE [[gnu::always_inline]] inline
+
+namespace levelhead {
+namespace {
+
+template <class Real>
+struct Bits;
+template <>
+struct Bits<float> {
+  using Int = std::int32_t;
+  static constexpr int mantissa = 23, bias = 127;
+};
+template <>
+struct Bits<double> {
+  using Int = std::int64_t;
+  static constexpr int mantissa = 52, bias = 1023;
+};
+
+template <class Real>
+struct VectorOf {
+  static constexpr int lanes = LEVELHEAD_VECTOR_BYTES / static_cast<int>(sizeof(Real));
+  typedef Real Type __attribute__((vector_size(LEVELHEAD_VECTOR_BYTES)));
+  // The same for memory that is aligned to its elements only, and may alias anything.
+  typedef Real Loose __attribute__((vector_size(LEVELHEAD_VECTOR_BYTES), aligned(1), may_alias));
+  typedef typename Bits<Real>::Int Integers __attribute__((vector_size(LEVELHEAD_VECTOR_BYTES)));
+};
+template <class Real>
+using Vector = typename VectorOf<Real>::Type;
+template <class Real>
+using Integers = typename VectorOf<Real>::Integers;
+template <class Real>
+constexpr int lanes = VectorOf<Real>::lanes;
+
+template <class Real>
+constexpr Real infinity = static_cast<Real>(__builtin_inf());
+
+template <class Real>
+LH_INLINE Vector<Real> load(const Real* p) {
+  return *reinterpret_cast<const typename VectorOf<Real>::Loose*>(p);
+}
+template <class Real>
+LH_INLINE void store(Real* p, Vector<Real> x) {
+  *reinterpret_cast<typename VectorOf<Real>::Loose*>(p) = x;
+}
+template <class Real>
+LH_INLINE Vector<Real> splat(Real x) {
+  return x - Vector<Real>{};
+}
+// a where the condition's lane is set, else b.
+template <class V, class I>
+LH_INLINE V select(I condition, V a, V b) {
+  return condition ? a : b;
+}
+// The second operand wins when the comparison fails, so a NaN in it comes through.
+template <class V>
+LH_INLINE V larger(V a, V b) {
+  return a > b ? a : b;
+}
+template <class V>
+LH_INLINE V smaller(V a, V b) {
+  return a < b ? a : b;
+}
+
+// Across lanes, in a fixed order: halves, then halves of halves.
+template <class Real>
+LH_INLINE Real sum(Vector<Real> x) {
+  Real part[lanes<Real>];
+  store(part, x);
+  for (int width = lanes<Real> / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) part[i] += part[i + width];
+  return part[0];
+}
+template <class Real>
+LH_INLINE Real largest(Vector<Real> x) {
+  Real part[lanes<Real>];
+  store(part, x);
+  for (int width = lanes<Real> / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) part[i] = part[i] > part[i + width] ? part[i] : part[i + width];
+  return part[0];
+}
+template <class Real>
+LH_INLINE Real smallest(Vector<Real> x) {
+  return -largest<Real>(-x);
+}
+template <class Real>
+LH_INLINE bool any(Integers<Real> condition) {
+  typename Bits<Real>::Int part[lanes<Real>], all = 0;
+  __builtin_memcpy(part, &condition, sizeof part);
+  for (int i = 0; i < lanes<Real>; ++i) all |= part[i];
+  return all != 0;
+}
+
+// --- half precision, one number at a time; rows of them in kernel_pack.inl.h ---
+
+LH_INLINE float widen_bf16(std::uint16_t h) {
+  return __builtin_bit_cast(float, static_cast<std::uint32_t>(h) << 16);
+}
+
+// Round to nearest even; a NaN stays one (its payload may go).
+LH_INLINE std::uint16_t narrow_bf16(float x) {
+  const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, x);
+  const std::uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  return static_cast<std::uint16_t>(x == x ? rounded : (bits >> 16) | 0x40);
+}
+
+LH_INLINE float widen_f16(std::uint16_t h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h);
+#else
+  const std::uint32_t sign = static_cast<std::uint32_t>(h & 0x8000) << 16;
+  const std::uint32_t rest = h & 0x7FFF;
+  if (rest >= 0x7C00)  // inf, NaN
+    return __builtin_bit_cast(float, sign | 0x7F800000 | (rest & 0x3FF) << 13 | (rest > 0x7C00 ? 0x400000 : 0));
+  if (rest >= 0x0400)  // normal: the exponent moves from bias 15 to bias 127
+    return __builtin_bit_cast(float, sign | ((rest << 13) + ((127 - 15) << 23)));
+  const float magnitude = static_cast<float>(rest) * 0x1p-24f;  // subnormal in half, normal in float
+  return __builtin_bit_cast(float, sign | __builtin_bit_cast(std::uint32_t, magnitude));
+#endif
+}
+
+LH_INLINE std::uint16_t narrow_f16(float x) {
+#if defined(__F16C__)
+  return static_cast<std::uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, x);
+  const std::uint32_t sign = (bits >> 16) & 0x8000, rest = bits & 0x7FFFFFFF;
+  if (rest > 0x7F800000) return static_cast<std::uint16_t>(sign | 0x7E00 | ((rest >> 13) & 0x3FF));
+  if (rest >= 0x477FF000) return static_cast<std::uint16_t>(sign | 0x7C00);  // 65520 and above round to inf
+  if (rest >= 0x38800000)                                                    // normal in half
+    return static_cast<std::uint16_t>(sign | ((rest + 0xFFF + ((rest >> 13) & 1) - (112u << 23)) >> 13));
+  // Subnormal: adding 0.5 puts half's last place at float's last place, so the adder does the rounding.
+  const float shifted = __builtin_bit_cast(float, rest) + 0.5f;
+  return static_cast<std::uint16_t>(sign | (__builtin_bit_cast(std::uint32_t, shifted) - 0x3F000000));
+#endif
+}
+
+}  // namespace
+}  // namespace levelhead

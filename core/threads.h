@@ -1,0 +1,65 @@
+// threads.h: how many threads to use, and one loop that uses them.
+//
+// The core needs exactly one parallel shape: "run this for every index, and stop early when told to". That is
+// all there is here: no futures, no queues, no nested jobs, no OpenMP (a second OpenMP runtime in one process
+// crashes or crawls, and a fork after its first use hangs the child).
+//
+// Results cannot depend on the number of threads as long as a task's result depends on its index alone: which
+// worker runs an index, and when, is the only thing that varies.
+
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace levelhead {
+
+// The most workers one loop is ever given, the caller included.
+inline constexpr int max_threads = 256;
+
+// min(CPUs this thread may run on, CPUs its cgroup pays for, LEVELHEAD_NUM_THREADS if that is a positive
+// integer), at least 1. Affinity and environment are read anew on each call (one system call), the quota once.
+int default_threads();
+
+// CPUs granted by the cgroup (v1 or v2) quotas of the process, rounded up; 0 when there is no limit.
+// `membership` is /proc/self/cgroup and `mount` /sys/fs/cgroup, except in the tests. Costs file reads.
+int cpu_quota(const std::string& membership, const std::string& mount);
+
+// Whether to give up. Any worker may look; only worker 0, the thread that called parallel_for, ever asks.
+class Interrupt {
+ public:
+  static constexpr std::chrono::milliseconds interval{20};  // between two asks: below what a person notices
+
+  Interrupt() = default;
+  // `ask(context)` returns true to stop; it may take locks (the GIL) that other workers never need.
+  Interrupt(bool (*ask)(void*), void* context)
+      : ask_(ask), context_(context), asked_(std::chrono::steady_clock::now()) {}
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  // Costs one relaxed load; for worker 0 with an `ask` also one reading of the clock (about 25 ns).
+  bool requested(int worker);
+  void stop() { stopped_.store(true, std::memory_order_relaxed); }
+
+ private:
+  bool (*ask_)(void*) = nullptr;
+  void* context_ = nullptr;
+  std::chrono::steady_clock::time_point asked_;  // touched by worker 0 only
+  std::atomic<bool> stopped_{false};
+};
+
+// A task must not throw. 0 <= worker < threads, and no two tasks run at once with the same worker, so that
+// `worker` can name a workspace.
+using Task = void (*)(void* context, std::int64_t index, int worker);
+
+// Runs task for every index in [0, count), handed out in increasing order by one atomic counter; the caller
+// takes part as worker 0 and keeps asking `interrupt` while it waits for the others. Returns false when
+// interrupted: then some indices were not run, or not to their end.
+//
+// Callers may come from any number of threads at once: whoever finds the pool taken works alone. Tasks run in
+// the floating-point environment (rounding, flush to zero) of the caller, whichever thread they land on.
+bool parallel_for(std::int64_t count, int threads, Task task, void* context, Interrupt& interrupt);
+
+}  // namespace levelhead

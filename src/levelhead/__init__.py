@@ -1,0 +1,46 @@
+"""levelhead: exact scaled dot-product attention on CPUs that can tell whether a head is level.
+
+The public names, nothing else. Importing this loads NumPy and nothing heavier.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from levelhead import scaling, scoring, stats
+from levelhead._version import __version__
+from levelhead.attention import attention, observe
+from levelhead.errors import LevelheadError
+from levelhead.info import info
+from levelhead.observation import Observation, merge
+
+if TYPE_CHECKING:
+    from levelhead import reference
+
+__all__ = [
+    "LevelheadError",
+    "Observation",
+    "__version__",
+    "attention",
+    "info",
+    "merge",
+    "observe",
+    "reference",
+    "scaling",
+    "scoring",
+    "stats",
+]
+
+_ON_DEMAND = ("onnx", "reference")  # found at first use, so that importing stays light
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _ON_DEMAND:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_DEMAND})

@@ -1,0 +1,9 @@
+"""`python -m levelhead` is `levelhead`."""
+
+from __future__ import annotations
+
+import sys
+
+from levelhead.cli import main
+
+sys.exit(main())

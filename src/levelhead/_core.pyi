@@ -1,0 +1,62 @@
+"""The compiled core: memory, sizes and options in, results written in place. It checks memory
+safety and nothing else; `attention.py` is where a user's mistakes are explained."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypedDict
+
+from numpy.typing import NDArray
+
+_Memory: TypeAlias = NDArray[Any]  # or anything else with the buffer protocol
+
+class _Info(TypedDict):
+    isa: str
+    available: list[str]
+    built: list[str]
+    threads: int
+
+def forward(
+    q: _Memory,
+    k: _Memory,
+    v: _Memory | None,
+    *,
+    out: _Memory | None = None,
+    acc: _Memory | None = None,
+    sums: _Memory | None = None,
+    counts: _Memory | None = None,
+    scale: _Memory,
+    cosine: bool = False,
+    log_n: bool = False,
+    causal: bool = False,
+    left: int | None = None,
+    right: int | None = None,
+    mask: _Memory | None = None,
+    softcap: float | None = None,
+    sinks: _Memory | None = None,
+    alibi: _Memory | None = None,
+    key_lengths: _Memory | None = None,
+    query_segments: _Memory | None = None,
+    key_segments: _Memory | None = None,
+    query_start: _Memory,
+    query_runs: Sequence[tuple[int, int, int]] | None = None,
+    key_runs: Sequence[tuple[int, int, int]] | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    threads: int,
+) -> None: ...
+def finish(acc: _Memory, sums: _Memory, sinks: _Memory | None, out: _Memory) -> None: ...
+def merge(
+    sums_a: _Memory,
+    counts_a: _Memory,
+    acc_a: _Memory | None,
+    sums_b: _Memory,
+    counts_b: _Memory,
+    acc_b: _Memory | None,
+    shift: int,
+    sums: _Memory,
+    counts: _Memory,
+    acc: _Memory | None,
+) -> None: ...
+def exponential(x: _Memory, out: _Memory) -> None: ...
+def info() -> _Info: ...
+def set_isa(name: str) -> str: ...
+def default_threads() -> int: ...

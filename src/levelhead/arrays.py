@@ -1,0 +1,336 @@
+"""Array families: how q, k, v come in, and how a result goes back.
+
+Every family is read where it lies, as a NumPy view of the caller's memory: any strides, read-only
+memory too. bfloat16 travels below this file as its bits in uint16, because neither the buffer
+protocol nor DLPack-in-NumPy has a word for it. A family is named after what the result will be, so
+buffers (``memoryview``) belong to NumPy.
+
+This file computes nothing, converts no dtype and guesses nothing: a list, an integer array or a
+masked array is an error, not an input. It never imports torch or JAX; it only looks whether the
+caller already has. It copies only what cannot be read in place: misaligned memory, and torch's
+lazily negated views.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+
+Array: TypeAlias = NDArray[Any]
+
+UINT16 = np.dtype(np.uint16)
+FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
+
+_FLOATS = "float32, float64, float16 or bfloat16"
+_KINDS = (
+    "a NumPy array, a torch CPU tensor, or an object with DLPack or the buffer protocol"
+    f", of {_FLOATS}"
+)
+# DLPack device numbers (dlpack.h, DLDeviceType); the host-memory ones are what a CPU can read.
+_DEVICES = {1: "cpu", 2: "cuda", 3: "cuda host", 4: "opencl", 7: "vulkan", 8: "metal", 9: "vpi"}
+_DEVICES |= {10: "rocm", 11: "rocm host", 13: "cuda managed", 14: "oneapi", 15: "webgpu"}
+_HOST = (1, 3, 11)
+# Candidates NumPy may try when two views interleave, under a millisecond; above it the question
+# stays open and we refuse. Overlaps of ordinary slices take a handful.
+_OVERLAP_WORK = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the caller handed in, which is what the result will be."""
+
+    family: str  # "numpy", "torch", or the name of another array namespace
+    dtype: str  # "float32", "float64", "float16" or "bfloat16"
+    native: np.dtype[Any]  # NumPy's dtype for it; uint16 where bfloat16 is not NumPy's
+    namespace: Any = None  # for other families: what has from_dlpack
+
+    @property
+    def storage(self) -> np.dtype[Any]:
+        """The dtype of the memory as the core sees it."""
+        return UINT16 if self.dtype == "bfloat16" else self.native
+
+    @property
+    def wide(self) -> np.dtype[Any]:
+        """The dtype states and statistics are kept in."""
+        return FLOAT64 if self.dtype == "float64" else FLOAT32
+
+    def give(self, array: Array) -> Any:
+        """Hand a fresh array over to the caller's family, without a copy where it allows that."""
+        bits = array.dtype == UINT16
+        if self.family == "numpy":
+            return array.view(self.native) if bits else array
+        if self.family == "torch":
+            torch = sys.modules["torch"]
+            if bits:
+                return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+            return torch.from_numpy(array)
+        return array if self.namespace is None else self.namespace.from_dlpack(array)
+
+
+_PLAIN = ("float32", "float64", "float16")
+_NUMPY = {np.dtype(name): Origin("numpy", name, np.dtype(name)) for name in _PLAIN}
+_TORCH = {name: Origin("torch", name, np.dtype(name)) for name in _PLAIN}
+_TORCH["bfloat16"] = Origin("torch", "bfloat16", UINT16)
+_TORCH_MET: dict[
+    Any, Origin
+] = {}  # by torch.dtype, once it has been seen: torch is not ours to load
+
+
+def take(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Origin]:
+    """Views of q, k, v and where they came from; every refusal names its argument."""
+    views = _take_plain(q, k, v)
+    if views is not None:
+        return views
+    q_view, origin = _floats("q", q)
+    return q_view, _alike("k", k, origin), _alike("v", v, origin), origin
+
+
+def _take_plain(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Origin] | None:
+    """The common call, three plain arrays of one dtype, at the cost of a few lookups.
+
+    Whatever is unusual gives None and takes the long way, which serves it or explains why not.
+    """
+    kind = type(q)
+    if type(k) is not kind or type(v) is not kind:
+        return None
+    if kind is np.ndarray:
+        origin = _NUMPY.get(q.dtype)
+        if origin is None or k.dtype is not q.dtype or v.dtype is not q.dtype:
+            return None
+    elif (torch := sys.modules.get("torch")) is not None and kind is torch.Tensor:
+        origin = _TORCH_MET.get(q.dtype)
+        if origin is None or k.dtype is not q.dtype or v.dtype is not q.dtype:
+            return None
+        try:  # torch itself refuses other devices and layouts, gradients and lazy views
+            q, k, v = q.numpy(), k.numpy(), v.numpy()
+        except (TypeError, RuntimeError):
+            return None
+    else:
+        return None
+    if q.flags.aligned and k.flags.aligned and v.flags.aligned:
+        return q, k, v, origin
+    return None
+
+
+def take_pair(q: Any, k: Any) -> tuple[Array, Array, Origin]:
+    """As `take`, for calls without values."""
+    q_view, origin = _floats("q", q)
+    return q_view, _alike("k", k, origin), origin
+
+
+def option(name: str, value: Any) -> Any:
+    """An array among the options, as NumPy; anything that is no array is left to `scoring`.
+
+    Options may come from any family: they describe the problem and never shape the result's type.
+    """
+    if value is None or isinstance(value, int | float | str | list | np.generic):
+        return value
+    if isinstance(value, tuple):
+        return tuple(option(name, part) for part in value)
+    seen = _look(name, value)
+    if seen is None:
+        return value
+    view, origin = seen
+    if origin.dtype == "bfloat16":  # exactly the upper half of a float32
+        return (view.astype(np.uint32) << 16).view(FLOAT32)
+    return view
+
+
+def take_mask(mask: Any, origin: Origin) -> Array | None:
+    """The mask as it lies in memory, bfloat16 as bits; `scoring` checks dtype and shape."""
+    if mask is None:
+        return None
+    wanted = f"a bool array, or a float array of dtype {origin.dtype} or float32"
+    advice = "Use bool (True = may attend), or cast an additive mask to q's dtype"
+    seen = _look("mask", mask)
+    if seen is None:
+        raise _bad_type("mask", wanted, _kind_of(mask), advice)
+    view, theirs = seen
+    if view.dtype == UINT16 and not theirs.dtype == origin.dtype == "bfloat16":
+        raise _bad_type("mask", wanted, f"dtype {theirs.dtype}", advice)
+    return view
+
+
+def take_out(
+    out: Any, shape: tuple[int, ...], origin: Origin, inputs: Iterable[tuple[str, Any]]
+) -> Array:
+    """The caller's preallocated result as a writable view, once it is safe to write there."""
+    view, theirs = _floats("out", out, in_place=True)
+    wanted = f"the result's own kind, {origin.family} {origin.dtype} of shape {shape}"
+    given = f"{theirs.family} {theirs.dtype} of shape {view.shape}"
+    if view.shape != shape:
+        raise _bad_value("out", wanted, given, "Allocate it so")
+    if (theirs.family, theirs.dtype) != (origin.family, origin.dtype):
+        raise _bad_type("out", wanted, given, "Allocate it so")
+    if not view.flags.writeable:
+        raise _bad_value("out", "writable memory", f"read-only {given}", "Pass a writable array")
+    if not view.flags.aligned or _meets_itself(view):
+        wanted = "aligned memory in which every element has a place of its own"
+        given = f"strides {view.strides} for shape {view.shape}"
+        raise _bad_value("out", wanted, given, "Pass an array that is no overlapping view")
+    for name, array in inputs:
+        if isinstance(array, np.ndarray):
+            _refuse_overlap(view, name, array)
+    return view
+
+
+def mark_written(out: Any, origin: Origin) -> None:
+    """Tell autograd that a tensor changed, since it cannot see a write through its memory."""
+    if origin.family == "torch" and not out.is_inference():
+        sys.modules["torch"].autograd.graph.increment_version(out)
+
+
+def _floats(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin]:
+    seen = _look(name, x, in_place=in_place)
+    if seen is None:
+        raise _bad_type(name, _KINDS, _kind_of(x), f"Convert it first, e.g. np.asarray({name})")
+    view, origin = seen
+    if origin.dtype not in ("float32", "float64", "float16", "bfloat16"):
+        given = f"{origin.dtype} ({origin.family})"
+        advice = f"Convert {name} to a floating dtype first; levelhead never converts on its own"
+        raise _bad_type(name, f"a dtype of {_FLOATS}", given, advice)
+    return view, origin
+
+
+def _alike(name: str, x: Any, origin: Origin) -> Array:
+    view, theirs = _floats(name, x)
+    if theirs.family != origin.family:
+        wanted = f"the family of q, {origin.family}"
+        raise _bad_type(name, wanted, theirs.family, "Pass q, k and v from one library")
+    if theirs.dtype != origin.dtype:
+        wanted = f"the dtype of q, {origin.dtype}"
+        raise _bad_type(name, wanted, theirs.dtype, "Convert so that q, k and v agree")
+    return view
+
+
+def _look(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin] | None:
+    """View x's memory, of whatever dtype; None when x is not an array at all."""
+    torch = sys.modules.get("torch")
+    if isinstance(x, np.ndarray):
+        view, origin = _numpy(name, x)
+    elif torch is not None and isinstance(x, getattr(torch, "Tensor", ())):
+        view, origin = _torch(name, x, torch, in_place)
+    elif any(c.__name__ == "Tracer" and c.__module__.startswith("jax") for c in type(x).__mro__):
+        given = f"a JAX tracer ({type(x).__name__})"
+        advice = "Call levelhead outside jit, grad and vmap; it is not a JAX primitive"
+        raise _bad_type(name, "an array with memory", given, advice)
+    elif hasattr(type(x), "__dlpack__") and not isinstance(x, np.generic):
+        view, origin = _dlpack(name, x)
+    else:
+        try:
+            buffer = np.asarray(memoryview(x))
+        except (TypeError, ValueError, NotImplementedError):
+            return None
+        view, origin = _numpy(name, buffer)
+    if not in_place and not view.flags.aligned:
+        view = view.copy()
+    return view, origin
+
+
+def _numpy(name: str, x: Array) -> tuple[Array, Origin]:
+    if type(x) is not np.ndarray and not isinstance(x, np.memmap):
+        given = f"{_kind_of(x)}, a subclass with rules of its own"
+        advice = f"Pass np.asarray({name}), and what is hidden as mask="
+        raise _bad_type(name, "a plain numpy.ndarray", given, advice)
+    x = x.view(np.ndarray)
+    dtype = x.dtype
+    if not dtype.isnative:
+        given = f"{dtype.str}, {dtype.name} in the other byte order"
+        advice = f"Convert it: {name}.astype({name}.dtype.newbyteorder('='))"
+        raise _bad_type(name, "native byte order", given, advice)
+    if dtype.name == "bfloat16" and dtype.itemsize == 2:
+        return x.view(UINT16), Origin("numpy", "bfloat16", dtype)
+    return x, _NUMPY.get(dtype) or Origin("numpy", dtype.name, dtype)
+
+
+def _torch(name: str, t: Any, torch: Any, in_place: bool) -> tuple[Array, Origin]:
+    if type(t) not in (torch.Tensor, torch.nn.Parameter):
+        raise _bad_type(name, "a plain torch.Tensor", f"the subclass {_kind_of(t)}", "Unwrap it")
+    if not t.is_cpu:
+        advice = "A meta tensor has no memory" if t.is_meta else f"Move it: {name}.cpu()"
+        raise _bad_value(name, "a tensor on device cpu", _tensor(t), advice)
+    if t.requires_grad and torch.is_grad_enabled():
+        given = "requires_grad=True while gradients are enabled"
+        advice = f"This version is forward-only: pass {name}.detach() or use torch.no_grad()"
+        raise _bad_value(name, "a tensor that needs no gradient", given, advice)
+    try:
+        plain = t.detach() if t.requires_grad else t
+        if plain.is_neg() and not in_place:  # its memory holds the opposite sign
+            plain = plain.resolve_neg()
+        if t.dtype is torch.bfloat16:
+            return plain.view(torch.int16).numpy().view(UINT16), _TORCH["bfloat16"]
+        view = plain.numpy()
+    except (TypeError, RuntimeError) as error:
+        advice = f"torch says: {str(error).splitlines()[0]}"
+        raise _bad_type(name, f"a dense tensor of {_FLOATS}", _tensor(t), advice) from error
+    dtype = str(t.dtype).removeprefix("torch.")
+    origin = _TORCH.get(dtype)
+    if origin is None:
+        return view, Origin("torch", dtype, view.dtype)
+    _TORCH_MET[t.dtype] = origin
+    return view, origin
+
+
+def _tensor(t: Any) -> str:
+    dtype = str(t.dtype).removeprefix("torch.")
+    return f"{dtype} of shape {tuple(t.shape)}, {t.layout} on device {t.device}"
+
+
+def _dlpack(name: str, x: Any) -> tuple[Array, Origin]:
+    kind, index = map(int, x.__dlpack_device__())
+    if kind not in _HOST:
+        given = f"{_kind_of(x)} on device {_DEVICES.get(kind, kind)}:{index}"
+        raise _bad_value(name, "memory on device cpu", given, "Copy it to the host first")
+    try:
+        view = np.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        given = f"{_kind_of(x)} of dtype {getattr(x, 'dtype', 'unknown')}"
+        advice = f"NumPy says: {error}"
+        raise _bad_type(name, "a DLPack exporter NumPy can read", given, advice) from error
+    find = getattr(x, "__array_namespace__", None)
+    namespace = None if find is None else find()
+    if not hasattr(namespace, "from_dlpack"):
+        namespace = None
+    family = getattr(namespace, "__name__", _kind_of(x))
+    return view, Origin(family, view.dtype.name, view.dtype, namespace)
+
+
+def _meets_itself(view: Array) -> bool:
+    """Could two indices share a place? Sorted by stride, each step must clear all inner ones."""
+    if view.size == 0:
+        return False
+    reach = view.itemsize
+    steps = zip(view.strides, view.shape, strict=True)
+    for stride, n in sorted((abs(stride), n) for stride, n in steps if n > 1):
+        if stride < reach:
+            return True
+        reach += stride * (n - 1)
+    return False
+
+
+def _refuse_overlap(out: Array, name: str, array: Array) -> None:
+    # NumPy's stubs know only the two named amounts of work; when it runs out, the answer is yes.
+    if np.may_share_memory(out, array, max_work=_OVERLAP_WORK):  # type: ignore[arg-type]
+        given = f"memory shared with {name}, or too closely interleaved with it to tell"
+        raise _bad_value("out", "memory of its own", given, f"Pass an array apart from {name}")
+
+
+def _bad_type(name: str, wanted: str, given: str, advice: str) -> LevelheadTypeError:
+    return LevelheadTypeError(expected(name, wanted, given, advice))
+
+
+def _bad_value(name: str, wanted: str, given: str, advice: str) -> LevelheadValueError:
+    return LevelheadValueError(expected(name, wanted, given, advice))
+
+
+def _kind_of(x: object) -> str:
+    cls = type(x)
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"

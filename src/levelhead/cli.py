@@ -1,0 +1,161 @@
+"""The command line: `levelhead info` and `levelhead tour`.
+
+Parses, calls the public API, prints. It computes nothing that the library does not offer, and keeps
+stdout for data: errors go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+import levelhead as lh
+
+_EXAMPLES = """examples:
+  levelhead info --json
+  levelhead tour
+"""
+
+_WORDS = ("Love", "Apple", "phones")
+_WIDTH, _D = 512, 64  # model width and head width of the worked example
+_HEADS, _TOKENS = 4, 256  # the problem whose heads are measured
+_SEED = 0  # the tour shows the same numbers every time
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code.
+
+    >>> main(["--version"])
+    Traceback (most recent call last):
+    SystemExit: 0
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        for text in arguments.run(arguments):
+            print(text, flush=True)
+    except lh.LevelheadError as error:
+        print(f"levelhead: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader has seen enough (`levelhead tour | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="levelhead",
+        description="Exact attention that can tell you whether every head is level.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"levelhead {lh.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    info = commands.add_parser("info", help="version, instruction set, threads, and why so")
+    info.add_argument("--json", action="store_true", help="for programs")
+    info.set_defaults(run=_info)
+    tour = commands.add_parser("tour", help="attention on three words, then on four heads")
+    tour.set_defaults(run=_tour)
+    return parser
+
+
+def _info(arguments: argparse.Namespace) -> Iterator[str]:
+    info = lh.info()
+    yield json.dumps(dict(info), indent=2) if arguments.json else repr(info)
+
+
+# ---- the tour ---------------------------------------------------------------
+
+
+def _tour(_: argparse.Namespace) -> Iterator[str]:
+    yield _heading("1. What was chosen on this CPU")
+    yield repr(lh.info())
+    yield _heading("2. Attention on three words: softmax(Q Kᵀ / √d_k) V")
+    yield from _three_words()
+    yield _heading(f"3. Are the heads level? {_HEADS} heads, {_TOKENS} tokens, d_k = {_D}")
+    yield from _four_heads()
+
+
+def _three_words() -> Iterator[str]:
+    random = np.random.default_rng(_SEED)
+    n = len(_WORDS)
+    x = random.standard_normal((n, _WIDTH))
+    # Variance 1/width keeps the entries of Q, K and V at variance 1.
+    w_q, w_k, w_v = random.standard_normal((3, _WIDTH, _D)) / np.sqrt(_WIDTH)
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    scores = q @ k.T
+    # Values that are the identity bring the weights themselves out of the fused kernel.
+    weights = lh.attention(q, k, np.eye(n))
+    output = lh.attention(q, k, v)
+
+    yield _step("words", "", " ".join(_WORDS))
+    yield _step("X", x, "one random embedding per word")
+    yield _step("W_Q W_K W_V", w_q, f"random, variance 1/{_WIDTH}")
+    yield _step("Q K V", q, "X W_Q, X W_K, X W_V")
+    yield _step("scores", scores, "Q Kᵀ; a row is the word that looks, a column the word looked at")
+    yield _matrix(scores, "{:9.3f}")
+    yield _step("scaled", scores, f"scores / √{_D}")
+    yield _matrix(scores / np.sqrt(_D), "{:9.3f}")
+    yield _step("weights", weights, "softmax of each row; every row adds up to 1")
+    yield _matrix(weights, "{:9.4f}")
+    yield _step("output", output, "weights V; the first four columns")
+    yield _matrix(output[:, :4], "{:9.3f}", columns=())
+    error = np.abs(weights @ v - output).max()
+    yield f"  lh.attention(Q, K, V) does all of it in one pass; weights V differs by {error:.0e}."
+
+
+def _four_heads() -> Iterator[str]:
+    random = np.random.default_rng(_SEED)
+    q, k = random.standard_normal((2, _HEADS, _TOKENS, _D), dtype=np.float32)
+    scaled = lh.observe(q, k, scale="1/sqrt(d_k)")
+    plain = lh.observe(q, k, scale="none")
+    yield 'with scale="1/sqrt(d_k)":'
+    yield str(scaled)
+    yield ""
+    yield 'with scale="none":'
+    yield str(plain)
+    yield ""
+    yield (
+        f"Divided by √{_D} = {np.sqrt(_D):.0f}, logits have a spread of {_spread(scaled):.2f} "
+        f"and a query attends to {_keys(scaled):.0f} of {_TOKENS} keys;\nundivided, the spread "
+        f"is {_spread(plain):.2f} and only {_keys(plain):.1f} keys are left: "
+        "that is what √d_k is for."
+    )
+
+
+def _spread(observation: lh.Observation) -> float:
+    return float(np.sqrt(np.mean(observation.heads.var_logit)))
+
+
+def _keys(observation: lh.Observation) -> float:
+    return float(np.mean(observation.heads.effective_keys))
+
+
+# ---- printing ---------------------------------------------------------------
+
+
+def _heading(text: str) -> str:
+    return f"\n\x1b[1m{text}\x1b[0m" if _colour(sys.stdout) else f"\n{text}"
+
+
+def _colour(stream: TextIO) -> bool:
+    """Whether to use colour: on a terminal, unless NO_COLOR (no-color.org) says otherwise."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _step(name: str, array: NDArray[Any] | str, words: str) -> str:
+    shape = array if isinstance(array, str) else f"[{' × '.join(map(str, array.shape))}]"
+    return f"  {name:<12} {shape:<11} {words}"
+
+
+def _matrix(array: NDArray[Any], form: str, columns: Sequence[str] = _WORDS) -> str:
+    lines = [" " * 17 + "".join(f"{word:>9}" for word in columns)] if columns else []
+    for word, row in zip(_WORDS, array, strict=True):
+        lines.append(f"{word:>16} " + "".join(form.format(number) for number in row))
+    return "\n".join(lines)

@@ -1,0 +1,24 @@
+"""The errors levelhead raises on purpose, and the one shape of their messages.
+
+Every message names the argument, what was expected, what was given and what to do. This file
+decides nothing: the checks live beside the options they check.
+"""
+
+from __future__ import annotations
+
+
+class LevelheadError(Exception):
+    """Base of every error that levelhead raises on purpose."""
+
+
+class LevelheadValueError(LevelheadError, ValueError):
+    """A value, shape or size that cannot be served."""
+
+
+class LevelheadTypeError(LevelheadError, TypeError):
+    """A type, dtype or array family that cannot be served."""
+
+
+def expected(argument: str, expected: str, given: object, advice: str) -> str:
+    """The message "argument: expected ..., got .... Advice."."""
+    return f"{argument}: expected {expected}, got {given}. {advice.rstrip('.')}."

@@ -1,0 +1,110 @@
+"""What this installation is and what it chose: version, ISA, threads, front ends, and why.
+
+It reports and decides nothing. Packages are looked up, never imported: asking is cheap and leaves
+no trace in the process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from levelhead import _core
+from levelhead._version import __version__
+
+# package -> what levelhead does with it
+_FRONT_ENDS = {
+    "torch": "tensors in, tensors out",
+    "onnx": "levelhead.onnx.Attention",
+    "jax": "arrays through DLPack",
+    "ml_dtypes": "bfloat16 in NumPy",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Info(Mapping[str, Any]):
+    """A read-only mapping with attributes; prints as a short report."""
+
+    version: str
+    isa: str  # the instruction set the kernels run on now
+    available: tuple[str, ...]  # what this CPU could run
+    built: tuple[str, ...]  # what this build contains
+    threads: int  # used for threads=None, torch tensors aside
+    numpy: str  # its version
+    front_ends: Mapping[str, str | None]  # package -> version, None: not installed
+    off: tuple[str, ...]  # what is not in use, and why
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in set(self):
+            raise KeyError(key)
+        return getattr(self, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return (field.name for field in fields(self))
+
+    def __len__(self) -> int:
+        return len(fields(self))
+
+    def __repr__(self) -> str:
+        found = [f"{name} {version}" for name, version in self.front_ends.items() if version]
+        lines = [
+            f"levelhead {self.version}",
+            f"  isa         {self.isa}  (this CPU can run: {', '.join(self.available)})",
+            f"  threads     {self.threads}",
+            f"  front ends  {', '.join([f'numpy {self.numpy}', *found])}",
+        ]
+        return "\n".join(lines + [f"  off         {reason}" for reason in self.off])
+
+
+def info() -> Info:
+    """What runs here, and why something does not.
+
+    >>> info().isa in info().available
+    True
+    """
+    core = _core.info()
+    front_ends = {name: _version(name) for name in _FRONT_ENDS}
+    return Info(
+        version=__version__,
+        isa=core["isa"],
+        available=tuple(core["available"]),
+        built=tuple(core["built"]),
+        threads=core["threads"],
+        numpy=np.__version__,
+        front_ends=front_ends,
+        off=tuple(_reasons(core["isa"], core["available"], core["built"], front_ends)),
+    )
+
+
+def _version(package: str) -> str | None:
+    if find_spec(package) is None:
+        return None
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(version unknown)"
+
+
+def _reasons(
+    isa: str, available: list[str], built: list[str], front_ends: Mapping[str, str | None]
+) -> Iterator[str]:
+    for name in built:
+        if name not in available:
+            yield f"{name}: built, but this CPU does not have it"
+    override = os.environ.get("LEVELHEAD_ISA")
+    if override:
+        yield f"automatic choice of isa: LEVELHEAD_ISA={override} is set"
+    elif available and isa != available[-1]:
+        yield f"{available[-1]}: available, but {isa} was chosen by hand"
+    limit = os.environ.get("LEVELHEAD_NUM_THREADS")
+    if limit:
+        yield f"automatic choice of threads: LEVELHEAD_NUM_THREADS={limit} is set"
+    for name, version in front_ends.items():
+        if version is None:
+            yield f"{name} ({_FRONT_ENDS[name]}): not installed"

@@ -1,0 +1,221 @@
+"""`Observation`: the mergeable state of an attention call, and everything that is read off it.
+
+It holds sums, never scores: its size is O(tokens · d). Output and logsumexp are read off the state
+by the core, with the code `attention` uses, so the bits agree; sinks are applied only then, so that
+merging two halves cannot count one twice. The statistics' formulas live in `stats`; this file only
+prints them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead import _core, stats
+from levelhead.arrays import Origin
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.state import State, identity
+
+SHOWN = 32  # heads printed; a longer table would push its own titles off a terminal
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Observation:
+    """What `observe` saw: a state per query row, made by `observe` and `merge`.
+
+    Print it for one line per head; in a notebook it shows as a table.
+    """
+
+    state: State
+    sinks: NDArray[np.float64] | None  # (H,), applied when a result is read off
+    origin: Origin  # the family and dtype of q, which results have again
+
+    @property
+    def keys(self) -> int:
+        """How many key positions were covered, hidden ones too."""
+        return self.state.keys
+
+    @cached_property
+    def output(self) -> Any:
+        """(..., H, T, E) in q's dtype and family, with the bits of `attention`."""
+        acc = self.state.acc
+        if acc is None:
+            raise LevelheadValueError(
+                expected(
+                    "output",
+                    "an observation with values",
+                    "one made without v, which holds statistics only",
+                    "Call observe(q, k, v)",
+                )
+            )
+        out = np.empty(acc.shape, self.origin.storage)
+        _core.finish(acc, self.state.sums, self.sinks, out)
+        return self.origin.give(out)
+
+    @cached_property
+    def logsumexp(self) -> Any:
+        """(..., H, T) natural log of the softmax denominator, float32 (float64 for float64)."""
+        return self.origin.give(self.rows.logsumexp.astype(self.origin.wide))
+
+    @cached_property
+    def rows(self) -> stats.Rows:
+        """Every statistic per query row, NumPy arrays (..., H, T)."""
+        return stats.rows(self.state.sums, self.state.counts, self.sinks)
+
+    @cached_property
+    def heads(self) -> stats.Heads:
+        """The rows summed up per head, NumPy arrays (..., H)."""
+        return stats.heads(self.rows)
+
+    def identity(self) -> Observation:
+        """Nothing seen, of this observation's kind: merging it on either side changes nothing."""
+        sums, acc = self.state.sums, self.state.acc
+        width = None if acc is None else acc.shape[-1]
+        return Observation(identity(sums.shape[:-1], width, sums.dtype), self.sinks, self.origin)
+
+    def __repr__(self) -> str:
+        lines = _lines(self.heads, self.sinks is not None)
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        left = ("gauge", "level")
+        text = [
+            "  ".join(
+                cell.ljust(width) if title in left else cell.rjust(width)
+                for title, cell, width in zip(lines[0], line, widths, strict=True)
+            ).rstrip()
+            for line in lines[: SHOWN + 1]
+        ]
+        return "\n".join([self._title(), *text, *self._rest(lines)])
+
+    def _repr_html_(self) -> str:
+        lines = _lines(self.heads, self.sinks is not None)
+        body = [
+            "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>"
+            for tag, line in zip(["th"] + ["td"] * SHOWN, lines, strict=False)
+        ]
+        rest = "".join(f"<p>{escape(line)}</p>" for line in self._rest(lines))
+        title = f"<caption>{escape(self._title())}</caption>"
+        return f'<table style="white-space: pre">{title}{"".join(body)}</table>{rest}'
+
+    def _title(self) -> str:
+        lead = self.state.sums.shape[:-1]
+        *batch, H, T = lead if len(lead) > 1 else (1, *lead)
+        acc = self.state.acc
+        sizes = [
+            f"{H} head{'s' * (H != 1)} x {T} queries x {self.keys} keys",
+            "statistics only" if acc is None else f"values of width {acc.shape[-1]}",
+            f"{self.origin.dtype} ({self.origin.family})",
+        ]
+        if batch:
+            sizes.append(f"batch {tuple(batch)}: means over it, max logit the largest")
+        return "Observation of " + ", ".join(sizes)
+
+    @staticmethod
+    def _rest(lines: list[tuple[str, ...]]) -> list[str]:
+        hidden = len(lines) - 1 - SHOWN
+        return [f"… {hidden} more"] if hidden > 0 else []
+
+
+def merge(a: Observation, b: Observation) -> Observation:
+    """Join the observations of the same queries over earlier keys (a) and later keys (b).
+
+    Positions are counted from the first key of each part, so a part observed on its own needs its
+    `query_start` told, and "log-n" scales by the keys of a part alone.
+
+    >>> from levelhead import observe
+    >>> q, k = np.ones((4, 8), np.float32), np.ones((6, 8), np.float32)
+    >>> merge(observe(q, k[:2]), observe(q, k[2:])).rows.count
+    array([6, 6, 6, 6])
+    """
+    for name, part in (("a", a), ("b", b)):
+        if not isinstance(part, Observation):
+            raise LevelheadTypeError(
+                expected(name, "an Observation", type(part).__name__, "observe() makes one")
+            )
+    ours, theirs = _describe(a), _describe(b)
+    for what, value in ours.items():
+        if theirs[what] != value:
+            raise LevelheadValueError(
+                expected(
+                    "b",
+                    f"the {what} of a, {value}",
+                    theirs[what],
+                    "Observe the same queries with the same options over both ranges of keys",
+                )
+            )
+    first, second = a.state, b.state
+    sums, counts = np.empty_like(first.sums), np.empty_like(first.counts)
+    acc = None if first.acc is None else np.empty_like(first.acc)
+    _core.merge(
+        first.sums,
+        first.counts,
+        first.acc,
+        second.sums,
+        second.counts,
+        second.acc,
+        first.keys,
+        sums,
+        counts,
+        acc,
+    )
+    return Observation(State(sums, counts, acc, first.keys + second.keys), a.sinks, a.origin)
+
+
+def _describe(part: Observation) -> dict[str, Any]:
+    """What two observations must share to be of the same queries."""
+    acc, sinks = part.state.acc, part.sinks
+    return {
+        "family": part.origin.family,
+        "dtype": part.origin.dtype,
+        "shape of rows (..., heads, queries)": part.state.sums.shape[:-1],
+        "width of values": None if acc is None else acc.shape[-1],
+        "sinks": None if sinks is None else sinks.tolist(),
+    }
+
+
+def _lines(heads: stats.Heads, with_sinks: bool) -> list[tuple[str, ...]]:
+    """The titles, then one line of cells per head."""
+    some, several = heads.rows > 0, heads.rows + heads.empty_rows > heads.lone_rows
+    entropy = _over_batch(heads.normalised_entropy, several)
+    saturated = _over_batch(heads.saturated, several)
+    largest = _by_head(heads.max_logit).max(0, initial=-np.inf)
+    levels = [stats.level(*pair) for pair in zip(entropy, saturated, strict=True)]
+    columns: dict[str, list[str]] = {
+        "head": [str(h) for h in range(len(entropy))],
+        "gauge": [stats.gauge(*pair) for pair in zip(entropy, levels, strict=True)],
+        "level": [str(level) for level in levels],
+        "H/ln n": [_number(x) for x in entropy],
+        "top-1": [_number(x) for x in _over_batch(heads.mean_top1, some)],
+        "max logit": [_number(x, 2) for x in largest],
+        "logit std": [_number(x, 2) for x in np.sqrt(_over_batch(heads.var_logit, some))],
+        "saturated": [_number(100 * x, 0, "%") for x in saturated],
+        "gradient left": [_number(x) for x in _over_batch(heads.gradient, some)],
+        "first key": [_number(x) for x in _over_batch(heads.mean_first, some)],
+    }
+    if with_sinks:
+        columns["sink"] = [_number(x) for x in _over_batch(heads.mean_sink, some)]
+    return [tuple(columns), *zip(*columns.values(), strict=True)]
+
+
+def _by_head(x: NDArray[Any]) -> NDArray[Any]:
+    """(..., H) as (B, H); a head without an axis of its own gets one."""
+    x = np.atleast_1d(x)
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def _over_batch(x: NDArray[Any], keep: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Mean per head over the batch rows that have something to say; a NaN among them stays."""
+    total, n = _by_head(np.where(keep, x, 0.0)).sum(0), _by_head(keep).sum(0)
+    return np.where(n > 0, total / np.maximum(n, 1), np.nan)
+
+
+def _number(x: float, digits: int = 3, unit: str = "") -> str:
+    """Fixed digits, so that columns can be compared; scientific where those would run away."""
+    if np.isnan(x):
+        return "-"
+    return f"{x:.{digits}e}" if 1e6 <= abs(x) < np.inf else f"{x:.{digits}f}{unit}"

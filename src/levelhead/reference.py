@@ -1,0 +1,210 @@
+"""The definition of truth: exact attention, its statistics and its merge, in float64 NumPy.
+
+Every other path of levelhead is tested against this one. It stores the whole matrix of logits and
+is written to be read, not to be fast. Options are those of `levelhead.attention`; arrays are NumPy
+(bfloat16 as ml_dtypes, or as its bits in uint16). `query_runs` and `key_runs`, lists of (start,
+length, stride), say where queries (from query_start) and keys sit in a longer sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead import state, stats
+from levelhead.dropout import dropout_keep
+from levelhead.scoring import Scoring, Shape, describe, shape_of
+from levelhead.state import State
+
+__all__ = ["Observed", "State", "attention", "dropout_keep", "finish", "logits", "merge", "observe"]
+
+Array: TypeAlias = NDArray[Any]
+Runs: TypeAlias = Sequence[tuple[int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    output: Array | None  # (..., H, T, E); None: no values
+    logsumexp: Array  # (..., H, T)
+    rows: stats.Rows
+    state: State
+
+
+def attention(q: Array, k: Array, v: Array, **options: Any) -> Array:
+    """softmax(logits) v, shape (..., H, T, E)."""
+    output = observe(q, k, v, **options).output
+    assert output is not None
+    return output
+
+
+def observe(q: Array, k: Array, v: Array | None = None, **options: Any) -> Observed:
+    """Attention with every statistic of its softmax."""
+    shape, scoring, p, j = _setup(q, k, v, options)
+    with np.errstate(all="ignore"):
+        s = _logits(q, k, shape, scoring, p, j)
+        sums, counts, e = _sums(s, j)
+        acc = None
+        if v is not None:
+            if scoring.dropout > 0:
+                keep = dropout_keep(scoring.seed, scoring.dropout, shape.H, p, j)
+                e = np.where(keep.reshape(e.shape), e / (1.0 - scoring.dropout), 0.0)
+            acc = _weigh(e, _spread_heads(v, shape), s != -np.inf)
+            acc = acc.reshape(*shape.lead, shape.T, v.shape[-1])
+        sums = sums.reshape(*shape.lead, shape.T, len(state.SUMS))
+        counts = counts.reshape(*shape.lead, shape.T, len(state.COUNTS))
+        return finish(State(sums, counts, acc, shape.S), scoring.sinks)
+
+
+def finish(x: State, sinks: Array | None = None) -> Observed:
+    """Read the results off a state. Sinks join only here, so a merge cannot count them twice."""
+    rows = stats.rows(x.sums, x.counts, sinks)
+    with np.errstate(all="ignore"):  # acc / Σ exp(s - m) is acc times the largest weight
+        output = None if x.acc is None else x.acc * rows.top1[..., None]
+    return Observed(output, rows.logsumexp, rows, x)
+
+
+def merge(a: State, b: State, shift: int | None = None) -> State:
+    """The state of a's keys followed by b's, which begin `shift` (a.keys) positions later."""
+    shift = a.keys if shift is None else shift
+    with np.errstate(all="ignore"):
+        ma, la, ha, e2a, mean_a, m2a, min_a, first_a = np.moveaxis(a.sums, -1, 0)
+        mb, lb, hb, e2b, mean_b, m2b, min_b, first_b = np.moveaxis(b.sums, -1, 0)
+        na, nb = a.counts[..., state.COUNT], b.counts[..., state.COUNT]
+        m = np.maximum(ma, mb)
+        wa = np.where(na == 0, 0.0, np.exp(ma - m))
+        wb = np.where(nb == 0, 0.0, np.exp(mb - m))
+        h = np.where(wa == 0, 0.0, wa * (ha + (ma - m) * la))
+        h = h + np.where(wb == 0, 0.0, wb * (hb + (mb - m) * lb))
+        part, gap = nb / np.maximum(na + nb, 1), mean_b - mean_a  # Chan, Golub, LeVeque 1979
+        mean = np.where(na == 0, mean_b, mean_a + gap * part)
+        m2 = m2a + m2b + np.where((na == 0) | (nb == 0), 0.0, gap**2 * na * part)
+        first = first_a if shift > 0 else np.maximum(first_a, first_b)
+        e2, low = wa**2 * e2a + wb**2 * e2b, np.minimum(min_a, min_b)
+        sums = np.stack([m, wa * la + wb * lb, h, e2, mean, m2, low, first], axis=-1)
+        earlier, later = a.counts[..., state.ARGMAX], b.counts[..., state.ARGMAX] + shift
+        argmax = np.where(np.isnan(m), -1, np.where(mb > ma, later, earlier))
+        acc = None
+        if a.acc is not None and b.acc is not None:
+            acc = wa[..., None] * a.acc + wb[..., None] * b.acc
+    return State(sums, np.stack([na + nb, argmax], axis=-1), acc, a.keys + b.keys)
+
+
+def logits(q: Array, k: Array, **options: Any) -> Array:
+    """The scored logits, shape (..., H, T, S); -inf where a key is hidden."""
+    shape, scoring, p, j = _setup(q, k, None, options)
+    with np.errstate(all="ignore"):
+        s = _logits(q, k, shape, scoring, p, j)
+    return s.reshape(*shape.lead, shape.T, shape.S)
+
+
+def _setup(
+    q: Array, k: Array, v: Array | None, options: dict[str, Any]
+) -> tuple[Shape, Scoring, Array, Array]:
+    """Sizes, checked options, query positions p (B, T) and key positions j (S,)."""
+    shape = shape_of(q.shape, k.shape, None if v is None else v.shape)
+    own = {name: options.pop(name, None) for name in ("query_runs", "key_runs")}
+    name = "bfloat16" if q.dtype == np.uint16 else q.dtype.name
+    scoring = describe(shape, dtype_name=name, **options)
+    p = scoring.query_start[:, None] + _positions(own["query_runs"], shape.T)
+    return shape, scoring, p, _positions(own["key_runs"], shape.S)
+
+
+def _positions(runs: Runs | None, n: int) -> Array:
+    runs = [(0, n, 1)] if runs is None else runs
+    parts = [start + stride * np.arange(length) for start, length, stride in runs]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def _wide(x: Array) -> Array:
+    bits = x.dtype == np.uint16  # bfloat16 is the upper half of a float32
+    return ((x.astype(np.uint32) << 16).view(np.float32) if bits else x).astype(np.float64)
+
+
+def _spread_heads(x: Array, shape: Shape) -> Array:
+    """Keys or values (..., G, S, d) as the query heads see them, batch + (H, S, d)."""
+    x = _wide(x).reshape(*shape.batch, shape.G, shape.S, x.shape[-1])
+    return np.repeat(x, shape.H // max(shape.G, 1), axis=-3)
+
+
+def _unit(x: Array) -> Array:
+    """Rows of norm 1; a zero row stays zero."""
+    largest = np.abs(x).max(-1, initial=0.0, keepdims=True)
+    x = x / np.where(largest == 0, 1.0, largest)  # first, or the squares may overflow
+    norm = np.sqrt((x * x).sum(-1, keepdims=True))
+    return x / np.where(norm == 0, 1.0, norm)
+
+
+def _seen(shape: Shape, scoring: Scoring, p: Array, j: Array) -> Array:
+    """Who may see whom by position and segment, batch + (1, T, S)."""
+    p = p[:, :, None]
+    seen = np.ones((shape.B, shape.T, shape.S), bool)
+    if scoring.causal:
+        seen &= j <= p
+    if scoring.left is not None:
+        seen &= j >= p - scoring.left
+    if scoring.right is not None:
+        seen &= j <= p + scoring.right
+    if scoring.key_lengths is not None:
+        seen &= j < scoring.key_lengths[:, None, None]
+    if scoring.query_segments is not None and scoring.key_segments is not None:
+        seen &= scoring.query_segments[:, :, None] == scoring.key_segments[:, None, :]
+    return seen.reshape(*shape.batch, 1, shape.T, shape.S)
+
+
+def _logits(q: Array, k: Array, shape: Shape, scoring: Scoring, p: Array, j: Array) -> Array:
+    """Dot product, scale, softcap, bias and ALiBi, hide; batch + (H, T, S)."""
+    q = _wide(q).reshape(*shape.batch, shape.H, shape.T, shape.D)
+    k = _spread_heads(k, shape)
+    if scoring.scale.cosine:
+        q, k = _unit(q), _unit(k)
+    seen = _seen(shape, scoring, p, j)
+    s = scoring.scale.factor[:, None, None] * (q @ np.swapaxes(k, -1, -2))
+    if scoring.scale.log_n:
+        s = s * np.log(np.maximum(seen.sum(-1, keepdims=True), 1))
+    if scoring.softcap is not None:
+        s = scoring.softcap * np.tanh(s / scoring.softcap)
+    if scoring.alibi is not None:
+        distance = np.abs(p[:, :, None] - j).reshape(seen.shape)
+        s = s - scoring.alibi[:, None, None] * distance
+    if scoring.mask is not None and scoring.mask.dtype == np.bool_:
+        seen = seen & scoring.mask
+    elif scoring.mask is not None:
+        bias = _wide(scoring.mask)
+        s, seen = s + bias, seen & (bias != -np.inf)
+    return np.where(seen, s, -np.inf)  # selected, never added: a hidden NaN must not survive
+
+
+def _sums(s: Array, j: Array) -> tuple[Array, Array, Array]:
+    """The state's columns for rows of logits s (..., S) at positions j, and exp(s - m)."""
+    seen = s != -np.inf
+    count = seen.sum(-1)
+    m = s.max(-1, initial=-np.inf)
+    d = np.where(seen, s - m[..., None], -np.inf)
+    e = np.exp(d)
+    l = e.sum(-1)  # noqa: E741
+    h = np.where(e == 0, 0.0, e * d).sum(-1)
+    mean = np.where(seen, s, 0.0).sum(-1) / np.maximum(count, 1)
+    m2 = np.where(seen, (s - mean[..., None]) ** 2, 0.0).sum(-1)
+    low = np.where(seen, s, np.inf).min(-1, initial=np.inf)
+    first = s[..., j == 0].max(-1, initial=-np.inf)
+    argmax = j[s.argmax(-1)] if len(j) else count
+    # A visible NaN, or +inf, leaves no number to trust but the first logit.
+    sums = np.stack([m, l, h, (e * e).sum(-1), mean, m2, low], axis=-1)
+    sums = np.where(np.isnan(l)[..., None], np.nan, sums)
+    argmax = np.where((count == 0) | np.isnan(l), -1, argmax)
+    sums = np.concatenate([sums, first[..., None]], axis=-1)
+    return sums, np.stack([count, argmax], axis=-1), e
+
+
+def _weigh(e: Array, v: Array, seen: Array) -> Array:
+    """Σ_j e_ij v_j over the keys that row i sees; 0 · inf of a hidden value must not happen."""
+    wild = ~np.isfinite(v)
+    acc = e @ np.where(wild, 0.0, v)
+    for j in np.unique(np.nonzero(wild)[-2]):
+        touched = seen[..., :, j, None] & wild[..., None, j, :]
+        acc = acc + np.where(touched, e[..., :, j, None] * v[..., None, j, :], 0.0)
+    return acc

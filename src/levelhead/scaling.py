@@ -1,0 +1,132 @@
+"""The scale rules: which number multiplies q·k, by name or by value.
+
+The only home of these formulas. It does not apply a scale to anything: that is the business of
+the kernel and of `reference`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead.checks import integer, per_head, reals, told
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A named rule and its parameters; made by `rule`."""
+
+    name: str
+    width: int | None = None
+    factor: float | tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What multiplies q·k: s = factor[h] · q·k, times ln(n_i) where `log_n`.
+
+    With `cosine`, the rows of q and k are first divided by their norms (a zero row stays zero).
+    """
+
+    factor: NDArray[np.float64]  # (H,)
+    cosine: bool = False
+    log_n: bool = False
+
+
+ScaleLike: TypeAlias = "float | str | Rule | NDArray[Any] | list[float] | tuple[float, ...] | None"
+
+# name -> (H, d_k, rule) -> factor. A width of 0 is read as 1: there is nothing to scale then.
+_FORMULAS: dict[str, Callable[[int, int, Rule], float | tuple[float, ...]]] = {
+    "none": lambda H, d_k, rule: 1.0,
+    "1/sqrt(d_k)": lambda H, d_k, rule: 1.0 / math.sqrt(max(d_k, 1)),
+    "1/d_k": lambda H, d_k, rule: 1.0 / max(d_k, 1),
+    # d is the model's width, all heads together
+    "1/sqrt(d)": lambda H, d_k, rule: 1.0 / math.sqrt(max(rule.width or H * d_k, 1)),
+    # √d_k·cos(q, k) spreads like q·k/√d_k does for rows of norm √d_k
+    "cosine": lambda H, d_k, rule: math.sqrt(max(d_k, 1)) if rule.factor is None else rule.factor,
+    # each row is also multiplied by ln(n_i), n_i its visible keys (see scoring)
+    "log-n": lambda H, d_k, rule: 1.0 / math.sqrt(max(d_k, 1)),
+}
+RULES: Mapping[str, str] = MappingProxyType(
+    {
+        "none": "s = q·k",
+        "1/sqrt(d_k)": "s = q·k / √d_k",
+        "1/d_k": "s = q·k / d_k",
+        "1/sqrt(d)": "s = q·k / √d, d = H·d_k unless width is given",
+        "cosine": "s = f · cos(q, k), f = √d_k unless factor is given",
+        "log-n": "s = ln(n_i) · q·k / √d_k, n_i = keys left to row i",
+    }
+)
+_NAMES = "one of " + ", ".join(f'"{name}"' for name in RULES)
+_ADVICE = "Pass None for 1/sqrt(d_k), a finite number, one per query head, or a rule name"
+
+
+def rule(name: str, *, width: int | None = None, factor: float | list[float] | None = None) -> Rule:
+    """A named scale rule with its parameter.
+
+    Args:
+        name: one of `RULES`.
+        width: the model's width d, for "1/sqrt(d)" only.
+        factor: what multiplies the cosine, a number or one per head, for "cosine" only.
+
+    >>> rule("1/sqrt(d)", width=512)
+    Rule(name='1/sqrt(d)', width=512, factor=None)
+    """
+    if not isinstance(name, str):
+        raise LevelheadTypeError(expected("scale", _NAMES, told(name), "Pass the rule's name"))
+    if name not in RULES:
+        raise LevelheadValueError(expected("scale", _NAMES, repr(name), "Check the spelling"))
+    if width is not None:
+        if name != "1/sqrt(d)":
+            _refuse("width", "1/sqrt(d)", name)
+        what, advice = "an integer of at least 1", "Pass the model's width, heads x d_k"
+        width = integer("width", width, what, advice)
+        if width < 1:
+            raise LevelheadValueError(expected("width", what, width, advice))
+    if factor is None:
+        return Rule(name, width)
+    if name != "cosine":
+        _refuse("factor", "cosine", name)
+    return Rule(name, width, _finite("factor", factor))
+
+
+def resolve(scale: ScaleLike, *, heads: int, d_k: int) -> Scale:
+    """What `scale` means for H query heads of key width d_k."""
+    if scale is None:
+        scale = "1/sqrt(d_k)"
+    if isinstance(scale, str):
+        scale = rule(scale)
+    if isinstance(scale, Rule):
+        value, name = _FORMULAS[scale.name](heads, d_k, scale), scale.name
+    else:
+        value, name = _finite("scale", scale), ""
+    if isinstance(value, tuple):
+        factor = per_head("scale", value, heads, "one finite number per query head", _ADVICE)
+    else:
+        factor = np.full(heads, value, dtype=np.float64)
+    return Scale(factor, cosine=name == "cosine", log_n=name == "log-n")
+
+
+def _finite(argument: str, value: object) -> float | tuple[float, ...]:
+    """A finite number, or one per head; zero and negative numbers are legal."""
+    what = "a finite number, or one per query head"
+    values = reals(argument, value, what, _ADVICE)
+    if values.ndim > 1:
+        raise LevelheadValueError(expected(argument, what, f"shape {values.shape}", _ADVICE))
+    if not np.isfinite(values).all():
+        bad = values[~np.isfinite(values)].flat[0]
+        raise LevelheadValueError(expected(argument, what, float(bad), _ADVICE))
+    return float(values) if values.ndim == 0 else tuple(values.tolist())
+
+
+def _refuse(parameter: str, owner: str, name: str) -> None:
+    wanted = f'no value for the rule "{name}"'
+    advice = f'Only "{owner}" takes a {parameter}'
+    raise LevelheadValueError(expected(parameter, wanted, "one", advice))

@@ -1,0 +1,85 @@
+"""Packed sequences and ALiBi: ids per token from lengths, pairs of ids, standard slopes.
+
+Helpers of `scoring` that stand on their own; nothing here knows of logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead.checks import as_array, integer, integers, told
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.shapes import Shape
+
+
+def segment_ids(cu_seqlens: Any, total: int | None = None) -> NDArray[np.int64]:
+    """Ids 0, 1, 2, ... per token from cumulative lengths (0, n0, n0 + n1, ...).
+
+    Args:
+        cu_seqlens: integers that start at 0 and never fall, shape (sequences + 1,).
+        total: tokens in the packed array, at least the last cumulative length; the tokens past
+            it get the id -1.
+
+    >>> segment_ids([0, 2, 5], total=6).tolist()
+    [0, 0, 1, 1, 1, -1]
+    """
+    advice = "Pass cumulative lengths, such as [0, 3, 7] for sequences of 3 and 4 tokens"
+    what = "integers that start at 0 and never fall"
+    shape = as_array("cu_seqlens", cu_seqlens, what, advice).shape
+    if len(shape) != 1 or shape[0] == 0:
+        raise LevelheadValueError(expected("cu_seqlens", what, f"shape {shape}", advice))
+    ends = integers("cu_seqlens", cu_seqlens, shape, what, advice)
+    if ends[0] != 0 or (np.diff(ends) < 0).any():
+        raise LevelheadValueError(expected("cu_seqlens", what, ends.tolist(), advice))
+    ids = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+    if total is None:
+        return ids
+    what, advice = f"an integer of at least {len(ids)}", "Pass the length of the packed array"
+    total = integer("total", total, what, advice)
+    if total < len(ids):
+        raise LevelheadValueError(expected("total", what, total, advice))
+    return np.pad(ids, (0, total - len(ids)), constant_values=-1)
+
+
+def segment_pair(segments: Any, shape: Shape) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(query ids (B, T), key ids (B, S)) from a pair, or from one array when T == S."""
+    advice = "Pass a tuple (query_ids, key_ids), one integer per token"
+    if isinstance(segments, tuple):
+        if len(segments) != 2:
+            given = f"a tuple of {len(segments)}"
+            raise LevelheadValueError(expected("segments", "two arrays of ids", given, advice))
+        query, key = segments
+    elif shape.T != shape.S:
+        wanted = f"a pair of ids for {shape.T} queries and {shape.S} keys"
+        raise LevelheadValueError(expected("segments", wanted, "one array", advice))
+    else:
+        query = key = segments
+    result = []
+    for name, ids, length in (("query", query, shape.T), ("key", key, shape.S)):
+        # A lone number would broadcast: (0, 1) would hide every key, silently.
+        if isinstance(ids, int | np.integer):
+            what = f"an array of {name} ids"
+            raise LevelheadTypeError(expected("segments", what, told(ids), advice))
+        full = (*(shape.batch or (1,)), length)
+        values = integers("segments", ids, full, f"integer {name} ids", advice)
+        result.append(values.reshape(shape.B, length))
+    return result[0], result[1]
+
+
+def alibi_slopes(heads: int) -> NDArray[np.float64]:
+    """The geometric slopes of the ALiBi paper (arXiv:2108.12409), shape (H,).
+
+    For n = 2^i heads they are 2^(-8/n), 2^(-16/n), ...; otherwise those of the next lower power of
+    two, then every other one of the next higher.
+    """
+
+    def geometric(n: int) -> NDArray[np.float64]:
+        return np.exp2(-8.0 * np.arange(1, n + 1) / n)
+
+    if heads == 0:
+        return np.zeros(0)
+    low = 1 << (heads.bit_length() - 1)
+    return np.concatenate([geometric(low), geometric(2 * low)[::2][: heads - low]])

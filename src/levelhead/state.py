@@ -1,0 +1,55 @@
+"""The layout of a partial attention state: what each column means, and the identity.
+
+A state holds, for every query row, what the keys seen so far leave behind. States merge (in the
+core, and in `reference.merge`); this file only names their parts and computes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+# Columns of `sums`, over the visible logits s of a row:
+MAX = 0  # m, the running maximum; -inf: nothing seen
+L = 1  # sum of exp(s - m)
+H = 2  # sum of exp(s - m)·(s - m), the entropy's numerator
+E2 = 3  # sum of exp(2(s - m)), the numerator of Σp²
+MEAN = 4  # mean of s; 0 when nothing was seen
+M2 = 5  # sum of (s - mean)²
+MIN = 6  # smallest s; +inf: nothing seen
+FIRST = 7  # s of the key at position 0; -inf: hidden, or not among these keys
+SUMS = ("max", "l", "h", "e2", "mean", "m2", "min", "first")
+
+# Columns of `counts`:
+COUNT = 0  # visible keys: those with s > -inf, or NaN
+ARGMAX = 1  # position of the first maximum; -1: nothing seen, or a NaN among the visible
+COUNTS = ("count", "argmax")
+
+_IDENTITY_SUMS = (-np.inf, 0.0, 0.0, 0.0, 0.0, 0.0, np.inf, -np.inf)
+_IDENTITY_COUNTS = (0, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A partial state of every query row.
+
+    A row with a visible NaN has NaN in every sum but `first`, and argmax -1. Sinks are in none
+    of the columns: they join when a result is read off, so that a merge cannot count them twice.
+    """
+
+    sums: NDArray[Any]  # (..., H, T, 8), float32 or float64
+    counts: NDArray[np.int64]  # (..., H, T, 2)
+    acc: NDArray[Any] | None  # (..., H, T, E): sum of exp(s - m)·v; None: statistics only
+    keys: int  # key positions covered: how far the positions of a later state are shifted
+
+
+def identity(lead: tuple[int, ...], E: int | None, dtype: DTypeLike = np.float64) -> State:
+    """Nothing seen, for rows of shape `lead` = (..., H, T)."""
+    sums = np.empty((*lead, len(SUMS)), dtype)
+    sums[:] = _IDENTITY_SUMS
+    counts = np.empty((*lead, len(COUNTS)), np.int64)
+    counts[:] = _IDENTITY_COUNTS
+    return State(sums, counts, None if E is None else np.zeros((*lead, E), dtype), keys=0)

@@ -1,0 +1,141 @@
+"""The command line: what goes to stdout, what to stderr, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import levelhead as lh
+from levelhead import cli
+
+
+def levelhead(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "levelhead", *arguments],
+        capture_output=True,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONUTF8": "1"} | environment,
+        timeout=60,
+    )
+
+
+def test_version() -> None:
+    done = levelhead("--version")
+    assert (done.returncode, done.stdout) == (0, f"levelhead {lh.__version__}\n")
+
+
+def test_help_ends_with_an_example() -> None:
+    done = levelhead("--help")
+    assert done.returncode == 0
+    assert done.stdout.rstrip().splitlines()[-1].strip().startswith("levelhead ")
+
+
+@pytest.mark.parametrize("arguments", [(), ("no-such-command",), ("info", "--no-such-option")])
+def test_wrong_usage_is_2_and_talks_on_stderr(arguments: tuple[str, ...]) -> None:
+    done = levelhead(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "usage: levelhead" in done.stderr
+
+
+def test_info_is_for_people() -> None:
+    done = levelhead("info")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{lh.info()!r}\n"
+
+
+def test_info_json_is_for_programs() -> None:
+    done = levelhead("info", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == json.loads(json.dumps(dict(lh.info())))
+
+
+def test_info_tells_of_a_forced_isa() -> None:
+    done = levelhead("info", "--json", LEVELHEAD_ISA="baseline")
+    assert json.loads(done.stdout)["isa"] == "baseline"
+
+
+@pytest.fixture(scope="module")
+def tour() -> str:
+    done = levelhead("tour")
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_tour_tells_what_was_chosen(tour: str) -> None:
+    assert f"{lh.info()!r}" in tour
+
+
+@pytest.mark.parametrize(
+    "step", ["X", "W_Q W_K W_V", "Q K V", "scores", "scaled", "weights", "output"]
+)
+def test_tour_shows_every_step_with_its_shape(tour: str, step: str) -> None:
+    assert re.search(rf"^  {step} +\[\d+ × \d+\]", tour, re.M)
+
+
+def test_tour_shows_weights_that_add_up(tour: str) -> None:
+    table = tour[tour.index("  weights") : tour.index("  output")]
+    rows = [[float(x) for x in re.findall(r"\d\.\d{4}", line)] for line in table.splitlines()[2:]]
+    assert [len(row) for row in rows] == [3, 3, 3]
+    assert all(abs(sum(row) - 1) < 2e-4 for row in rows)
+
+
+def test_tour_shows_what_the_scale_is_for(tour: str) -> None:
+    scaled, plain = tour.split('with scale="none":')
+    assert "level" in scaled[scaled.index('with scale="1/sqrt(d_k)":') :]
+    closing = re.search(
+        r"spread of (\S+) .* (\d+) of 256 keys;\n.* is (\S+) and only (\S+) keys", plain
+    )
+    assert closing is not None
+    spread, keys, plain_spread, plain_keys = map(float, closing.groups())
+    # Unit-variance entries: the spread of q·k is √64, and 1 after the division.
+    assert abs(spread - 1) < 0.05
+    assert abs(plain_spread - 8) < 0.4
+    assert keys > 100 > 10 > plain_keys
+
+
+def test_no_escape_codes_where_there_is_no_terminal(tour: str) -> None:
+    assert "\x1b" not in tour
+
+
+class Terminal:
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("value", "colour"), [(None, True), ("", True), ("1", False)])
+def test_no_color_is_honoured(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, colour: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NO_COLOR", value)
+    assert cli._colour(Terminal()) is colour  # type: ignore[arg-type]
+
+
+def test_an_error_of_the_library_is_1_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise lh.LevelheadError("q: expected this, got that. Do so.")
+
+    monkeypatch.setattr(lh, "info", fail)
+    assert cli.main(["info"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "levelhead: q: expected this, got that. Do so.\n")
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"'{sys.executable}' -m levelhead tour"
+    done = subprocess.run(
+        ["sh", "-c", f"{command} | head -1"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONUTF8": "1"},
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,269 @@
+"""`Observation` and `merge` at the front door: what is read off a state, in which family, how two
+join, and how they print. The formulas are tested with `stats`, the numbers with the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from html.parser import HTMLParser
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import levelhead as lh
+from levelhead import reference
+
+DTYPES = ["float32", "float64", "float16", "bfloat16"]
+
+
+def qkv(
+    dtype: str = "float32", lead: tuple[int, ...] = (2, 3), T: int = 5, S: int = 7
+) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    sizes = ((T, 8), (S, 8), (S, 4))
+    return [rng.standard_normal((*lead, *size)).astype(kind) for size in sizes]
+
+
+def close(a: Any, b: Any, tolerance: float = 2e-5) -> None:
+    np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), tolerance, tolerance)
+
+
+# ---- what is read off
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)], ids=str)
+def test_output_has_the_bits_of_attention(dtype: str, lead: tuple[int, ...]) -> None:
+    q, k, v = qkv(dtype, lead)
+    heads = lead[-1] if lead else 1
+    for options in ({}, {"causal": True, "sinks": np.linspace(-1, 1, heads)}):
+        seen, out = lh.observe(q, k, v, **options), lh.attention(q, k, v, **options)
+        assert (type(seen.output), seen.output.dtype) == (np.ndarray, q.dtype)
+        assert seen.output.tobytes() == out.tobytes()
+        assert seen.output is seen.output
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_results_are_tensors_and_statistics_are_numpy(dtype: str) -> None:
+    given = qkv("float32")
+    kind = getattr(torch, dtype)
+    tensors = [torch.from_numpy(a).to(kind) for a in given]
+    seen = lh.observe(*tensors)
+    assert torch.equal(seen.output, lh.attention(*tensors))
+    assert seen.output.dtype == kind
+    wide = torch.float64 if dtype == "float64" else torch.float32
+    assert (type(seen.logsumexp), seen.logsumexp.dtype) == (torch.Tensor, wide)
+    assert type(seen.rows.entropy) is type(seen.heads.rows) is np.ndarray
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)], ids=str)
+def test_rows_heads_and_logsumexp_against_the_reference(lead: tuple[int, ...]) -> None:
+    q, k, v = qkv("float32", lead)
+    options = {"causal": True, "sinks": np.full(lead[-1] if lead else 1, 0.5)}
+    seen, truth = lh.observe(q, k, v, **options), reference.observe(q, k, v, **options)
+    close(seen.logsumexp, truth.logsumexp)
+    assert seen.logsumexp.dtype == np.float32
+    for field in dataclasses.fields(truth.rows):
+        ours, theirs = getattr(seen.rows, field.name), getattr(truth.rows, field.name)
+        assert ours.shape == (*lead, 5)
+        close(ours, theirs)
+    for field in dataclasses.fields(seen.heads):
+        assert np.shape(getattr(seen.heads, field.name)) == lead
+
+
+def test_statistics_need_no_values() -> None:
+    q, k, v = qkv()
+    alone, whole = lh.observe(q, k), lh.observe(q, k, v)
+    assert alone.state.acc is None
+    for field in dataclasses.fields(whole.rows):
+        np.testing.assert_array_equal(
+            getattr(alone.rows, field.name), getattr(whole.rows, field.name)
+        )
+    with pytest.raises(lh.LevelheadError, match=r"^output: expected .* got .*statistics only"):
+        _ = alone.output
+
+
+def test_dropout_changes_the_output_and_not_the_statistics() -> None:
+    q, k, v = qkv()
+    plain, dropped = lh.observe(q, k, v), lh.observe(q, k, v, dropout=0.5, seed=5)
+    assert dropped.output.tobytes() == lh.attention(q, k, v, dropout=0.5, seed=5).tobytes()
+    assert dropped.output.tobytes() != plain.output.tobytes()
+    close(dropped.logsumexp, plain.logsumexp)
+    close(dropped.heads.mean_entropy, plain.heads.mean_entropy)
+
+
+def test_an_observation_is_frozen_and_travels() -> None:
+    seen = lh.observe(*qkv(), sinks=[0.0, 1.0, 2.0])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        seen.state = None
+    back = pickle.loads(pickle.dumps(seen))
+    assert back.output.tobytes() == seen.output.tobytes()
+    assert repr(back) == repr(seen)
+
+
+# ---- merge
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cut", [0, 1, 4, 7])
+def test_two_halves_make_the_whole(dtype: str, cut: int) -> None:
+    q, k, v = qkv(dtype)
+    options: dict[str, Any] = {"causal": True, "sinks": [0.5, -1.0, 2.0]}
+    whole = lh.observe(q, k, v, **options)
+    a = lh.observe(q, k[..., :cut, :], v[..., :cut, :], query_start=2, **options)
+    b = lh.observe(q, k[..., cut:, :], v[..., cut:, :], query_start=2 - cut, **options)
+    both = lh.merge(a, b)
+    assert both.keys == whole.keys == 7
+    # a half type's own step, at values of about 1
+    step = {"float16": 2e-3, "bfloat16": 1.6e-2}.get(dtype, 2e-5)
+    close(both.output, whole.output, step)
+    close(both.logsumexp, whole.logsumexp)
+    for field in dataclasses.fields(whole.rows):
+        close(getattr(both.rows, field.name), getattr(whole.rows, field.name))
+
+
+@pytest.mark.parametrize("values", [True, False])
+def test_the_identity_changes_nothing(values: bool) -> None:
+    q, k, v = qkv()
+    seen = lh.observe(q, k, v if values else None, causal=True, query_start=-2)
+    nothing = seen.identity()
+    assert nothing.keys == 0
+    assert (nothing.rows.count == 0).all()
+    assert (nothing.logsumexp == -np.inf).all()
+    for both in (lh.merge(nothing, seen), lh.merge(seen, nothing)):
+        assert both.keys == seen.keys
+        np.testing.assert_array_equal(both.state.sums, seen.state.sums)
+        np.testing.assert_array_equal(both.state.counts, seen.state.counts)
+        if values:
+            np.testing.assert_array_equal(both.output, seen.output)
+    empty = lh.merge(nothing, nothing)
+    np.testing.assert_array_equal(empty.state.sums, nothing.state.sums)
+
+
+def test_merge_leaves_its_parts_alone() -> None:
+    q, k, v = qkv()
+    a, b = lh.observe(q, k, v), lh.observe(q, k, v)
+    before = a.state.sums.copy(), b.state.sums.copy()
+    lh.merge(a, b)
+    np.testing.assert_array_equal(a.state.sums, before[0])
+    np.testing.assert_array_equal(b.state.sums, before[1])
+
+
+def test_merge_refuses_what_does_not_belong_together() -> None:
+    q, k, v = qkv()
+    a = lh.observe(q, k, v, sinks=[0.0, 0.0, 0.0])
+    tensors = [torch.from_numpy(x) for x in (q, k, v)]
+    others = {
+        "family": lh.observe(*tensors, sinks=[0.0, 0.0, 0.0]),
+        "dtype": lh.observe(*qkv("float64"), sinks=[0.0, 0.0, 0.0]),
+        "shape": lh.observe(q[:, :, 1:], k, v, sinks=[0.0, 0.0, 0.0]),
+        "width": lh.observe(q, k, v[..., 1:], sinks=[0.0, 0.0, 0.0]),
+        "width of values": lh.observe(q, k, sinks=[0.0, 0.0, 0.0]),
+        "sinks": lh.observe(q, k, v, sinks=[0.0, 1.0, 0.0]),
+        "sinks of a": lh.observe(q, k, v),
+    }
+    for what, b in others.items():
+        with pytest.raises(lh.LevelheadError, match=rf"^b: expected the {what}.*, got .*Observe"):
+            lh.merge(a, b)
+    with pytest.raises(lh.LevelheadError, match=r"^b: expected an Observation, got ndarray"):
+        lh.merge(a, q)
+
+
+# ---- printing
+
+
+def test_the_table_says_what_it_shows() -> None:
+    q, k, v = qkv()
+    q[:, 0] = 0  # flat
+    q[:, 2] *= 300  # saturated
+    seen = lh.observe(q, k, v)
+    title, columns, *lines = str(seen).splitlines()
+    for word in ("3 heads", "5 queries", "7 keys", "width 4", "float32", "numpy", "batch (2,)"):
+        assert word in title
+    names = ("head", "gauge", "level", "H/ln n", "top-1", "max logit", "logit std")
+    for name in (*names, "saturated", "gradient left", "first key"):
+        assert name in columns
+    assert "sink" not in columns
+    assert len(lines) == 3
+    assert [line.split("▏")[1].split()[0] for line in lines] == ["flat", "level", "saturated"]
+    assert lines[0].split("▏")[1].split()[1:] == (
+        ["1.000", "0.143", "0.00", "0.00", "0%", "0.857", "0.143"]
+    )
+    # every cell ends (numbers) or begins (gauge, level) where its title does
+    for name in ("H/ln n", "max logit", "first key"):
+        end = columns.index(name) + len(name)
+        assert all(line[end - 1] != " " and line[end : end + 1] in ("", " ") for line in lines)
+    assert f"{seen.heads.max_logit[:, 2].max():.2f}" in lines[2]
+    with_sinks = str(lh.observe(q, k, v, sinks=[0.0, 0.0, 0.0])).splitlines()
+    assert with_sinks[1].endswith("sink")
+    assert with_sinks[2].endswith("0.125")
+
+
+def test_the_table_stops_after_32_heads() -> None:
+    q, k, _ = qkv(lead=(33,))
+    lines = str(lh.observe(q, k)).splitlines()
+    assert len(lines) == 2 + 32 + 1
+    assert lines[-1] == "… 1 more"
+    assert len(str(lh.observe(q[:32], k[:32])).splitlines()) == 2 + 32
+    assert "… 1 more" in lh.observe(q, k)._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("lead", "T", "S"),
+    [((), 3, 4), ((2,), 0, 4), ((2,), 3, 0), ((2,), 3, 1), ((0,), 3, 4), ((0, 2), 3, 4)],
+    ids=str,
+)
+def test_small_and_empty_observations_print(lead: tuple[int, ...], T: int, S: int) -> None:
+    seen = lh.observe(*qkv("float32", lead, T, S))
+    text = str(seen)
+    assert f"{T} queries x {S} keys" in text
+    assert "nan" not in text
+    assert len(text.splitlines()) == 2 + (lead[-1] if lead else 1)
+    assert "<table" in seen._repr_html_()
+
+
+def test_a_nan_is_shown_and_not_averaged_away() -> None:
+    q, k, v = qkv()
+    q[1, 1, 2, 0] = np.nan
+    lines = str(lh.observe(q, k, v)).splitlines()
+    assert "none" in lines[3]
+    assert "none" not in lines[2] + lines[4]
+
+
+def test_the_notebook_table_is_well_formed_and_self_contained() -> None:
+    class Cells(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+            self.rows: list[list[str]] = []
+
+        def handle_starttag(self, tag: str, attrs: Any) -> None:
+            assert all(name not in ("src", "href") for name, _ in attrs)
+            self.open.append(tag)
+            if tag == "tr":
+                self.rows.append([])
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open.pop() == tag
+
+        def handle_data(self, data: str) -> None:
+            if self.open[-1] in ("td", "th"):
+                self.rows[-1].append(data)
+
+    parser = Cells()
+    parser.feed(lh.observe(*qkv())._repr_html_())
+    assert parser.open == []
+    assert [len(row) for row in parser.rows] == [10] * 4
+    assert parser.rows[0][0] == "head"
+
+
+def test_a_strange_family_name_is_escaped() -> None:
+    seen = lh.observe(*qkv())
+    strange = dataclasses.replace(seen, origin=dataclasses.replace(seen.origin, family="<b>&"))
+    html = strange._repr_html_()
+    assert "&lt;b&gt;&amp;" in html
+    assert "<b>" not in html
