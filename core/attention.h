@@ -81,7 +81,7 @@ struct Result {
   std::int64_t* counts = nullptr;  // (B, H, T, row_counts)
 };
 
-// Computes on up to `threads` threads; false when interrupted (the results are then unspecified) .
+// Computes on up to `threads` threads; false when interrupted (the results are then unspecified).
 // Throws std::bad_alloc when there is no memory for the scratch.
 bool forward(const Problem& problem, const Result& result, int threads, Interrupt& interrupt);
 

@@ -28,7 +28,7 @@ class Call {
         kernel_(kernel),
         plan_(make_plan(kernel.tile, problem.T, problem.S, problem.D, problem.v ? problem.E : 0, real_bytes)),
         interrupt_(interrupt),
-        threads_(std::max(1, std::min(threads, max_threads))),
+        threads_(workers(threads)),
         key_bytes_(plan_.key_elements() * real_bytes),
         value_bytes_(plan_.value_elements() * real_bytes),
         scratch_bytes_(kernel.scratch_bytes(plan_)) {
@@ -81,9 +81,15 @@ class Call {
     job_.facts = facts_.data();
   }
 
+  // No more than there are tasks to deal.
+  int workers(int threads) const {
+    const std::int64_t tasks = std::max<std::int64_t>(1, problem_.B * problem_.H * query_blocks());
+    return static_cast<int>(std::clamp<std::int64_t>(threads, 1, std::min<std::int64_t>(tasks, max_threads)));
+  }
+
   std::int64_t query_blocks() const { return (problem_.T + plan_.query_block - 1) / plan_.query_block; }
 
-  // Memory for one kv head's pack, or none yet: `packs` of them behind each other.
+  // Memory for `packs` kv heads, packed, and for each worker.
   void reserve(Workspace& workspace, std::int64_t packs) {
     for (std::int64_t i = 0; i < packs; ++i)
       packs_.push_back({workspace.take(key_bytes_), workspace.take(value_bytes_),

@@ -57,19 +57,6 @@ void pack_queries(const Job& job, const Strip& strip, std::int64_t b, std::int64
   }
 }
 
-template <class Real>
-void row_scales(const Job& job, const Strip& strip, std::int64_t b, std::int64_t head, Real* scale) {
-  const Scoring& scoring = job.problem->scoring;
-  for (int r = 0; r < tile_rows; ++r) {
-    double factor = scoring.scale[head];
-    if (scoring.log_n) {
-      const std::int64_t left = keys_left(job, strip, b, r);
-      factor *= left > 0 ? __builtin_log(static_cast<double>(left)) : 0;
-    }
-    scale[r] = static_cast<Real>(factor);
-  }
-}
-
 // --- values that are not finite: zero in the pack, added by hand to the rows that see them ---
 
 template <class Real>
@@ -105,7 +92,7 @@ void attend_block(const Job& job, const Packed& packed, const Strip& strip, std:
   const std::int64_t lo = span.lo / width * width, n = round_up(span.hi, width) - lo;
 
   Real scale[tile_rows], share[tile_rows];
-  row_scales(job, strip, b, head, scale);
+  for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
   const Real* keys = static_cast<const Real*>(packed.keys) + lo * plan.D;
   for (std::int64_t j = 0; j < n; j += width)
     score_tile(q, keys + j * plan.D, plan.D, scale, scratch.scores + j, plan.score_stride);
@@ -175,7 +162,7 @@ void attend_rows(const Job& job, const Packed& packed, std::int64_t b, std::int6
   const std::int64_t strips = (t1 - t0 + tile_rows - 1) / tile_rows;
   std::int64_t first = plan.blocks, last = 0;  // key blocks that some strip can see
   for (std::int64_t i = 0; i < strips; ++i) {
-    scratch.strips[i] = make_strip(job, b, t0 + i * tile_rows, t1);
+    scratch.strips[i] = make_strip(job, b, head, t0 + i * tile_rows, t1);
     pack_queries(job, scratch.strips[i], b, head, scratch.row, scratch.q + i * tile_rows * plan.D);
     first = least(first, scratch.strips[i].first / plan.key_block);
     last = most(last, (scratch.strips[i].last + plan.key_block - 1) / plan.key_block);

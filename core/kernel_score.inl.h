@@ -19,6 +19,7 @@ struct Strip {
   std::int64_t first, last;                        // union of [begin, end)
   std::int64_t common_first, common_last;          // intersection
   std::int64_t segment[tile_rows], min_segment, max_segment;
+  double scale[tile_rows];  // what the dot products are multiplied with
 };
 
 // Keys [lo, hi) of a block that some row of the strip may see; `hide` when not every row sees all of them.
@@ -37,7 +38,20 @@ std::int64_t position_of(const Positions& positions, std::int64_t b, std::int64_
   return start + run->start + index * run->stride;
 }
 
-Strip make_strip(const Job& job, std::int64_t b, std::int64_t t0, std::int64_t t1) {
+// Keys left to a row by position and segment: the n of the "log-n" rule.
+std::int64_t keys_left(const Job& job, const Strip& strip, std::int64_t b, int r) {
+  const Problem& problem = *job.problem;
+  const std::int64_t* segments = problem.scoring.key_segments ? problem.scoring.key_segments + b * problem.S : nullptr;
+  if (!segments && !job.key_positions) return strip.end[r] - strip.begin[r];
+  std::int64_t left = 0;
+  for (std::int64_t j = strip.begin[r]; j < strip.end[r]; ++j) {
+    const std::int64_t p = job.key_positions ? job.key_positions[j] : job.key_start + j;
+    left += p >= strip.low[r] && p <= strip.high[r] && (!segments || segments[j] == strip.segment[r]);
+  }
+  return left;
+}
+
+Strip make_strip(const Job& job, std::int64_t b, std::int64_t head, std::int64_t t0, std::int64_t t1) {
   const Problem& problem = *job.problem;
   const Scoring& scoring = problem.scoring;
   Strip strip{};
@@ -64,21 +78,13 @@ Strip make_strip(const Job& job, std::int64_t b, std::int64_t t0, std::int64_t t
       strip.min_segment = least(strip.min_segment, strip.segment[r]);
       strip.max_segment = most(strip.max_segment, strip.segment[r]);
     }
+    strip.scale[r] = scoring.scale[head];
+    if (scoring.log_n) {
+      const std::int64_t left = keys_left(job, strip, b, r);
+      strip.scale[r] *= left > 0 ? __builtin_log(static_cast<double>(left)) : 0;
+    }
   }
   return strip;
-}
-
-// Keys left to a row by position and segment: the n of the "log-n" rule.
-std::int64_t keys_left(const Job& job, const Strip& strip, std::int64_t b, int r) {
-  const Problem& problem = *job.problem;
-  const std::int64_t* segments = problem.scoring.key_segments ? problem.scoring.key_segments + b * problem.S : nullptr;
-  if (!segments && !job.key_positions) return strip.end[r] - strip.begin[r];
-  std::int64_t left = 0;
-  for (std::int64_t j = strip.begin[r]; j < strip.end[r]; ++j) {
-    const std::int64_t p = job.key_positions ? job.key_positions[j] : job.key_start + j;
-    left += p >= strip.low[r] && p <= strip.high[r] && (!segments || segments[j] == strip.segment[r]);
-  }
-  return left;
 }
 
 // --- masks ---

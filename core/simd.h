@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#if defined(__F16C__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -73,6 +73,16 @@ template <class V>
 LH_INLINE V smaller(V a, V b) {
   return a < b ? a : b;
 }
+
+// One instruction has just this meaning, which GCC does not see when an operand is a constant. (The masked form
+// with a full mask is the plain one, without the undefined operand that GCC 12 warns about.)
+#if defined(__AVX512F__) && LEVELHEAD_VECTOR_BYTES == 64
+LH_INLINE Vector<float> larger(Vector<float> a, Vector<float> b) { return _mm512_maskz_max_ps(0xFFFF, a, b); }
+LH_INLINE Vector<float> smaller(Vector<float> a, Vector<float> b) { return _mm512_maskz_min_ps(0xFFFF, a, b); }
+#elif defined(__AVX2__) && LEVELHEAD_VECTOR_BYTES == 32
+LH_INLINE Vector<float> larger(Vector<float> a, Vector<float> b) { return _mm256_max_ps(a, b); }
+LH_INLINE Vector<float> smaller(Vector<float> a, Vector<float> b) { return _mm256_min_ps(a, b); }
+#endif
 
 // Across lanes, in a fixed order: halves, then halves of halves.
 template <class Real>

@@ -7,8 +7,7 @@ buffers (``memoryview``) belong to NumPy.
 
 This file computes nothing, converts no dtype and guesses nothing: a list, an integer array or a
 masked array is an error, not an input. It never imports torch or JAX; it only looks whether the
-caller already has. It copies only what cannot be read in place: misaligned memory, and torch's
-lazily negated views.
+caller already has. It copies only what cannot be read in place: torch's lazily negated views.
 """
 
 from __future__ import annotations
@@ -79,9 +78,8 @@ _PLAIN = ("float32", "float64", "float16")
 _NUMPY = {np.dtype(name): Origin("numpy", name, np.dtype(name)) for name in _PLAIN}
 _TORCH = {name: Origin("torch", name, np.dtype(name)) for name in _PLAIN}
 _TORCH["bfloat16"] = Origin("torch", "bfloat16", UINT16)
-_TORCH_MET: dict[
-    Any, Origin
-] = {}  # by torch.dtype, once it has been seen: torch is not ours to load
+# By torch.dtype, once it has been seen: torch is not ours to load.
+_TORCH_MET: dict[Any, Origin] = {}
 
 
 def take(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Origin]:
@@ -115,9 +113,7 @@ def _take_plain(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Origin] | 
             return None
     else:
         return None
-    if q.flags.aligned and k.flags.aligned and v.flags.aligned:
-        return q, k, v, origin
-    return None
+    return q, k, v, origin
 
 
 def take_pair(q: Any, k: Any) -> tuple[Array, Array, Origin]:
@@ -172,8 +168,8 @@ def take_out(
         raise _bad_type("out", wanted, given, "Allocate it so")
     if not view.flags.writeable:
         raise _bad_value("out", "writable memory", f"read-only {given}", "Pass a writable array")
-    if not view.flags.aligned or _meets_itself(view):
-        wanted = "aligned memory in which every element has a place of its own"
+    if _meets_itself(view):
+        wanted = "memory in which every element has a place of its own"
         given = f"strides {view.strides} for shape {view.shape}"
         raise _bad_value("out", wanted, given, "Pass an array that is no overlapping view")
     for name, array in inputs:
@@ -230,8 +226,6 @@ def _look(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin] 
         except (TypeError, ValueError, NotImplementedError):
             return None
         view, origin = _numpy(name, buffer)
-    if not in_place and not view.flags.aligned:
-        view = view.copy()
     return view, origin
 
 
