@@ -42,6 +42,23 @@ struct Share {
 inline float exp_scalar(float x) { return __builtin_expf(x); }
 inline double exp_scalar(double x) { return __builtin_exp(x); }
 
+// x y + z with one rounding where the CPU has it. Spelled out because the compiler may else fuse either product of
+// a x + b y, in each place another one, and two ways to the same sum would differ in their last bit.
+inline float fused(float x, float y, float z) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return __builtin_fmaf(x, y, z);
+#else
+  return x * y + z;
+#endif
+}
+inline double fused(double x, double y, double z) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return __builtin_fma(x, y, z);
+#else
+  return x * y + z;
+#endif
+}
+
 // exp(m_side - m), where an empty side weighs nothing: -inf - -inf is never formed.
 // The side that owns the maximum weighs exactly one, and costs no exp.
 template <class Real>
@@ -55,7 +72,7 @@ template <class Real>
 inline Share<Real> merge_softmax(Row<Real>& a, const Row<Real>& b) {
   const Real max = b.max > a.max ? b.max : a.max;
   const Share<Real> share{side_share(a.max, max), side_share(b.max, max)};
-  a.l = a.l * share.a + b.l * share.b;
+  a.l = fused(a.l, share.a, b.l * share.b);
   a.max = max;
   return share;
 }
