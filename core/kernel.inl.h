@@ -194,7 +194,7 @@ void exponentials(const void* from, void* to, std::int64_t n) {
   Real* y = static_cast<Real*>(to);
   for (std::int64_t i = 0; i < n; ++i) {
     Real lane[lanes<Real>];
-    store(lane, exp2_flushed<Real>(to_exponent<Real>(splat(x[i]))));
+    store(lane, exp_flushed<Real>(cut_off<Real>(splat(x[i]))));
     y[i] = lane[0];
   }
 }

@@ -62,8 +62,8 @@ LH_INLINE void second_sweep(Real* s, std::int64_t n, Real m, Row<Real>& tile) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const Vector<Real> logit = load(s + j + half * lanes<Real>);
-      const Vector<Real> x = to_exponent<Real>(logit - m);
-      const Vector<Real> e = exp2_flushed<Real>(x);
+      const Vector<Real> x = cut_off<Real>(logit - m);
+      const Vector<Real> e = exp_flushed<Real>(x);
       store(s + j + half * lanes<Real>, e);
       l[half] += e;
       if constexpr (statistics) {
@@ -79,7 +79,7 @@ LH_INLINE void second_sweep(Real* s, std::int64_t n, Real m, Row<Real>& tile) {
   tile.l = sum<Real>(l[0] + l[1]);
   if constexpr (statistics) {
     tile.m2 = sum<Real>(m2[0] + m2[1]);
-    tile.h = sum<Real>(h[0] + h[1]) * static_cast<Real>(ln_2);
+    tile.h = sum<Real>(h[0] + h[1]);
     tile.e2 = sum<Real>(e2[0] + e2[1]);
   }
 }

@@ -76,25 +76,27 @@ bool same_bits(const State<Real>& a, const State<Real>& b) {
 template <class Real>
 bool near(Real a, Real b, double scale) {
   if (a == b || (std::isnan(a) && std::isnan(b))) return true;
-  return std::abs(static_cast<double>(a) - static_cast<double>(b)) <= 50.0 * scale * std::numeric_limits<Real>::epsilon();
+  const double apart = std::abs(static_cast<double>(a) - static_cast<double>(b));
+  return apart <= 50.0 * scale * std::numeric_limits<Real>::epsilon();
 }
 
 template <class Real>
 void check_near(const State<Real>& a, const State<Real>& b, const char* what) {
   const Row<Real>&x = a.row, &y = b.row;
-  const double n = static_cast<double>(x.count);
+  const auto real = [](Real value) { return static_cast<double>(value); };
+  const auto field = [&](const char* name, Real got, Real expected, double scale) {
+    CHECK(near(got, expected, scale), "%s: %s %g %g", what, name, real(got), real(expected));
+  };
+  const double n = real(static_cast<Real>(x.count));
   // Rounding the distance between two maxima, at most 2M, by eps changes exp() of it by a factor 1 + 2M eps;
   // beyond 100 the smaller side weighs nothing.
-  const double M = std::min(100.0, std::max(std::abs(static_cast<double>(x.max)), std::abs(static_cast<double>(x.min))));
-  const double spread = x.count ? std::abs(static_cast<double>(x.mean)) + std::sqrt(static_cast<double>(x.m2) / n) : 0;
+  const double M = std::min(100.0, std::max(std::abs(real(x.max)), std::abs(real(x.min))));
+  const double spread = x.count ? std::abs(real(x.mean)) + std::sqrt(real(x.m2) / n) : 0;
   CHECK(x.count == y.count && x.argmax == y.argmax, "%s", what);
-  CHECK(near(x.max, y.max, 0) && near(x.min, y.min, 0) && near(x.first, y.first, 0), "%s", what);
-  CHECK(near(x.l, y.l, (1 + M) * n), "%s: l %g %g", what, static_cast<double>(x.l), static_cast<double>(y.l));
-  CHECK(near(x.h, y.h, (1 + M) * n), "%s: h %g %g", what, static_cast<double>(x.h), static_cast<double>(y.h));
-  CHECK(near(x.e2, y.e2, (1 + M) * n), "%s: e2 %g %g", what, static_cast<double>(x.e2), static_cast<double>(y.e2));
-  CHECK(near(x.mean, y.mean, 1 + spread), "%s: mean %g %g", what, static_cast<double>(x.mean), static_cast<double>(y.mean));
-  CHECK(near(x.m2, y.m2, (1 + spread * spread) * n), "%s: m2 %g %g", what, static_cast<double>(x.m2), static_cast<double>(y.m2));
-  for (std::size_t e = 0; e < a.acc.size(); ++e) CHECK(near(a.acc[e], b.acc[e], (1 + M) * n), "%s: acc", what);
+  field("max", x.max, y.max, 0), field("min", x.min, y.min, 0), field("first", x.first, y.first, 0);
+  field("l", x.l, y.l, (1 + M) * n), field("h", x.h, y.h, (1 + M) * n), field("e2", x.e2, y.e2, (1 + M) * n);
+  field("mean", x.mean, y.mean, 1 + spread), field("m2", x.m2, y.m2, (1 + spread * spread) * n);
+  for (std::size_t e = 0; e < a.acc.size(); ++e) field("acc", a.acc[e], b.acc[e], (1 + M) * n);
 }
 
 // Logits of every temper: gentle, wide, equal maxima, hidden ones, all hidden, none at all.

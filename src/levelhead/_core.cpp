@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -246,7 +247,9 @@ void forward_arrays(nb::handle q_, nb::handle k_, nb::handle v_, nb::handle out_
     nb::gil_scoped_release release;
     finished = forward(problem, result, threads, interrupt);
   }
-  if (!finished) throw nb::python_error();
+  if (finished) return;
+  if (PyErr_Occurred()) throw nb::python_error();
+  throw std::runtime_error("interrupted");  // a fork inside a signal handler: the child's loop has lost its team
 }
 
 void finish_arrays(nb::handle acc_, nb::handle sums_, nb::handle sinks_, nb::handle out_) {
