@@ -50,6 +50,8 @@ struct KernelTable {
 struct Kernel {
   const char* name;
   KernelTable f32, f64;
+  std::int64_t (*burn)(std::int64_t rounds);  // machine.h
+  float (*sweep)(const float* x, std::int64_t n);
 };
 
 const Kernel& kernel();  // the one in use

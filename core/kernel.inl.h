@@ -10,6 +10,7 @@
 // Included by each isa_*.cpp, which sets LEVELHEAD_VECTOR_BYTES, LEVELHEAD_TILE_ROWS and the table's name.
 #pragma once
 
+#include "kernel_machine.inl.h"
 #include "kernel_pack.inl.h"
 #include "kernel_score.inl.h"
 #include "kernel_softmax.inl.h"
@@ -207,4 +208,6 @@ constexpr KernelTable table_for = {{tile_rows, panel<Real>}, scratch_bytes<Real>
 }  // namespace levelhead
 
 #define LEVELHEAD_KERNEL(isa) \
-  extern "C" const levelhead::Kernel levelhead_kernel_##isa = {#isa, levelhead::table_for<float>, levelhead::table_for<double>}
+  extern "C" const levelhead::Kernel levelhead_kernel_##isa = {#isa, levelhead::table_for<float>,              \
+                                                               levelhead::table_for<double>, levelhead::burn, \
+                                                               levelhead::sweep}

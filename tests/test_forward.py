@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import DTYPES, ISAS, LENGTHS, WIDTHS, Array, agree, kind, on_every_isa, qkv, storage
 
 import levelhead as lh
 from levelhead import _core, reference, scaling, scoring
+from support import DTYPES, ISAS, LENGTHS, WIDTHS, Array, agree, kind, on_every_isa, qkv, storage
 
 
 def run(q: Array, k: Array, v: Array, **options: Any) -> None:
@@ -91,8 +91,10 @@ def test_leading_dimensions_that_do_not_collapse() -> None:
     # Sliced and swapped so that no two leading strides form one axis, nor agree among q, k, v.
     rng = np.random.default_rng(0)
     q = rng.standard_normal((4, 5, 3, 4, 11, 8)).astype("f4")[::2, ::2, :, ::2].swapaxes(0, 1)
-    k = rng.standard_normal((3, 2, 3, 23, 9, 8)).astype("f4")[:, :, :, :, ::8].transpose(
-        0, 1, 2, 4, 3, 5
+    k = (
+        rng.standard_normal((3, 2, 3, 23, 9, 8))
+        .astype("f4")[:, :, :, :, ::8]
+        .transpose(0, 1, 2, 4, 3, 5)
     )
     v = np.broadcast_to(rng.standard_normal((3, 1, 3, 1, 23, 6)).astype("f4"), (3, 2, 3, 2, 23, 6))
     assert q.shape == (3, 2, 3, 2, 11, 8)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import DTYPES, Array, isa, kind, qkv, same_bits, storage
 
 import levelhead as lh
 from levelhead import _core
+from support import DTYPES, Array, isa, kind, qkv, same_bits, storage
 
 __all__ = ["isa"]  # a fixture: pytest finds it by name
 

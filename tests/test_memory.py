@@ -158,7 +158,7 @@ print(megabytes("VmRSS") - before)
 
 def test_ctrl_c_leaves_nothing_behind() -> None:
     code = """
-x = repeated(256, 32768, 64)
+x = much
 def interrupted(threads):
     count = sys.getrefcount(x)
     threading.Timer(0.06, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -170,16 +170,17 @@ def interrupted(threads):
         raise SystemExit("not interrupted")
     assert sys.getrefcount(x) == count
 
-for i in range(4):
-    interrupted(1 + i % 2)
+interrupted(2)
 check()
 before = megabytes("VmRSS")
-for i in range(16):
+for i in range(40):
     interrupted(1 + i % 2)
 check()
 print(megabytes("VmRSS") - before)
 """
-    assert float(fresh(MEMORY + code)) < 16
+    # Keys and values of one head, the least that a call works in, are 16 MB: 40 of them would be
+    # 640 MB. The C library, though, holds on to a few for as long as it pleases.
+    assert float(fresh(MEMORY + code)) < 160
 
 
 # ---- the caller's arrays ----------------------------------------------------

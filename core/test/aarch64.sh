@@ -31,13 +31,21 @@ for source in "$here"/../*.cpp; do
 done
 objects=$(echo "$build"/*.o)
 
+# A forked child that starts threads of its own trips an assertion inside qemu 7.2 ("cpu == current_cpu"), whatever
+# the program. Fork has nothing to do with the instruction set: those tests run natively.
+echo "aarch64.sh: tests named fork_* are left to the native run, qemu-user cannot do what they do"
+unset LEVELHEAD_ISA
 failed=
 for source in "$here"/test_*.cpp; do
   name=$(basename "$source" .cpp)
   echo "aarch64.sh: $name"
   # shellcheck disable=SC2086
   "$compiler" $flags -Wall -Wextra -I "$here/.." "$source" $objects -o "$build/$name"
-  timeout 120 "$emulator" "$build/$name" "$@" || failed="$failed $name"
+  for test in $(sed -n 's/^TEST(\([a-z0-9_]*\)).*/\1/p' "$source"); do
+    case $test in fork_*) continue ;; *"${1:-}"*) ;; *) continue ;; esac
+    timeout 60 "$emulator" "$build/$name" "$test" >"$build/log" 2>&1 || failed="$failed $name:$test"
+    cat "$build/log"
+  done
 done
 if [ -n "$failed" ]; then
   echo "aarch64.sh: failed:$failed" >&2

@@ -16,6 +16,7 @@
 
 #include "attention.h"
 #include "dispatch.h"
+#include "machine.h"
 #include "state.h"
 #include "threads.h"
 
@@ -313,6 +314,19 @@ void exponential_array(nb::handle x_, nb::handle y_) {
   exponential(x.dtype(), x.contiguous<void>(x.shape(), true), y.contiguous<void>(x.shape(), true), product(x.shape(), x.rank()));
 }
 
+std::int64_t burn_threads(std::int64_t rounds, int threads) {
+  nb::gil_scoped_release release;
+  return burn(rounds, threads);
+}
+
+double sweep_array(nb::handle x_, int threads) {
+  Array x(x_, "array");
+  const float* numbers = x.contiguous<float>(x.shape(), x.format() == 'f');
+  const std::int64_t n = product(x.shape(), x.rank());
+  nb::gil_scoped_release release;
+  return sweep(numbers, n, threads);
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -329,6 +343,8 @@ NB_MODULE(_core, m) {
         nb::arg("counts_b"), nb::arg("acc_b").none(), nb::arg("shift"), nb::arg("sums"), nb::arg("counts"),
         nb::arg("acc").none());
   m.def("exponential", exponential_array, nb::arg("x"), nb::arg("out"));
+  m.def("burn", burn_threads, nb::arg("rounds"), nb::arg("threads"));
+  m.def("sweep", sweep_array, nb::arg("array"), nb::arg("threads"));
   m.def("default_threads", default_threads);
   m.def("set_isa", [](const std::string& name) {
     const std::string previous = current_isa();
