@@ -44,7 +44,8 @@ struct Positions {
   const std::int64_t* batch_start = nullptr;  // (B,) or null: 0
 };
 
-constexpr std::int64_t unlimited = INT64_MAX / 4;  // wider than any sequence, and safe to add twice
+// Positions lie within +-2^61, so distances within 2^62: a window as wide as that is none.
+constexpr std::int64_t unlimited = std::int64_t(1) << 62;
 
 // What happens to a logit between the dot product and the softmax, in this order:
 // scale, softcap, bias and ALiBi, hide. A logit of -inf is hidden: there is no other law.

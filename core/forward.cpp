@@ -1,6 +1,7 @@
 // Deals the work of one call out to threads. Decides who computes what and when, never in which order a row's
 // sums are taken: that is plan.h's, which does not know B, H or the number of threads.
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "attention.h"
@@ -12,8 +13,10 @@
 namespace levelhead {
 namespace {
 
-// Keys and values of all kv heads are packed first and then shared by everybody (long sequences), or each kv
-// head is one task that packs for itself (many short ones: no barrier, and the pack stays in that core's cache).
+// Three ways to deal, none of which changes a bit of a row:
+//   few queries      each task packs a few keys for itself and drops them (reading K and V once is what costs)
+//   many short heads each kv head is one task: no barrier, and the pack stays in that core's cache
+//   the rest         all keys and values are packed first, then shared by everybody
 constexpr double short_head_flops = 5e7;  // about half a millisecond of one core
 constexpr std::int64_t heads_per_thread = 4;
 
@@ -28,25 +31,26 @@ class Call {
         kernel_(kernel),
         plan_(make_plan(kernel.tile, problem.T, problem.S, problem.D, problem.v ? problem.E : 0, real_bytes)),
         interrupt_(interrupt),
+        group_(problem.G > 0 ? problem.H / problem.G : 0),
+        kv_heads_(problem.B * problem.G),
         threads_(workers(threads)),
-        key_bytes_(plan_.key_elements() * real_bytes),
-        value_bytes_(plan_.value_elements() * real_bytes),
-        scratch_bytes_(kernel.scratch_bytes(plan_)) {
+        block_bytes_(plan_.pack_elements() * real_bytes),
+        scratch_bytes_(kernel.scratch_bytes(plan_)),
+        partial_acc_bytes_(plan_.E * real_bytes) {
     job_ = {&problem, &result, &plan_, nullptr, 0, nullptr, &interrupt};
     place_keys();
-    gather_facts();
   }
 
   bool run() {
-    if (problem_.B == 0 || problem_.H == 0 || problem_.T == 0) return true;
-    const double flops = 2.0 * double(problem_.H / problem_.G) * double(problem_.T) * double(problem_.S) *
-                         double(problem_.D + problem_.E);
-    const std::int64_t heads = problem_.B * problem_.G;
-    if (threads_ == 1 || (flops < short_head_flops && heads >= heads_per_thread * threads_)) return run_whole_heads(heads);
-    const std::int64_t bytes = std::max<std::int64_t>(key_bytes_ + value_bytes_, 1);
-    const std::int64_t together = std::max<std::int64_t>(heads_per_thread * threads_, shared_pack_bytes / bytes);
-    for (std::int64_t first = 0; first < heads; first += together)
-      if (!run_shared(first, std::min(heads - first, together))) return false;
+    if (kv_heads_ == 0 || problem_.T == 0) return true;
+    if (!gather_facts()) return false;
+    if (problem_.T <= few_queries) return run_few_queries();
+    const double flops = 2.0 * double(group_) * double(problem_.T) * double(problem_.S) * double(problem_.D + problem_.E);
+    if (threads_ == 1 || (flops < short_head_flops && kv_heads_ >= heads_per_thread * threads_)) return run_whole_heads();
+    const std::int64_t bytes = std::max<std::int64_t>(plan_.blocks * block_bytes_, 1);
+    const std::int64_t together = std::max<std::int64_t>(1, shared_pack_bytes / bytes);
+    for (std::int64_t first = 0; first < kv_heads_; first += together)
+      if (!run_shared(first, std::min(kv_heads_ - first, together))) return false;
     return true;
   }
 
@@ -65,49 +69,60 @@ class Call {
     job_.key_positions = positions_.data();
   }
 
-  void gather_facts() {
+  // Segments and scattered positions of each key block, by batch row.
+  bool gather_facts() {
     const std::int64_t* segments = problem_.scoring.key_segments;
-    if (!segments && !job_.key_positions) return;
-    facts_.reserve(problem_.B * plan_.blocks);
-    for (std::int64_t b = 0; b < problem_.B; ++b)
-      for (std::int64_t j = 0; j < problem_.S; ++j) {
-        if (j % plan_.key_block == 0) facts_.push_back({INT64_MAX, INT64_MIN, INT64_MAX, INT64_MIN});
+    if (!segments && !job_.key_positions) return true;
+    facts_.assign(problem_.B * plan_.blocks, {INT64_MAX, INT64_MIN, INT64_MAX, INT64_MIN});
+    job_.facts = facts_.data();
+    return deal(problem_.B * plan_.blocks, [&](std::int64_t i, int) {
+      const std::int64_t b = i / plan_.blocks, first = i % plan_.blocks * plan_.key_block;
+      BlockFacts facts = facts_[i];
+      for (std::int64_t j = first; j < std::min(first + plan_.key_block, problem_.S); ++j) {
         const std::int64_t position = job_.key_positions ? job_.key_positions[j] : job_.key_start + j;
         const std::int64_t segment = segments ? segments[b * problem_.S + j] : 0;
-        BlockFacts& facts = facts_.back();
         facts = {std::min(facts.min_position, position), std::max(facts.max_position, position),
                  std::min(facts.min_segment, segment), std::max(facts.max_segment, segment)};
       }
-    job_.facts = facts_.data();
+      facts_[i] = facts;
+    });
   }
+
+  // Query rows of a kv head come in blocks of whole heads' rows, one after another.
+  std::int64_t row_blocks() const { return (group_ * problem_.T + plan_.query_block - 1) / plan_.query_block; }
 
   // No more than there are tasks to deal.
   int workers(int threads) const {
-    const std::int64_t tasks = std::max<std::int64_t>(1, problem_.B * problem_.H * query_blocks());
+    const std::int64_t tasks = std::max<std::int64_t>(1, kv_heads_ * row_blocks() * plan_.splits);
     return static_cast<int>(std::clamp<std::int64_t>(threads, 1, std::min<std::int64_t>(tasks, max_threads)));
   }
 
-  std::int64_t query_blocks() const { return (problem_.T + plan_.query_block - 1) / plan_.query_block; }
-
-  // Memory for `packs` kv heads, packed, and for each worker.
-  void reserve(Workspace& workspace, std::int64_t packs) {
-    for (std::int64_t i = 0; i < packs; ++i)
-      packs_.push_back({workspace.take(key_bytes_), workspace.take(value_bytes_),
-                        reinterpret_cast<std::uint8_t*>(workspace.take(plan_.blocks))});
-    scratch_ = workspace.take(scratch_bytes_ * threads_);
+  // Memory for `packs` times `blocks` packed key blocks, for each worker, and for `partials` partial states.
+  void reserve(std::int64_t packs, std::int64_t blocks, std::int64_t partials) {
+    const std::int64_t flags = packs * blocks;
+    workspace_.emplace(round_up(packs * blocks * block_bytes_, 64) + round_up(flags, 64) +
+                       round_up(scratch_bytes_ * threads_, 64) + round_up(partials * kernel_.row_bytes, 64) +
+                       round_up(partials * partial_acc_bytes_, 64));
+    char* data = workspace_->take(packs * blocks * block_bytes_);
+    auto* tainted = reinterpret_cast<std::uint8_t*>(workspace_->take(flags));
+    packs_.clear();
+    for (std::int64_t i = 0; i < packs; ++i) packs_.push_back({data + i * blocks * block_bytes_, tainted + i * blocks, 0});
+    scratch_ = workspace_->take(scratch_bytes_ * threads_);
+    partials_ = {workspace_->take(partials * kernel_.row_bytes), workspace_->take(partials * partial_acc_bytes_)};
   }
-  std::size_t workspace_bytes(std::int64_t packs) const {
-    return packs * (round_up(key_bytes_, 64) + round_up(value_bytes_, 64) + round_up(plan_.blocks, 64)) +
-           scratch_bytes_ * threads_;
-  }
 
-  void attend(const Packed& packed, std::int64_t head_index, std::int64_t query_block, int worker) {
-    const std::int64_t t0 = query_block * plan_.query_block, t1 = std::min(t0 + plan_.query_block, problem_.T);
-    kernel_.attend(job_, packed, head_index / problem_.H, head_index % problem_.H, t0, t1, worker,
-                   scratch_ + worker * scratch_bytes_);
+  char* scratch(int worker) const { return scratch_ + worker * scratch_bytes_; }
+
+  Piece rows_of(std::int64_t kv_head, std::int64_t row_block) const {
+    const std::int64_t row0 = row_block * plan_.query_block;
+    return {kv_head / problem_.G, kv_head % problem_.G, row0, std::min(row0 + plan_.query_block, group_ * problem_.T), 0,
+            plan_.blocks};
+  }
+  void attend(const Packed& packed, std::int64_t kv_head, std::int64_t row_block, int worker) {
+    kernel_.attend(job_, packed, false, rows_of(kv_head, row_block), nullptr, 0, worker, scratch(worker));
   }
   void pack(const Packed& packed, std::int64_t kv_head, std::int64_t block, int worker) {
-    kernel_.pack(job_, kv_head / problem_.G, kv_head % problem_.G, block, packed, scratch_ + worker * scratch_bytes_);
+    kernel_.pack(job_, kv_head / problem_.G, kv_head % problem_.G, block, packed, scratch(worker));
   }
 
   template <class Body>
@@ -117,48 +132,58 @@ class Call {
         const_cast<Body*>(&body), interrupt_);
   }
 
-  bool run_whole_heads(std::int64_t heads) {
-    const int workers = static_cast<int>(std::min<std::int64_t>(threads_, heads));
-    Workspace workspace(workspace_bytes(workers));
-    packs_.clear();
-    reserve(workspace, workers);
-    const std::int64_t group = problem_.H / problem_.G;
-    return deal(heads, [&](std::int64_t kv_head, int worker) {
-      for (std::int64_t block = 0; block < plan_.blocks; ++block) pack(packs_[worker], kv_head, block, worker);
-      for (std::int64_t h = 0; h < group; ++h)
-        for (std::int64_t i = 0; i < query_blocks(); ++i) {
-          if (interrupt_.requested(worker)) return;
-          attend(packs_[worker], kv_head * group + h, i, worker);
-        }
+  bool run_few_queries() {
+    const bool split = plan_.splits > 1;
+    reserve(threads_, 1, split ? problem_.B * problem_.H * problem_.T * plan_.splits : 0);
+    const std::int64_t blocks = row_blocks();
+    const bool done = deal(kv_heads_ * blocks * plan_.splits, [&](std::int64_t i, int worker) {
+      Piece piece = rows_of(i / plan_.splits / blocks, i / plan_.splits % blocks);
+      piece.block0 = i % plan_.splits * plan_.split_blocks;
+      piece.block1 = std::min(piece.block0 + plan_.split_blocks, plan_.blocks);
+      kernel_.attend(job_, packs_[worker], true, piece, split ? &partials_ : nullptr, i % plan_.splits, worker,
+                     scratch(worker));
+    });
+    return done && (!split || deal(problem_.B * problem_.H * problem_.T, [&](std::int64_t i, int worker) {
+             const std::int64_t head = i / problem_.T;
+             kernel_.fold(job_, partials_, head / problem_.H, head % problem_.H, i % problem_.T, scratch(worker));
+           }));
+  }
+
+  bool run_whole_heads() {
+    reserve(threads_, plan_.blocks, 0);
+    return deal(kv_heads_, [&](std::int64_t kv_head, int worker) {
+      for (std::int64_t block = 0; block < plan_.blocks && !interrupt_.requested(worker); ++block)
+        pack(packs_[worker], kv_head, block, worker);
+      for (std::int64_t i = 0; i < row_blocks() && !interrupt_.requested(worker); ++i)
+        attend(packs_[worker], kv_head, i, worker);
     });
   }
 
-  // kv heads [first, first + count). Later query blocks first: under a causal mask they are the longest.
+  // kv heads [first, first + count). Later query rows first: under a causal mask they see the most.
   bool run_shared(std::int64_t first, std::int64_t count) {
-    Workspace workspace(workspace_bytes(count));
-    packs_.clear();
-    reserve(workspace, count);
+    reserve(count, plan_.blocks, 0);
     const bool packed = deal(count * plan_.blocks, [&](std::int64_t i, int worker) {
       pack(packs_[i / plan_.blocks], first + i / plan_.blocks, i % plan_.blocks, worker);
     });
-    if (!packed) return false;
-    const std::int64_t group = problem_.H / problem_.G, blocks = query_blocks();
-    return deal(count * group * blocks, [&](std::int64_t i, int worker) {
-      const std::int64_t head = i / blocks;
-      attend(packs_[head / group], first * group + head, blocks - 1 - i % blocks, worker);
-    });
+    const std::int64_t blocks = row_blocks();
+    return packed && deal(count * blocks, [&](std::int64_t i, int worker) {
+             attend(packs_[i / blocks], first + i / blocks, blocks - 1 - i % blocks, worker);
+           });
   }
 
   const Problem& problem_;
   const KernelTable& kernel_;
   const Plan plan_;
   Interrupt& interrupt_;
+  const std::int64_t group_, kv_heads_;  // query heads per kv head; kv heads of all batch rows
   const int threads_;
-  const std::int64_t key_bytes_, value_bytes_, scratch_bytes_;
+  const std::int64_t block_bytes_, scratch_bytes_, partial_acc_bytes_;
   Job job_;
   std::vector<std::int64_t> positions_;
   std::vector<BlockFacts> facts_;
+  std::optional<Workspace> workspace_;
   std::vector<Packed> packs_;
+  Partials partials_;
   char* scratch_ = nullptr;
 };
 

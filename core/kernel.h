@@ -7,14 +7,25 @@
 
 namespace levelhead {
 
-// Keys and values of one kv head, in the layout of the register tiles (kernel_pack.inl.h):
-// keys in panels of `panel` keys, each D x panel; values in panels of `panel` columns, each S x panel.
-// Values that are not finite are zeroed there and their block is flagged: such a block takes the
-// path in which they reach only the rows that see them.
+// Key blocks of one kv head, from `first_block` on, in the layout of the register tiles (kernel_pack.inl.h).
+// A value that is not finite is zero in there and its block is flagged: such a block takes the path in which it
+// reaches only the rows that see it.
 struct Packed {
-  void* keys = nullptr;
-  void* values = nullptr;
-  std::uint8_t* tainted = nullptr;  // one per key block
+  void* data = nullptr;
+  std::uint8_t* tainted = nullptr;  // one per block
+  std::int64_t first_block = 0;
+};
+
+// Query rows of one kv head: row i belongs to query head g * (H / G) + i / T and query i % T, so that all heads of
+// a group can share a pass over the keys. Against key blocks [block0, block1).
+struct Piece {
+  std::int64_t b, g, row0, row1, block0, block1;
+};
+
+// States of rows over one split of the keys each, waiting for fold(): (B, H, T, splits).
+struct Partials {
+  char* rows = nullptr;  // Row<Real>
+  char* acc = nullptr;   // E numbers each
 };
 
 // Structural facts of a key block, to skip it or to know that nothing in it is hidden.
@@ -36,10 +47,14 @@ struct Job {
 struct KernelTable {
   Tile tile;
   std::int64_t (*scratch_bytes)(const Plan&);  // what each worker brings along
+  std::int64_t row_bytes;                      // sizeof(Row)
   void (*pack)(const Job&, std::int64_t b, std::int64_t g, std::int64_t block, const Packed&, void* scratch);
-  // Rows [t0, t1) of one query head, at most plan.query_block of them. Stops early when interrupted.
-  void (*attend)(const Job&, const Packed&, std::int64_t b, std::int64_t head, std::int64_t t0,
-                 std::int64_t t1, int worker, void* scratch);
+  // At most plan.query_block rows. Packs each block itself, into `packed`, when it holds but one at a time.
+  // Writes the results, or the states of split `split` when there are partials. Stops early when interrupted.
+  void (*attend)(const Job&, const Packed&, bool packs, const Piece&, const Partials*, std::int64_t split, int worker,
+                 void* scratch);
+  // Joins the splits of query row (b, head, t) in order, and writes its results.
+  void (*fold)(const Job&, const Partials&, std::int64_t b, std::int64_t head, std::int64_t t, void* scratch);
   // acc / denominator for n rows of one head, into rows [t, t + n) of out.
   void (*finish)(const void* acc, std::int64_t acc_stride, const void* sums, std::int64_t sums_stride,
                  std::int64_t n, std::int64_t E, const double* sink, const MutableTensor& out,

@@ -1,7 +1,7 @@
-// The algorithm, once: rows of one query head against all the keys they see, in one pass.
+// The algorithm, once: query rows of one kv head against the keys they see, in one pass.
 //
 //   for each key block (packed K and V stay in L2)
-//     for each strip of tile_rows queries (its scores stay in L1)
+//     for each strip of tile_rows query rows (its scores stay in L1)
 //       scores of the keys the strip can see   -> score_tile, score_strip
 //       exp(s - m), sums, statistics           -> softmax_row
 //       acc = share * acc + weights . V        -> value_tile
@@ -33,7 +33,7 @@ struct Scratch {
       pointer = reinterpret_cast<decltype(+pointer)>(static_cast<char*>(base) + bytes);
       bytes += round_up(n * static_cast<std::int64_t>(sizeof *pointer), 64);
     };
-    carve(row, most(most(plan.D, plan.padded_columns), plan.key_block) + panel<Real>);  // first: pack() uses it alone
+    carve(row, most(most(plan.D * lanes<Real>, plan.E), plan.key_block));  // first: pack() uses it alone
     carve(q, plan.query_block * plan.D);
     carve(acc, plan.query_block * plan.padded_columns);
     carve(scores, tile_rows * plan.score_stride);
@@ -50,11 +50,15 @@ std::int64_t scratch_bytes(const Plan& plan) {
 
 // Queries of a strip, interleaved as score_tile wants them; rows beyond the last are zero.
 template <class Real>
-void pack_queries(const Job& job, const Strip& strip, std::int64_t b, std::int64_t head, Real* row, Real* q) {
+void pack_queries(const Job& job, const Strip& strip, std::int64_t b, Real* spare, Real* q) {
   const std::int64_t D = job.plan->D;
   for (int r = 0; r < tile_rows; ++r) {
-    if (r < strip.rows) read_vector(job.problem->q, b, head, strip.t0 + r, D, job.problem->scoring.cosine, row);
-    for (std::int64_t d = 0; d < D; ++d) q[d * tile_rows + r] = r < strip.rows ? row[d] : Real(0);
+    if (r < strip.rows) {
+      const Real* row = view_vector(job.problem->q, b, strip.head[r], strip.t[r], D, job.problem->scoring.cosine, spare);
+      for (std::int64_t d = 0; d < D; ++d) q[d * tile_rows + r] = read<Real>(reinterpret_cast<const char*>(row + d));
+    } else {
+      for (std::int64_t d = 0; d < D; ++d) q[d * tile_rows + r] = 0;
+    }
   }
 }
 
@@ -82,40 +86,60 @@ void add_tainted(const Job& job, const Strip& strip, const Span& span, std::int6
 
 // --- one strip against one key block ---
 
+// acc = share * acc + weights . V for keys [lo, lo + n) of the block. The chunks begin at fixed keys, wherever the
+// strip begins, so that a row's bits do not depend on its neighbours.
+template <class Real>
+LH_INLINE void add_values(const Plan& plan, const Real* weights, const Real* values, std::int64_t lo, std::int64_t n,
+                          const Real* share, Real* acc) {
+  Real ones[tile_rows];
+  for (int r = 0; r < tile_rows; ++r) ones[r] = 1;
+  for (std::int64_t c = 0; c < plan.padded_columns; c += panel<Real>)
+    for (std::int64_t j = 0, end; j < n; j = end) {
+      end = least(n, (lo + j) / value_chunk * value_chunk + value_chunk - lo);
+      value_tile(weights + j, plan.score_stride, values + c * plan.key_block + (lo + j) * panel<Real>, end - j,
+                 j == 0 ? share : ones, acc + c, plan.padded_columns);
+    }
+}
+
 template <class Real, bool statistics>
-void attend_block(const Job& job, const Packed& packed, const Strip& strip, std::int64_t b, std::int64_t head,
-                  std::int64_t block, const Scratch<Real>& scratch, const Real* q, Row<Real>* rows, Real* acc) {
+void attend_block(const Job& job, const Packed& packed, const Strip& strip, const Piece& piece, std::int64_t block,
+                  const Scratch<Real>& scratch, const Real* q, Row<Real>* rows, Real* acc) {
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
-  const Span span = visible_span(job, b, head, block, strip);
+  const Span span = visible_span(job, piece.b, block, strip);
   if (span.lo >= span.hi) return;
   constexpr int width = panel<Real>;
-  const std::int64_t lo = span.lo / width * width, n = round_up(span.hi, width) - lo;
+  const std::int64_t first = block * plan.key_block;
+  const std::int64_t lo = first + (span.lo - first) / width * width, n = round_up(span.hi - lo, width);
 
   Real scale[tile_rows], share[tile_rows];
   for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
-  const Real* keys = static_cast<const Real*>(packed.keys) + lo * plan.D;
+  const Real* keys = static_cast<const Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
+  const Real* values = keys + plan.key_elements();
   for (std::int64_t j = 0; j < n; j += width)
-    score_tile(q, keys + j * plan.D, plan.D, scale, scratch.scores + j, plan.score_stride);
-  const bool hidden = score_strip(job, strip, span, b, head, scratch.scores, lo, n, scratch.row);
+    score_tile(q, keys + (lo - first + j) * plan.D, plan.D, scale, scratch.scores + j, plan.score_stride);
+  const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, lo, n, scratch.row);
 
-  const bool tainted = problem.v && packed.tainted[block];
+  const bool tainted = problem.v && packed.tainted[block - packed.first_block];
   if (tainted) note_visible(strip, scratch.scores, plan.score_stride, n, scratch.sees);
   for (int r = 0; r < tile_rows; ++r) share[r] = 1;
   for (int r = 0; r < strip.rows; ++r) {
     Real* s = scratch.scores + r * plan.score_stride;
     share[r] = hidden ? softmax_row<Real, statistics, true>(job, s, lo, n, rows[r])
                       : softmax_row<Real, statistics, false>(job, s, lo, n, rows[r]);
-    if (problem.scoring.dropout > 0) drop_row(job, b, head, strip.position[r], s, lo, least(n, problem.S - lo));
+    if (problem.scoring.dropout > 0)
+      drop_row(job, piece.b, strip.head[r], strip.position[r], s, lo, least(n, problem.S - lo));
   }
   if (!problem.v) return;
-  const Real* values = static_cast<const Real*>(packed.values) + lo * width;
-  for (std::int64_t c = 0; c < plan.padded_columns; c += width)
-    value_tile(scratch.scores, plan.score_stride, values + c * plan.padded_keys, n, share, acc + c, plan.padded_columns);
-  if (tainted) add_tainted(job, strip, span, b, head / (problem.H / problem.G), scratch, lo, n, acc);
+  add_values(plan, scratch.scores, values, lo - first, n, share, acc);
+  if (tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, lo, n, acc);
 }
 
 // --- the end of a row ---
+
+LH_INLINE std::int64_t row_index(const Problem& problem, std::int64_t b, std::int64_t head, std::int64_t t) {
+  return (b * problem.H + head) * problem.T + t;
+}
 
 template <class Real>
 LH_INLINE void write_output(const Real* acc, Real below, std::int64_t E, Real* spare, DType dtype, char* to,
@@ -128,7 +152,7 @@ template <class Real>
 void write_row(const Job& job, Row<Real>& row, Real* acc, std::int64_t b, std::int64_t head, std::int64_t t, Real* spare) {
   const Problem& problem = *job.problem;
   const Result& result = *job.result;
-  const std::int64_t index = (b * problem.H + head) * problem.T + t;
+  const std::int64_t index = row_index(problem, b, head, t);
   settle(row);
   if (result.sums) store_row(row, static_cast<Real*>(result.sums) + index * row_sums, result.counts + index * row_counts);
   if (result.acc)
@@ -153,40 +177,78 @@ void finish_rows(const void* acc, std::int64_t acc_stride, const void* sums, std
   }
 }
 
-// --- a query block against all keys ---
+// --- a piece of work ---
 
-template <class Real, bool statistics>
-void attend_rows(const Job& job, const Packed& packed, std::int64_t b, std::int64_t head, std::int64_t t0,
-                 std::int64_t t1, int worker, void* memory) {
+template <class Real>
+void keep_partial(const Job& job, const Partials& partials, std::int64_t slot, const Row<Real>& row, const Real* acc) {
+  const std::int64_t E = job.plan->E;
+  reinterpret_cast<Row<Real>*>(partials.rows)[slot] = row;
+  for (std::int64_t c = 0; c < E; ++c) reinterpret_cast<Real*>(partials.acc)[slot * E + c] = acc[c];
+}
+
+template <class Real>
+void fold(const Job& job, const Partials& partials, std::int64_t b, std::int64_t head, std::int64_t t, void* memory) {
   const Plan& plan = *job.plan;
   const Scratch<Real> scratch(plan, memory);
-  const std::int64_t strips = (t1 - t0 + tile_rows - 1) / tile_rows;
-  std::int64_t first = plan.blocks, last = 0;  // key blocks that some strip can see
+  const std::int64_t slot = row_index(*job.problem, b, head, t) * plan.splits;
+  const Row<Real>* rows = reinterpret_cast<const Row<Real>*>(partials.rows) + slot;
+  const Real* acc = reinterpret_cast<const Real*>(partials.acc) + slot * plan.E;
+  Row<Real> total;
+  for (std::int64_t c = 0; c < plan.E; ++c) scratch.acc[c] = 0;
+  for (std::int64_t split = 0; split < plan.splits; ++split, acc += plan.E) {
+    const Share<Real> share = merge(total, rows[split]);
+    if (share.b == 0) continue;  // nothing seen there, nothing to add
+    for (std::int64_t c = 0; c < plan.E; ++c) scratch.acc[c] = fused(scratch.acc[c], share.a, acc[c] * share.b);
+  }
+  write_row(job, total, scratch.acc, b, head, t, scratch.row);
+}
+
+template <class Real, bool statistics>
+void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& piece, const Partials* partials,
+                 std::int64_t split, int worker, void* memory) {
+  const Plan& plan = *job.plan;
+  const Scratch<Real> scratch(plan, memory);
+  const std::int64_t count = piece.row1 - piece.row0, strips = (count + tile_rows - 1) / tile_rows;
+  std::int64_t first = piece.block1, last = piece.block0;  // key blocks that some strip can see
   for (std::int64_t i = 0; i < strips; ++i) {
-    scratch.strips[i] = make_strip(job, b, head, t0 + i * tile_rows, t1);
-    pack_queries(job, scratch.strips[i], b, head, scratch.row, scratch.q + i * tile_rows * plan.D);
+    scratch.strips[i] = make_strip(job, piece, piece.row0 + i * tile_rows);
+    pack_queries(job, scratch.strips[i], piece.b, scratch.row, scratch.q + i * tile_rows * plan.D);
     first = least(first, scratch.strips[i].first / plan.key_block);
     last = most(last, (scratch.strips[i].last + plan.key_block - 1) / plan.key_block);
   }
-  for (std::int64_t i = 0; i < t1 - t0; ++i) scratch.rows[i] = Row<Real>{};
+  for (std::int64_t i = 0; i < count; ++i) scratch.rows[i] = Row<Real>{};
   for (std::int64_t i = 0; i < strips * tile_rows * plan.padded_columns; ++i) scratch.acc[i] = 0;
 
-  for (std::int64_t block = first; block < last; ++block) {
+  for (std::int64_t block = most(first, piece.block0); block < least(last, piece.block1); ++block) {
+    Packed here = packed;
+    if (packs) {
+      here.first_block = block;
+      pack<Real>(job, piece.b, piece.g, block, here, scratch.row);
+    }
     for (std::int64_t i = 0; i < strips; ++i)
-      attend_block<Real, statistics>(job, packed, scratch.strips[i], b, head, block, scratch,
+      attend_block<Real, statistics>(job, here, scratch.strips[i], piece, block, scratch,
                                      scratch.q + i * tile_rows * plan.D, scratch.rows + i * tile_rows,
                                      scratch.acc + i * tile_rows * plan.padded_columns);
     if (interrupted(*job.interrupt, worker)) return;
   }
-  for (std::int64_t i = 0; i < t1 - t0; ++i)
-    write_row(job, scratch.rows[i], scratch.acc + i * plan.padded_columns, b, head, t0 + i, scratch.row);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Strip& strip = scratch.strips[i / tile_rows];
+    const std::int64_t head = strip.head[i % tile_rows], t = strip.t[i % tile_rows];
+    Real* acc = scratch.acc + i * plan.padded_columns;
+    if (partials) {
+      keep_partial(job, *partials, row_index(*job.problem, piece.b, head, t) * plan.splits + split,
+                   scratch.rows[i], acc);
+    } else {
+      write_row(job, scratch.rows[i], acc, piece.b, head, t, scratch.row);
+    }
+  }
 }
 
 template <class Real>
-void attend(const Job& job, const Packed& packed, std::int64_t b, std::int64_t head, std::int64_t t0, std::int64_t t1,
-            int worker, void* memory) {
-  if (job.result->sums) return attend_rows<Real, true>(job, packed, b, head, t0, t1, worker, memory);
-  attend_rows<Real, false>(job, packed, b, head, t0, t1, worker, memory);
+void attend(const Job& job, const Packed& packed, bool packs, const Piece& piece, const Partials* partials,
+            std::int64_t split, int worker, void* memory) {
+  if (job.result->sums) return attend_rows<Real, true>(job, packed, packs, piece, partials, split, worker, memory);
+  attend_rows<Real, false>(job, packed, packs, piece, partials, split, worker, memory);
 }
 
 template <class Real>
@@ -201,8 +263,9 @@ void exponentials(const void* from, void* to, std::int64_t n) {
 }
 
 template <class Real>
-constexpr KernelTable table_for = {{tile_rows, panel<Real>}, scratch_bytes<Real>, pack<Real>, attend<Real>,
-                                   finish_rows<Real>,        exponentials<Real>};
+constexpr KernelTable table_for = {
+    {tile_rows, panel<Real>}, scratch_bytes<Real>, sizeof(Row<Real>),  pack<Real>,
+    attend<Real>,             fold<Real>,          finish_rows<Real>, exponentials<Real>};
 
 }  // namespace
 }  // namespace levelhead

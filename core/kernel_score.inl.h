@@ -1,7 +1,7 @@
 // What happens to a strip of scores between the dot product and the softmax: softcap, ALiBi, bias, hide;
 // and, before any of it is computed, which keys the strip can see at all. Part of kernel.inl.h.
 //
-// A strip is tile_rows consecutive queries of one head. Hiding is always a select, never a sum: what a hidden
+// A strip is tile_rows consecutive query rows of one kv head (kernel.h, Piece). Hiding is always a select, never a sum: what a hidden
 // key holds (NaN, inf) cannot come through.
 #pragma once
 
@@ -12,8 +12,9 @@ namespace levelhead {
 namespace {
 
 struct Strip {
-  std::int64_t t0, rows;             // query rows [t0, t0 + rows), rows <= tile_rows
-  std::int64_t position[tile_rows];  // absolute
+  std::int64_t rows;                               // how many are real; those beyond the last repeat it
+  std::int64_t head[tile_rows], t[tile_rows];      // whose query each is
+  std::int64_t position[tile_rows];                // absolute
   std::int64_t low[tile_rows], high[tile_rows];    // positions a row may see, inclusive
   std::int64_t begin[tile_rows], end[tile_rows];   // the same as key indices, end exclusive
   std::int64_t first, last;                        // union of [begin, end)
@@ -27,9 +28,6 @@ struct Span {
   std::int64_t lo, hi;
   bool hide;
 };
-
-LH_INLINE std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-LH_INLINE std::int64_t most(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
 
 std::int64_t position_of(const Positions& positions, std::int64_t b, std::int64_t index) {
   const std::int64_t start = positions.batch_start ? positions.batch_start[b] : 0;
@@ -51,20 +49,23 @@ std::int64_t keys_left(const Job& job, const Strip& strip, std::int64_t b, int r
   return left;
 }
 
-Strip make_strip(const Job& job, std::int64_t b, std::int64_t head, std::int64_t t0, std::int64_t t1) {
+Strip make_strip(const Job& job, const Piece& piece, std::int64_t row0) {
   const Problem& problem = *job.problem;
   const Scoring& scoring = problem.scoring;
-  Strip strip{};
-  strip.t0 = t0;
-  strip.rows = least(t1 - t0, tile_rows);
+  const std::int64_t b = piece.b;
+  Strip strip;
+  strip.rows = least(piece.row1 - row0, tile_rows);
+  strip.last = strip.common_first = 0;
   strip.first = strip.common_last = problem.S;
   strip.min_segment = INT64_MAX;
   strip.max_segment = INT64_MIN;
   for (int r = 0; r < tile_rows; ++r) {
-    const std::int64_t t = t0 + least(r, strip.rows - 1);  // rows beyond the last repeat it
+    const std::int64_t row = row0 + least(r, strip.rows - 1);
+    const std::int64_t head = strip.head[r] = piece.g * (problem.H / problem.G) + row / problem.T;
+    const std::int64_t t = strip.t[r] = row % problem.T;
     const std::int64_t p = strip.position[r] = position_of(scoring.queries, b, t);
-    strip.low[r] = p - scoring.left;
-    strip.high[r] = p + (scoring.causal ? 0 : scoring.right);
+    strip.low[r] = most(p - scoring.left, -unlimited);
+    strip.high[r] = least(p + (scoring.causal ? 0 : scoring.right), unlimited);
     if (scoring.key_lengths) strip.high[r] = least(strip.high[r], scoring.key_lengths[b] - 1);
     const bool consecutive = !job.key_positions;
     strip.begin[r] = consecutive ? least(most(strip.low[r] - job.key_start, 0), problem.S) : 0;
@@ -108,12 +109,12 @@ bool row_sees_any(const char* mask, DType dtype, std::int64_t stride, std::int64
 }
 
 // Shrinks the span to what the mask leaves of it.
-void narrow_by_mask(const Tensor& mask, std::int64_t b, std::int64_t head, const Strip& strip, Span& span) {
+void narrow_by_mask(const Tensor& mask, std::int64_t b, const Strip& strip, Span& span) {
   // A few columns at a time: a mask with a hole costs a look, one without costs its first column.
   constexpr std::int64_t step = 16;
   const auto visible = [&](std::int64_t lo, std::int64_t hi) {
     for (std::int64_t r = 0; r < strip.rows; ++r)
-      if (row_sees_any(mask.at(b, head, strip.t0 + r) + lo * mask.column_stride, mask.dtype, mask.column_stride, hi - lo))
+      if (row_sees_any(mask.at(b, strip.head[r], strip.t[r]) + lo * mask.column_stride, mask.dtype, mask.column_stride, hi - lo))
         return true;
     return false;
   };
@@ -148,7 +149,7 @@ void narrow_by_positions(const Job& job, std::int64_t b, std::int64_t block, con
   span.hide = span.hide || facts.min_position < common_low || facts.max_position > common_high;
 }
 
-Span visible_span(const Job& job, std::int64_t b, std::int64_t head, std::int64_t block, const Strip& strip) {
+Span visible_span(const Job& job, std::int64_t b, std::int64_t block, const Strip& strip) {
   const Scoring& scoring = job.problem->scoring;
   const std::int64_t first = block * job.plan->key_block;
   Span span{most(first, strip.first), least(first + job.plan->key_block, strip.last), false};
@@ -156,7 +157,7 @@ Span visible_span(const Job& job, std::int64_t b, std::int64_t head, std::int64_
   span.hide = span.lo < strip.common_first || span.hi > strip.common_last;
   if (job.key_positions) narrow_by_positions(job, b, block, strip, span);
   if (scoring.key_segments && span.lo < span.hi) narrow_by_segments(job, b, block, strip, span);
-  if (scoring.mask && span.lo < span.hi) narrow_by_mask(scoring.mask, b, head, strip, span);
+  if (scoring.mask && span.lo < span.hi) narrow_by_mask(scoring.mask, b, strip, span);
   return span;
 }
 
@@ -206,8 +207,8 @@ void hide_row(const Job& job, const Strip& strip, int r, std::int64_t b, const c
 
 // Scores of the strip for keys [lo, lo + n), in place. Returns whether any of them may be hidden.
 template <class Real>
-bool score_strip(const Job& job, const Strip& strip, const Span& span, std::int64_t b, std::int64_t head, Real* s,
-                 std::int64_t lo, std::int64_t n, Real* spare) {
+bool score_strip(const Job& job, const Strip& strip, const Span& span, std::int64_t b, Real* s, std::int64_t lo,
+                 std::int64_t n, Real* spare) {
   const Problem& problem = *job.problem;
   const Scoring& scoring = problem.scoring;
   const std::int64_t stride = job.plan->score_stride, real_keys = least(n, problem.S - lo);
@@ -215,7 +216,8 @@ bool score_strip(const Job& job, const Strip& strip, const Span& span, std::int6
   // Panels reach to either side of the span: what lies there is hidden or no key at all.
   const bool hide = span.hide || span.lo != lo || span.hi != lo + n;
   for (int r = 0; r < strip.rows; ++r, s += stride) {
-    const char* mask = scoring.mask ? scoring.mask.at(b, head, strip.t0 + r) + lo * scoring.mask.column_stride : nullptr;
+    const std::int64_t head = strip.head[r];
+    const char* mask = scoring.mask ? scoring.mask.at(b, head, strip.t[r]) + lo * scoring.mask.column_stride : nullptr;
     if (scoring.softcap > 0) softcap_row(s, n, static_cast<Real>(scoring.softcap));
     if (scoring.alibi) alibi_row(job, s, lo, real_keys, strip.position[r], static_cast<Real>(scoring.alibi[head]));
     if (bias) bias_row(scoring.mask, mask, s, real_keys, spare);

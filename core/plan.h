@@ -16,18 +16,19 @@ struct Tile {
 
 struct Plan {
   Tile tile;
-  std::int64_t key_block;    // keys whose packed K and V stay in L2 while a query block passes over them
-  std::int64_t query_block;  // queries of one task, a multiple of tile.rows
-  std::int64_t blocks;       // key blocks
   std::int64_t D, E;
-  std::int64_t padded_keys;     // S up to whole panels
+  std::int64_t key_block;       // keys whose packed K and V stay in L2 while a query block passes over them
+  std::int64_t blocks;          // key blocks
+  std::int64_t query_block;     // query rows of one task, a multiple of tile.rows
+  std::int64_t split_blocks;    // key blocks of one task when there are few queries; else all
+  std::int64_t splits;          // such tasks for the same rows, joined by merge
   std::int64_t padded_columns;  // E up to whole panels
   std::int64_t score_stride;    // of the rows of a strip of scores
 
   [[gnu::always_inline]] std::int64_t strips() const { return query_block / tile.rows; }
-  // Elements of one kv head, packed.
-  [[gnu::always_inline]] std::int64_t key_elements() const { return padded_keys * D; }
-  [[gnu::always_inline]] std::int64_t value_elements() const { return padded_keys * padded_columns; }
+  // Elements of one packed key block: keys, then values.
+  [[gnu::always_inline]] std::int64_t key_elements() const { return key_block * D; }
+  [[gnu::always_inline]] std::int64_t pack_elements() const { return key_block * (D + padded_columns); }
 };
 
 [[gnu::always_inline]] inline std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
@@ -41,19 +42,26 @@ constexpr std::int64_t largest_key_block = 512, smallest_key_block = 64;
 // what memory can deliver. Shorter problems are cut finer so that two cores have something to share.
 constexpr std::int64_t long_query_block = 96, short_query_block = 48, short_queries = 384;
 
+// Up to this many queries, reading K and V is what costs: nothing is packed ahead, and the keys are dealt out too,
+// in splits of fixed length (so that the bits do not depend on who computes what).
+constexpr std::int64_t few_queries = 16, split_keys = 1024;
+
 inline Plan make_plan(Tile tile, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
                       std::int64_t real_bytes) {
   Plan plan{};
   plan.tile = tile;
+  plan.D = D;
+  plan.E = E;
   std::int64_t keys = block_bytes / ((D + E + 1) * real_bytes);
   if (keys > largest_key_block) keys = largest_key_block;
   if (keys < smallest_key_block) keys = smallest_key_block;
-  plan.key_block = keys / smallest_key_block * smallest_key_block;
-  plan.query_block = T < short_queries ? short_query_block : long_query_block;
+  keys = keys / smallest_key_block * smallest_key_block;
+  plan.key_block = S < keys ? round_up(S > 0 ? S : 1, tile.panel) : keys;
   plan.blocks = (S + plan.key_block - 1) / plan.key_block;
-  plan.D = D;
-  plan.E = E;
-  plan.padded_keys = round_up(S, tile.panel);
+  plan.query_block = T < short_queries ? short_query_block : long_query_block;
+  plan.split_blocks = plan.blocks > 0 ? plan.blocks : 1;
+  if (T <= few_queries && plan.split_blocks * plan.key_block > split_keys) plan.split_blocks = split_keys / plan.key_block;
+  plan.splits = plan.blocks > 0 ? (plan.blocks + plan.split_blocks - 1) / plan.split_blocks : 1;
   plan.padded_columns = round_up(E, tile.panel);
   // One cache line more than the block, so that the rows of a strip do not fall into the same sets.
   plan.score_stride = plan.key_block + 64 / real_bytes;

@@ -113,6 +113,18 @@ LH_INLINE bool any(Integers<Real> condition) {
   return all != 0;
 }
 
+// The lane numbers 0 .. n - 1 as a list, for shuffles.
+template <int... lane>
+struct Lanes {};
+template <int n, int... lane>
+struct LanesUpTo : LanesUpTo<n - 1, n - 1, lane...> {};
+template <int... lane>
+struct LanesUpTo<0, lane...> {
+  using Type = Lanes<lane...>;
+};
+template <int n>
+using AllLanes = typename LanesUpTo<n>::Type;
+
 // --- half precision, one number at a time; rows of them in kernel_pack.inl.h ---
 
 LH_INLINE float widen_bf16(std::uint16_t h) {

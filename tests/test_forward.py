@@ -14,7 +14,19 @@ import torch
 
 import levelhead as lh
 from levelhead import _core, reference, scaling, scoring
-from support import DTYPES, ISAS, LENGTHS, WIDTHS, Array, agree, kind, on_every_isa, qkv, storage
+from support import (
+    DTYPES,
+    ISAS,
+    LENGTHS,
+    WIDTHS,
+    Array,
+    agree,
+    kind,
+    on_every_isa,
+    qkv,
+    same_bits,
+    storage,
+)
 
 
 def run(q: Array, k: Array, v: Array, **options: Any) -> None:
@@ -249,6 +261,83 @@ def test_masks_of_any_strides(layout: str) -> None:
         run(q, k, v, mask=given)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_visible_key_at_every_place(dtype: str) -> None:
+    # Its value must come through exactly, wherever it lies among hidden ones that are skipped.
+    q, k, v = qkv((70,), 3, 70, D=4, groups=1, dtype=dtype)
+    one = np.eye(70, dtype=bool)
+    ways = (
+        dict(mask=one[:, None, :]),
+        dict(mask=np.where(one, 0.0, -np.inf).astype("f4")[:, None, :]),
+        dict(mask=np.where(one, 0.0, -np.inf).astype(kind(dtype))[:, None, :]),
+    )
+    for options in ways:
+        for _, out in on_every_isa(lambda o=options: lh.attention(q, k, v, **o)):
+            same_bits(out, np.repeat(v[0][:, None], 3, axis=1))
+    q, k, v = qkv((1,), 70, 70, D=4, dtype=dtype)
+    order = np.random.default_rng(0).permutation(70)
+    ways = (
+        dict(mask=one[order]),
+        dict(segments=(order, np.arange(70))),
+        dict(window=(0, 0), mask=one),
+        dict(segments=(np.arange(70), np.argsort(order))),
+    )
+    for options, picked in zip(ways, (order, order, np.arange(70), order), strict=True):
+        for _, out in on_every_isa(lambda o=options: lh.attention(q, k, v, **o)):
+            same_bits(out, v[:, picked])
+
+
+@pytest.mark.parametrize("masked", ["bool", "float"])
+def test_visible_intervals_of_every_kind(masked: str) -> None:
+    rng = np.random.default_rng(9)
+    H = 60
+    q, k, v = qkv((H,), 14, 100, D=4, groups=1)
+    ends = np.sort(rng.integers(0, 101, (2, H, 1, 1)), axis=0)
+    ends[:, H // 2 :, :, :] = ends[:, H // 2 :, :, :] // 16 * 16  # half of them on whole panels
+    j = np.arange(100)
+    seen = (j >= ends[0]) & (j < ends[1])
+    ragged = seen & (rng.random((H, 14, 1)) < 0.5)  # rows that see nothing among rows that do
+    for mask in (seen, ragged, seen & (j % 7 > 0), ~seen):
+        given = mask if masked == "bool" else np.where(mask, 0.5, -np.inf).astype("f4")
+        run(q, k, v, mask=given)
+
+
+LONG = 1300
+
+
+def long_options() -> dict[str, dict[str, Any]]:
+    """Ways to see little of many keys: whole stretches of them are never looked at."""
+    rng = np.random.default_rng(2)
+    blocks = rng.random((30, LONG // 50)) < 0.15
+    islands = np.repeat(blocks, 50, axis=-1)
+    late = np.arange(LONG) >= 1180
+    ids = np.sort(rng.integers(0, 25, LONG))
+    return {
+        "all": {},
+        "causal from the middle": dict(causal=True, query_start=600),
+        "window at the front": dict(window=(40, 10), query_start=20),
+        "window across the middle": dict(window=(9, 200), query_start=480),
+        "window at the end": dict(window=(300, 0)),
+        "short": dict(key_lengths=np.array(13)),
+        "just past the middle": dict(key_lengths=np.array(513)),
+        "islands": dict(mask=islands),
+        "islands of bias": dict(mask=np.where(islands, 1.0, -np.inf).astype("f4")),
+        "late": dict(mask=late),
+        "early": dict(mask=~late & (np.arange(LONG) < 7)),
+        "packed": dict(segments=(np.sort(rng.integers(0, 25, 30)), ids)),
+        "packed in disorder": dict(segments=(rng.integers(0, 25, 30), rng.permutation(ids))),
+        "rare id": dict(segments=(np.full(30, 3), np.where(np.arange(LONG) % 400 == 399, 3, 8))),
+    }
+
+
+@pytest.mark.parametrize("name", long_options())
+def test_long_keys_of_which_few_are_seen(name: str) -> None:
+    for turn, dtype in enumerate(DTYPES):
+        q, k, v = qkv((2, 2), 30, LONG, D=8, groups=1, dtype=dtype, seed=turn)
+        extra = {} if turn % 2 else dict(sinks=np.array([-1.0, 1.0]), alibi=np.full(2, 1e-3))
+        run(q, k, v, **long_options()[name], **extra)
+
+
 @pytest.mark.parametrize("window", [None, (5, 3), (None, 2), (16, None), (0, 0)])
 def test_query_start_from_before_to_after_all_keys(window: Any) -> None:
     q, k, v = qkv((1, 2), 7, 33, D=4)
@@ -351,7 +440,8 @@ def test_as_exact_as_pytorch(D: int, causal: bool) -> None:
     ours: dict[str, list[Array]] = {isa: [] for isa in ISAS}
     theirs = []
     for seed in range(3):
-        q, k, v = qkv((1, 2), 512, 512, D, seed=seed)
+        # Eight heads: with fewer, the largest error is one unlucky element's, ours or theirs.
+        q, k, v = qkv((1, 8), 512, 512, D, seed=seed)
         truth = reference.attention(q, k, v, causal=causal)
         tensors = [torch.from_numpy(x) for x in (q, k, v)]
         peer = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=causal)

@@ -234,7 +234,8 @@ def test_softcap_bounds_even_infinity(dtype: str) -> None:
 def test_infinite_values_are_weighed_as_the_reference_does(dtype: str) -> None:
     q, k, v = qkv((2,), 15, 40, D=8, dtype=dtype)
     v[0, 3, 1], v[1, 39, 2], v[1, 0, 0], v[1, 20, 0] = np.inf, -np.inf, np.inf, -np.inf
-    agree(q, k, v, lambda: lh.attention(q, k, v, causal=True), causal=True)
+    for options in (dict(causal=True), dict(dropout=0.5, seed=4)):
+        agree(q, k, v, lambda o=options: lh.attention(q, k, v, **o), **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -366,6 +367,23 @@ def test_scores_of_every_size(size: float, dtype: str) -> None:
     agree(q, k, v, lambda: lh.attention(q, k, v))
 
 
+@pytest.mark.parametrize("size", ["least", 1e-30, 1e-4, 1e15, "largest"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_cosines_do_not_depend_on_size(size: Any, dtype: str) -> None:
+    q, k, v = qkv((2,), 9, 45, D=8, dtype=dtype)
+    limits = np.finfo("f8" if dtype == "float64" else "f4")
+    size = {"least": limits.tiny * 16, "largest": limits.max / 16}.get(size, size)
+    q, k = ((x.astype("f8") * size).astype(kind(dtype)) for x in (q, k))
+    agree(q, k, v, lambda: lh.attention(q, k, v, scale="cosine"), scale="cosine")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_softcaps_of_every_size(dtype: str) -> None:
+    q, k, v = qkv((2,), 9, 45, D=8, dtype=dtype)
+    for cap in (1.2e-38, 1e-30, 1e-3, 0.7, 1.0, 1e3, 1e10, 1e30, 3e38):
+        agree(q, k, v, lambda c=cap: lh.attention(q, k, v, softcap=c), softcap=cap)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_of_every_size(dtype: str) -> None:
     q, k, v = qkv((2,), 9, 45, D=8, dtype=dtype)
@@ -491,6 +509,21 @@ def test_positions_beyond_32_bits() -> None:
                 query_start=start,
                 **options,
             )
+
+
+@pytest.mark.parametrize("start", [2**61, 2**61 - 1, -(2**61), -(2**61) + 1])
+def test_positions_at_the_end_of_what_is_accepted(start: int) -> None:
+    q, k, v = qkv((1, 2), 12, 30, D=8)
+    for options in (
+        {},
+        dict(causal=True),
+        dict(window=(2**62, None)),
+        dict(window=(None, 2**62)),
+        dict(window=(2**62 - 1, 2**62 - 1), causal=True),
+        dict(window=(3, 3)),
+    ):
+        given = dict(options, query_start=start)
+        agree(q, k, v, lambda o=given: lh.attention(q, k, v, **o), **given)
 
 
 # ---- foreign memory (pytorch#46741: segfault on a read-only map; dlpack#51; numpy#19083)

@@ -9,7 +9,11 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <pthread.h>
+
+#include <atomic>
 #include <cstring>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -159,6 +163,16 @@ std::vector<Run> runs_from(const std::optional<std::vector<std::tuple<std::int64
   return runs;
 }
 
+// Signals are handled on Python's main thread alone; others must not even ask, since a thread that waits for the
+// GIL while the interpreter shuts down is killed there. A forked child's only thread is its main one.
+std::atomic<unsigned long> main_thread{0};
+
+void remember_main_thread() {
+  const nb::object main = nb::module_::import_("threading").attr("main_thread")();
+  main_thread = nb::cast<unsigned long>(main.attr("ident"));
+  pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });
+}
+
 bool python_wants_to_stop(void*) {
   nb::gil_scoped_acquire hold;
   return PyErr_CheckSignals() != 0;
@@ -242,7 +256,7 @@ void forward_arrays(nb::handle q_, nb::handle k_, nb::handle v_, nb::handle out_
   result.sums = sums.contiguous<void>(extended(rows, row_sums), !sums || sums->format() == real);
   result.counts = counts.integers(extended(rows, row_counts));
 
-  Interrupt interrupt(python_wants_to_stop, nullptr);
+  Interrupt interrupt(PyThread_get_thread_ident() == main_thread ? python_wants_to_stop : nullptr, nullptr);
   bool finished;
   {
     nb::gil_scoped_release release;
@@ -330,6 +344,14 @@ double sweep_array(nb::handle x_, int threads) {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  remember_main_thread();
+  nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::invalid_argument& wrong) {  // dispatch.h: an ISA that is not there
+      PyErr_SetString(nb::module_::import_("levelhead.errors").attr("LevelheadValueError").ptr(), wrong.what());
+    }
+  });
   const auto none = nb::none();
   m.def("forward", forward_arrays, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::kw_only(), nb::arg("out") = none,
         nb::arg("acc") = none, nb::arg("sums") = none, nb::arg("counts") = none, nb::arg("scale"),

@@ -1,4 +1,4 @@
-"""The command line: `levelhead info` and `levelhead tour`.
+"""The command line: `levelhead info`, `levelhead tour` and `levelhead bench`.
 
 Parses, calls the public API, prints. It computes nothing that the library does not offer, and keeps
 stdout for data: errors go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage.
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
@@ -21,6 +22,7 @@ import levelhead as lh
 _EXAMPLES = """examples:
   levelhead info --json
   levelhead tour
+  levelhead bench --quick
 """
 
 _WORDS = ("Love", "Apple", "phones")
@@ -62,12 +64,69 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     tour = commands.add_parser("tour", help="attention on three words, then on four heads")
     tour.set_defaults(run=_tour)
+    _add_bench(commands)
     return parser
 
 
 def _info(arguments: argparse.Namespace) -> Iterator[str]:
     info = lh.info()
     yield json.dumps(dict(info), indent=2) if arguments.json else repr(info)
+
+
+# ---- the benchmark ----------------------------------------------------------
+
+
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bench = commands.add_parser("bench", help="speed, error and memory against every peer found")
+    size = bench.add_mutually_exclusive_group()
+    size.add_argument(
+        "--quick", action="store_true", help="a dozen cells, under a minute (default)"
+    )
+    size.add_argument("--full", action="store_true", help="every cell, the better part of an hour")
+    bench.add_argument(
+        "--case",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="only these cells; may be repeated",
+    )
+    bench.add_argument("--threads", type=int, metavar="N", help="of everybody; default: all CPUs")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    bench.add_argument("--list", action="store_true", help="names, shapes and bars of the cells")
+    bench.add_argument(
+        "--plot", nargs=2, type=Path, metavar=("FILE", "DIR"), help="draw the result in FILE"
+    )
+    bench.set_defaults(run=_bench)
+
+
+def _bench(arguments: argparse.Namespace) -> Iterator[str]:
+    from levelhead.bench import cases, plot, progress, report, run  # few who run `info` need them
+
+    if arguments.plot:
+        source, folder = arguments.plot
+        for path in plot.plot(json.loads(source.read_text(encoding="utf-8")), folder):
+            yield str(path)
+        return
+    quick = arguments.quick or not (arguments.full or arguments.case or arguments.list)
+    chosen = cases.select(arguments.case, quick=quick)
+    if arguments.list:
+        yield from report.listing(chosen)
+        return
+    shown = progress.Progress(len(chosen))
+
+    def save(result: dict[str, Any]) -> None:
+        if arguments.json:
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    try:
+        effort = run.QUICK if quick else run.FULL
+        result = run.bench(
+            chosen, threads=arguments.threads, effort=effort, tell=shown.tell, save=save
+        )
+    finally:
+        shown.close()
+    yield from report.report(result)
 
 
 # ---- the tour ---------------------------------------------------------------

@@ -1,0 +1,172 @@
+"""One cell of the benchmark: everybody who can computes one case, is checked, then timed.
+
+A peer that is missing, refuses, fails or is wrong is written down with the reason; it never ends
+the run, and it is never timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from levelhead.bench import inputs, limits, measure, memory, peers
+from levelhead.bench.calls import Call, Refused
+from levelhead.bench.cases import Case
+
+_PATIENT = 2.0  # seconds; a call longer than this, of somebody slow, sees one seed only
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much trouble is taken."""
+
+    rounds: int
+    seeds: int
+    memory: bool
+    left_out: tuple[str, ...] = ()  # peers that take too long to get ready
+    least: float = limits.LEAST  # seconds per measurement of the machine's limits
+    array: int = limits.ARRAY  # bytes read to measure the bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Somebody who has shown that the answer is right."""
+
+    variant: str
+    call: Call
+    seconds: float  # roughly
+    error: measure.Error
+
+
+def measured(
+    case: Case, threads: int, effort: Effort, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    problem = inputs.make(case)
+    rows, truth = inputs.sampled_rows(case), inputs.truth(problem)
+    refused: dict[str, str] = {}
+    ready: dict[str, Contender] = {}
+    for peer in (peers.OURS, *peers.against(case)):
+        tell(peer.name)
+        if peer.name in effort.left_out:
+            refused[peer.name] = "left out of --quick: compiling takes longer than measuring"
+            continue
+        found, reasons = contender(peer, problem, threads, rows, truth)
+        refused |= reasons
+        if found is not None:
+            ready[peer.name] = found
+    if not case.peers:
+        refused |= {peer.name: "not asked: the cell is beyond most peers" for peer in peers.PEERS}
+    plans = _plans(ready, effort)
+    timings = measure.bursts({name: c.call.run for name, c in ready.items()}, plans, tell)
+    errors = _errors(case, ready, plans, threads, effort.seeds)
+    return dict(
+        _described(case, problem),
+        results=[
+            _result(case, name, ready[name], timings[name], errors[name], threads, effort, tell)
+            for name in ready
+        ],
+        refused=refused,
+    )
+
+
+def contender(
+    peer: peers.Implementation, problem: inputs.Problem, threads: int,
+    rows: inputs.Array, truth: inputs.Array,
+) -> tuple[Contender | None, dict[str, str]]:  # fmt: skip
+    """The fastest variant that gives the right answer, and why others do not count."""
+    reason = peer.missing()
+    if reason is not None:
+        return None, {peer.name: reason}
+    try:
+        variants = peer.variants(problem, threads)
+    except Refused as refusal:
+        return None, {peer.name: str(refusal)}
+    reasons, right = {}, []
+    for variant, build in variants.items():
+        try:
+            call = build()
+            found = measure.error(call.read(call.run())[:, :, rows], truth)
+            if not found.relative <= measure.TOLERANCE[problem.case.dtype]:  # NaN too
+                reasons[variant] = f"wrong: relative error {found.relative:.1e}"
+                continue
+            right.append(Contender(variant, call, measure.estimate(call.run), found))
+        except Exception as failure:  # whatever a library raises must not end the run
+            words = str(failure).strip().splitlines() or [""]
+            reasons[variant] = f"{type(failure).__name__}: {words[0][:160]}"
+    best = min(right, key=lambda contender: contender.seconds, default=None)
+    if best is None:
+        return None, {peer.name: "; ".join(f"{v}: {why}" for v, why in reasons.items())}
+    return best, {f"{peer.name}, {variant}": why for variant, why in reasons.items()}
+
+
+def _plans(ready: dict[str, Contender], effort: Effort) -> dict[str, measure.Plan]:
+    rivals = [c.seconds for name, c in ready.items() if name != peers.OURS.name]
+    fastest = min(rivals, default=float("inf"))
+    return {
+        # We are measured in full, however slow we are.
+        name: measure.plan(
+            c.seconds,
+            float("inf") if name == peers.OURS.name else fastest,
+            rounds=effort.rounds,
+        )
+        for name, c in ready.items()
+    }
+
+
+def _errors(
+    case: Case,
+    ready: dict[str, Contender],
+    plans: dict[str, measure.Plan],
+    threads: int,
+    seeds: int,
+) -> dict[str, list[measure.Error]]:
+    everybody = {peer.name: peer for peer in (peers.OURS, *peers.against(case))}
+    found = {name: [contender.error] for name, contender in ready.items()}
+    for seed in range(1, seeds):
+        problem = inputs.make(case, seed)
+        rows, truth = inputs.sampled_rows(case), inputs.truth(problem)
+        for name, contender in ready.items():
+            if contender.seconds > _PATIENT and plans[name].rounds == 1:
+                continue
+            call = everybody[name].variants(problem, threads)[contender.variant]()
+            found[name].append(measure.error(call.read(call.run())[:, :, rows], truth))
+    return found
+
+
+def _described(case: Case, problem: inputs.Problem) -> dict[str, Any]:
+    words = ("causal", "window", "mask", "alibi", "softcap", "padding", "packed")
+    options = {word: value for word in words if (value := getattr(case, word))}
+    return dict(
+        name=case.name,
+        family=case.family,
+        shape={letter: getattr(case, letter) for letter in "BHGTSDE"},
+        dtype=case.dtype,
+        options=options,
+        caller=case.caller,
+        observed=case.observed,
+        decode=case.decode,
+        fit=case.fit,
+        bar=asdict(case.bar),
+        flops=inputs.flops(problem),
+        bytes=inputs.traffic(problem),
+    )
+
+
+def _result(
+    case: Case, name: str, contender: Contender, timing: measure.Timing,
+    errors: list[measure.Error], threads: int, effort: Effort, tell: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    result = dict(
+        name=name,
+        variant=contender.variant,
+        best=timing.best,
+        median=timing.median,
+        error=asdict(measure.joined(errors)) | dict(seeds=len(errors)),
+        calls_per_sample=timing.calls_per_sample,
+        samples=[float(f"{taken:.5g}") for taken in timing.samples],
+    )
+    if effort.memory and case.weighed:
+        tell(f"memory of {name}")
+        result["memory"] = memory.extra(case, name, contender.variant, threads)
+    return result

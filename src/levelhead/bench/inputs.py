@@ -1,0 +1,191 @@
+"""The arrays of a case, and the truth about some of its rows.
+
+Inputs are standard normal, so logits have a spread of 1, as a level head has. Masks belong to the
+case; only q, k and v change with the seed. The truth is `levelhead.reference` in float64 on a
+sample of query rows: all heads and keys, but never a whole matrix of scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead import reference, scoring
+from levelhead.bench.cases import Case
+
+Array: TypeAlias = NDArray[Any]
+
+ROWS = 64  # query rows compared with the truth, of each head
+_VISIBLE = 0.9  # share of a random boolean mask that is True
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A case with numbers in it."""
+
+    case: Case
+    q: Array  # (B, H, T, D)
+    k: Array  # (B, G, S, D)
+    v: Array  # (B, G, S, E)
+
+    @cached_property
+    def lengths(self) -> Array | None:
+        """How many keys each batch row has: all, 3/4, 1/2, 1/4, ..."""
+        if not self.case.padding:
+            return None
+        B, S = self.case.B, self.case.S
+        return np.maximum(S * (B - np.arange(B)) // B, 1)
+
+    @cached_property
+    def ends(self) -> Array | None:
+        """Cumulative lengths of packed sequences: 1/32, 1/16, ... of the tokens, then the rest."""
+        if not self.case.packed:
+            return None
+        T = self.case.T
+        parts = np.array([1, 2, 5, 3, 8, 4, 2, 7]) * T // 32
+        parts[-1] += T - parts.sum()
+        return np.concatenate([[0], np.cumsum(parts)])
+
+    @cached_property
+    def ids(self) -> Array | None:
+        return None if self.ends is None else scoring.segment_ids(self.ends)
+
+    @cached_property
+    def mask(self) -> Array | None:
+        """The caller's own mask (T, S)."""
+        random, shape = np.random.default_rng(7), (self.case.T, self.case.S)
+        if self.case.mask == "bool":
+            return random.random(shape, dtype=np.float32) < _VISIBLE
+        if self.case.mask == "float":
+            return random.standard_normal(shape, dtype=np.float32)
+        return None
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Keywords for `levelhead.attention`; only those that are used."""
+        case = self.case
+        asked = dict(
+            causal=case.causal or None,
+            window=None if case.window is None else (case.window - 1, 0),
+            mask=self.mask,
+            softcap=case.softcap,
+            alibi=case.alibi or None,
+            key_lengths=self.lengths,
+            segments=self.ids,
+        )
+        return {name: value for name, value in asked.items() if value is not None}
+
+    @cached_property
+    def seen(self) -> Array | None:
+        """Who sees whom as one boolean mask (B or 1, 1, T, S); None: everybody."""
+        case = self.case
+        p, j = np.arange(case.S - case.T, case.S)[:, None], np.arange(case.S)
+        seen: Array | None = None
+        if case.causal or case.window:
+            seen = j <= p
+        if seen is not None and case.window:
+            seen &= j > p - case.window
+        if case.mask == "bool":
+            seen = self.mask if seen is None else seen & self.mask
+        if self.ids is not None:
+            same = self.ids[:, None] == self.ids
+            seen = same if seen is None else seen & same
+        if self.lengths is not None:
+            inside = np.broadcast_to(
+                (j < self.lengths[:, None])[:, None, None], (case.B, 1, case.T, case.S)
+            )
+            return inside if seen is None else inside & seen
+        return None if seen is None else seen[None, None]
+
+    @cached_property
+    def bias(self) -> Array | None:
+        """Everything that is added to a logit, as one float32 array (B or 1, H or 1, T, S)."""
+        case = self.case
+        bias: Array | None = None
+        if case.mask == "float" and self.mask is not None:
+            bias = self.mask[None, None]
+        if case.alibi:
+            slopes = scoring.alibi_slopes(case.H)[None, :, None, None]
+            distance = np.abs(np.arange(case.S - case.T, case.S)[:, None] - np.arange(case.S))
+            added = (-slopes * distance).astype(np.float32)
+            bias = added if bias is None else bias + added
+        if self.seen is not None:
+            hidden = np.where(self.seen, np.float32(0), np.float32(-np.inf))
+            bias = hidden if bias is None else bias + hidden
+        return bias
+
+    @property
+    def output_bytes(self) -> int:
+        case = self.case
+        return case.B * case.H * case.T * case.E * self.q.dtype.itemsize
+
+
+def make(case: Case, seed: int = 0) -> Problem:
+    random = np.random.default_rng(seed)
+    dtype = numpy_dtype(case.dtype)
+    shapes = (
+        (case.B, case.H, case.T, case.D),
+        (case.B, case.G, case.S, case.D),
+        (case.B, case.G, case.S, case.E),
+    )
+    q, k, v = (random.standard_normal(s, dtype=np.float32).astype(dtype) for s in shapes)
+    return Problem(case, q, k, v)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
+
+
+def sampled_rows(case: Case) -> Array:
+    """Query rows spread evenly, both ends among them."""
+    return np.unique(np.linspace(0, case.T - 1, min(ROWS, case.T)).round().astype(int))
+
+
+def truth(problem: Problem) -> Array:
+    """Attention of the sampled rows in float64, (B, H, rows, E)."""
+    case, rows = problem.case, sampled_rows(problem.case)
+    options = dict(problem.options)
+    if problem.mask is not None:
+        options["mask"] = problem.mask[rows]
+    if problem.ids is not None:
+        options["segments"] = (problem.ids[rows], problem.ids)
+    return reference.attention(
+        problem.q[:, :, rows],
+        problem.k,
+        problem.v,
+        query_start=case.S - case.T,
+        query_runs=[(int(row), 1, 1) for row in rows],
+        **options,
+    )
+
+
+def visible_pairs(problem: Problem) -> int:
+    """Pairs (query, key) that the softmax sees, over batch and heads: the work there is to do."""
+    case = problem.case
+    if case.mask == "bool" or case.padding or case.packed:
+        assert problem.seen is not None
+        return int(problem.seen.sum()) * case.H * (case.B // len(problem.seen))
+    p = np.arange(case.S - case.T, case.S)
+    last = np.minimum(p + 1, case.S) if case.causal or case.window else np.full(case.T, case.S)
+    first = np.maximum(p + 1 - case.window, 0) if case.window else np.zeros(case.T, int)
+    return int(np.maximum(last - first, 0).sum()) * case.B * case.H
+
+
+def flops(problem: Problem) -> int:
+    """A multiplication and an addition per visible pair and column of k and of v."""
+    return 2 * (problem.case.D + problem.case.E) * visible_pairs(problem)
+
+
+def traffic(problem: Problem) -> int:
+    """Bytes that must cross memory once: q, k, v and the result."""
+    inputs = problem.q.nbytes + problem.k.nbytes + problem.v.nbytes
+    return int(inputs + problem.output_bytes)

@@ -1,0 +1,134 @@
+"""From numbers to verdicts: ratios, shares of the limits, bars, fitted exponents.
+
+Works on the plain dictionaries that go into the JSON file, so that an old result can be judged
+again. It measures nothing and prints nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from levelhead.bench.cases import Bar
+
+Cell: TypeAlias = dict[str, Any]
+
+# The project's bar for accuracy, against PyTorch's own error in the same cell.
+RMS, MAX = 1.05, 1.25
+TRUSTED = "PyTorch"
+
+
+def verdict(cell: Cell, limits: dict[str, float]) -> dict[str, Any]:
+    """What a cell's numbers say; `word` is met, below, lost, alone or wrong."""
+    results = {result["name"]: result for result in cell["results"]}
+    ours = results.get("levelhead")
+    if ours is None:
+        return dict(word="wrong", why=cell["refused"].get("levelhead", "not measured"))
+    rivals = {name: result for name, result in results.items() if name != "levelhead"}
+    found: dict[str, Any] = dict(
+        gflops=cell["flops"] / ours["best"] / 1e9, gbytes=cell["bytes"] / ours["best"] / 1e9
+    )
+    found["of_peak"] = found["gflops"] / limits["gflops"]
+    found["of_bandwidth"] = found["gbytes"] / limits["gbytes"]
+    found["accuracy"] = _accuracy(ours, rivals.get(TRUSTED))
+    bar = Bar(**cell["bar"])
+    if bar.against in rivals:
+        rivals = {bar.against: rivals[bar.against]}
+    if not rivals:
+        return found | dict(word="alone", why="no peer to compare with")
+    for how in ("best", "median"):
+        fastest = min(rivals.values(), key=lambda result: float(result[how]))
+        found[f"fastest_by_{how}"] = fastest["name"]
+        found[f"ratio_by_{how}"] = fastest[how] / ours[how]
+    return found | _word(found, bar, cell["observed"])
+
+
+def _word(found: dict[str, Any], bar: Bar, observed: bool) -> dict[str, str]:
+    ratio = found["ratio_by_best"]
+    if ratio < 1 and not observed:
+        return dict(word="lost", why=f"{found['fastest_by_best']} is faster; bar {bar}")
+    enough = ratio >= bar.ratio
+    if bar.peak is not None:
+        enough = enough or (found["of_peak"] >= bar.peak and ratio >= bar.floor)
+    if not enough:
+        return dict(word="below", why=f"bar {bar}")
+    if bar.bandwidth is not None and found["of_bandwidth"] < bar.bandwidth:
+        return dict(word="below", why=f"bar {bar}")
+    return dict(word="met", why=f"bar {bar}")
+
+
+def _accuracy(ours: dict[str, Any], trusted: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Our error over PyTorch's; None where PyTorch has none."""
+    if trusted is None or not trusted["error"]["rms"]:
+        return None
+    rms = ours["error"]["rms"] / trusted["error"]["rms"]
+    largest = ours["error"]["max"] / trusted["error"]["max"]
+    return dict(rms=rms, max=largest, met=rms <= RMS and largest <= MAX)
+
+
+def summary(cells: list[Cell]) -> dict[str, Any]:
+    """The whole grid in a few numbers. Cells against ourselves have no part in the mean."""
+    words: dict[str, list[str]] = {}
+    for cell in cells:
+        words.setdefault(cell["verdict"]["word"], []).append(cell["name"])
+    raced = [c for c in cells if "ratio_by_best" in c["verdict"] and not c["observed"]]
+    worse = [c["name"] for c in cells if (c["verdict"].get("accuracy") or {}).get("met") is False]
+    return dict(
+        cells=len(cells),
+        compared=len(raced),
+        geometric_mean={
+            how: _geometric([c["verdict"][f"ratio_by_{how}"] for c in raced])
+            for how in ("best", "median")
+        },
+        words=words,
+        less_accurate_than_pytorch=worse,
+        exponents=_exponents(cells),
+        memory_exponents=_memory_exponents(cells),
+    )
+
+
+def _geometric(ratios: list[float]) -> float | None:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+
+
+def _exponents(cells: list[Cell]) -> dict[str, float]:
+    """Cost of one head ~ T to this power, per group of cells."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for cell in cells:
+        ours = _ours(cell)
+        if cell["fit"] and ours:
+            T, heads = cell["shape"]["T"], cell["shape"]["B"] * cell["shape"]["H"]
+            points.setdefault(cell["fit"], []).append((T, ours["best"] / heads))
+    return _slopes(points)
+
+
+def _memory_exponents(cells: list[Cell]) -> dict[str, float]:
+    """Peak extra memory, with the result and the inputs, ~ tokens to this power.
+
+    Inputs and result count, or a call that needs next to nothing would leave only noise to fit.
+    """
+    points: dict[str, list[tuple[float, float]]] = {}
+    for cell in cells:
+        ours = _ours(cell)
+        if cell["fit"] and ours and isinstance(ours.get("memory"), int):
+            heads = cell["shape"]["B"] * cell["shape"]["H"]
+            taken = (ours["memory"] + cell["bytes"]) / heads
+            points.setdefault(cell["fit"], []).append((cell["shape"]["T"], taken))
+    return _slopes(points)
+
+
+def _ours(cell: Cell) -> dict[str, Any] | None:
+    return next((r for r in cell["results"] if r["name"] == "levelhead"), None)
+
+
+def _slopes(points: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
+    """Least squares in the logarithms of both, where there are two lengths or more."""
+    slopes = {}
+    for name, found in points.items():
+        x, y = np.log(np.array(found)).T
+        x = x - x.mean()
+        if (x != 0).any():
+            slopes[name] = float((x * y).sum() / (x * x).sum())
+    return slopes

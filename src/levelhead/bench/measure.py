@@ -1,0 +1,160 @@
+"""Time in round-robin bursts, and error against the truth.
+
+Implementations take turns in bursts: idle, warm-ups, timed calls, next. Plain interleaving would
+be unfair: a pool that still spins, caches and clocks that the last call left behind would be billed
+to whoever comes next. Nothing here knows who is measured.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IDLE = 0.050  # seconds in which the last one's threads go to sleep
+WARM, CALLS = 2, 10
+LONG = 0.3  # seconds; longer calls are warmed once and timed less often
+SAMPLE = 2e-4  # seconds; shorter calls are timed in batches, or the clock would show
+SLOWER = 3.0  # times the fastest: cannot become the fastest, one short burst is enough
+HOPELESS = 5.0  # seconds; a call that takes longer, and is that much slower, is not repeated
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How often one implementation is called."""
+
+    rounds: int
+    warm: int
+    calls: int
+    batch: int = 1  # calls per sample
+
+    def seconds(self, call: float) -> float:
+        """What it will take, at so many seconds a call."""
+        return self.rounds * (IDLE + (self.warm + self.calls * self.batch) * call)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    samples: tuple[float, ...]  # seconds per call
+    calls_per_sample: int
+
+    @property
+    def best(self) -> float:
+        return min(self.samples)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+
+def estimate(run: Callable[[], Any]) -> float:
+    """Seconds that a call takes once it is warm, roughly; the first call is not believed."""
+    took = _time(run)
+    for _ in range(3 if took < LONG else 1 if took < HOPELESS else 0):
+        took = min(took, _time(run))
+    return took
+
+
+def plan(call: float, fastest: float, *, rounds: int) -> Plan:
+    """A plan for something that takes `call` seconds, when the fastest takes `fastest`."""
+    if call > SLOWER * fastest:
+        if call > HOPELESS:
+            return Plan(rounds=1, warm=0, calls=1)
+        return Plan(1, 1, 1) if call > LONG else Plan(1, 1, 3, _batch(call))
+    if call > LONG:
+        calls = max(1, round(CALLS * LONG / call))
+        return Plan(min(rounds, 2) if call > HOPELESS else rounds, int(call < HOPELESS), calls)
+    # Short calls are cheap to repeat and the most easily disturbed.
+    more = 2 if call * (WARM + CALLS) < IDLE else 1
+    return Plan(rounds * more, WARM, CALLS, _batch(call))
+
+
+def bursts(
+    runs: Mapping[str, Callable[[], Any]],
+    plans: Mapping[str, Plan],
+    told: Callable[[str], None] = lambda _: None,
+) -> dict[str, Timing]:
+    """Times everything in `runs`, in turns; `told` hears whose burst begins."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    with _no_collection():
+        for turn in range(max((plan.rounds for plan in plans.values()), default=0)):
+            for name, run in runs.items():
+                if turn >= plans[name].rounds:
+                    continue
+                told(name)
+                time.sleep(IDLE)
+                samples[name] += _burst(run, plans[name])
+    return {name: Timing(tuple(taken), plans[name].batch) for name, taken in samples.items()}
+
+
+def _burst(run: Callable[[], Any], plan: Plan) -> list[float]:
+    for _ in range(plan.warm):
+        run()
+    taken = []
+    for _ in range(plan.calls):
+        begin = time.perf_counter()
+        for _ in range(plan.batch):
+            run()
+        taken.append((time.perf_counter() - begin) / plan.batch)
+    return taken
+
+
+def _batch(call: float) -> int:
+    return max(1, int(SAMPLE / max(call, 1e-8)))
+
+
+def _time(run: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's collector would fall into somebody's burst."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+# ---- error ------------------------------------------------------------------
+
+# Relative RMS error above which an answer is wrong rather than rounded: ten times what arithmetic
+# in that type costs, and far below what a forgotten mask or scale costs. A peer that computes
+# float16 in bfloat16 is caught too.
+TOLERANCE = {"float32": 1e-4, "float16": 1.5e-3, "bfloat16": 3e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Distance from the truth, in the units of the output."""
+
+    rms: float
+    max: float
+    relative: float  # rms over the rms of the truth
+
+
+def error(result: NDArray[Any], truth: NDArray[Any]) -> Error:
+    gap = np.asarray(result, np.float64) - truth
+    rms = float(np.sqrt(np.mean(gap**2)))
+    size = float(np.sqrt(np.mean(truth**2)))
+    return Error(rms, float(np.abs(gap).max()), rms / size if size else rms)
+
+
+def joined(errors: list[Error]) -> Error:
+    """Over several seeds: the RMS of all, the maximum of all."""
+    rms = float(np.sqrt(np.mean([e.rms**2 for e in errors])))
+    relative = float(np.sqrt(np.mean([e.relative**2 for e in errors])))
+    return Error(rms, max(e.max for e in errors), relative)

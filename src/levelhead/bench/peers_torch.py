@@ -1,0 +1,201 @@
+"""PyTorch as a peer: scaled_dot_product_attention, and FlexAttention compiled.
+
+Tensors share memory with the problem's arrays. Gradients are off for the whole measurement, so no
+call pays for a context manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from levelhead.bench.calls import Call, Refused, Variants, refuse_large_scores
+from levelhead.bench.cases import Case
+from levelhead.bench.inputs import Array, Problem
+
+SMALL = 512  # tokens up to which three plain operators may beat the fused one
+
+
+@contextmanager
+def session(threads: int) -> Iterator[str]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            yield f"torch.set_num_threads({threads}), torch.no_grad()"
+    finally:
+        torch.set_num_threads(before)
+
+
+def tensor(x: Array) -> Any:
+    import torch
+
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.require(x, requirements=["W"]))
+
+
+def _read(out: Any) -> Array:
+    result: Array = out.float().numpy()
+    return result
+
+
+# ---- scaled_dot_product_attention -------------------------------------------
+
+
+def sdpa(problem: Problem, threads: int) -> Variants:
+    case = problem.case
+    if case.softcap is not None:
+        raise Refused("scaled_dot_product_attention has no soft cap")
+    if case.D != case.E:
+        refuse_large_scores(case)  # unequal widths take the path that stores them
+    variants: Variants = {"sdpa": partial(_sdpa, problem)}
+    if case.packed:
+        variants["sdpa per sequence"] = partial(_per_sequence, problem)
+    if case.padding:
+        variants["sdpa per row"] = partial(_per_row, problem)
+    if case.plain and not case.grouped and case.T <= SMALL:
+        variants["matmul, softmax, matmul"] = partial(_three_steps, problem)
+    return variants
+
+
+def _sdpa(problem: Problem) -> Call:
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    case = problem.case
+    q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
+    options: dict[str, Any] = {}
+    if case.grouped:
+        options["enable_gqa"] = True
+    if case.causal and not case.altered and case.T == case.S:
+        options["is_causal"] = True
+    elif case.alibi or case.mask == "float":
+        assert problem.bias is not None
+        options["attn_mask"] = tensor(problem.bias)
+    elif problem.seen is not None:
+        options["attn_mask"] = tensor(problem.seen)
+    if options:
+        return Call(lambda: sdpa(q, k, v, **options), _read)
+    return Call(lambda: sdpa(q, k, v), _read)
+
+
+def _per_sequence(problem: Problem) -> Call:
+    """Packed sequences without a mask: one call each, results side by side."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    assert problem.ends is not None
+    q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
+    ends = problem.ends.tolist()
+    spans = [slice(*pair) for pair in pairwise(ends)]
+
+    def run() -> Any:
+        return torch.cat([sdpa(q[:, :, at], k[:, :, at], v[:, :, at]) for at in spans], dim=2)
+
+    return Call(run, _read)
+
+
+def _per_row(problem: Problem) -> Call:
+    """Padding without a mask: one call per batch row, its keys cut to length."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    assert problem.lengths is not None
+    q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
+    cuts = list(enumerate(problem.lengths.tolist()))
+
+    def run() -> Any:
+        rows = [sdpa(q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in cuts]
+        return torch.cat(rows)
+
+    return Call(run, _read)
+
+
+def _three_steps(problem: Problem) -> Call:
+    import torch
+
+    q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
+    scale = problem.case.D**-0.5
+    return Call(lambda: torch.softmax((q * scale) @ k.mT, dim=-1) @ v, _read)
+
+
+# ---- FlexAttention ----------------------------------------------------------
+
+
+def flex(problem: Problem, threads: int) -> Variants:
+    case = problem.case
+    if case.plain:
+        raise Refused("nothing to compile: without a mask it is scaled_dot_product_attention")
+    return {"compiled": partial(_flex, problem)}
+
+
+def _flex(problem: Problem) -> Call:
+    attend, options = _compiled(problem.case)
+    q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
+    return Call(lambda: attend(q, k, v, **options), _read, warm=True)
+
+
+@lru_cache(maxsize=1)  # the seeds of one case share what was compiled for it
+def _compiled(case: Case) -> tuple[Callable[..., Any], dict[str, Any]]:
+    import torch
+    from torch.nn.attention import flex_attention as flex
+
+    torch._dynamo.reset()
+    empty = Problem(case, np.empty(0), np.empty(0), np.empty(0))  # masks do not depend on q, k, v
+    options: dict[str, Any] = {"enable_gqa": case.grouped}
+    mask_mod = _mask_mod(empty)
+    if mask_mod is not None:
+        rows = case.B if case.padding else None
+        options["block_mask"] = flex.create_block_mask(
+            mask_mod, rows, None, case.T, case.S, device="cpu"
+        )
+    score_mod = _score_mod(empty)
+    if score_mod is not None:
+        options["score_mod"] = score_mod
+    return torch.compile(flex.flex_attention, dynamic=False), options
+
+
+def _mask_mod(problem: Problem) -> Callable[..., Any] | None:
+    case = problem.case
+    shift = case.S - case.T
+    if case.window:
+        width = case.window
+        return lambda b, h, i, j: (j <= i + shift) & (j > i + shift - width)
+    if case.causal:
+        return lambda b, h, i, j: j <= i + shift
+    if problem.ids is not None:
+        ids = tensor(problem.ids)
+        return lambda b, h, i, j: ids[i] == ids[j]
+    if problem.lengths is not None:
+        lengths = tensor(problem.lengths)
+        return lambda b, h, i, j: j < lengths[b]
+    if case.mask == "bool" and problem.mask is not None:
+        mask = tensor(problem.mask)
+        return lambda b, h, i, j: mask[i, j]
+    return None
+
+
+def _score_mod(problem: Problem) -> Callable[..., Any] | None:
+    import torch
+
+    from levelhead import scoring
+
+    case = problem.case
+    shift = case.S - case.T
+    if case.softcap is not None:
+        cap = case.softcap
+        return lambda s, b, h, i, j: cap * torch.tanh(s / cap)
+    if case.alibi:
+        slopes = tensor(scoring.alibi_slopes(case.H).astype(np.float32))
+        return lambda s, b, h, i, j: s - slopes[h] * (i + shift - j).abs()
+    if case.mask == "float" and problem.mask is not None:
+        added = tensor(problem.mask)
+        return lambda s, b, h, i, j: s + added[i, j]
+    return None

@@ -1,0 +1,124 @@
+"""Bars of every ratio in a result, as two hand-written SVG files: for light and for dark pages.
+
+One line per cell, grouped by family: a bar from 1× (the fastest peer) to our ratio on a logarithmic
+axis, a tick where the bar of the cell lies. Cells that were lost point the other way, in red.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+WIDTH, LEFT, RIGHT, TOP = 860, 210, 130, 64
+LINE, GAP = 17, 26  # of a cell; of a family's title
+FONT = "font-family='system-ui, sans-serif'"
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    name: str
+    paper: str
+    ink: str
+    faint: str
+    ahead: str
+    below: str
+    lost: str
+
+
+LIGHT = Theme("light", "#ffffff", "#1f2328", "#d0d7de", "#2f6fb7", "#c58a1b", "#c0392b")
+DARK = Theme("dark", "#0d1117", "#e6edf3", "#30363d", "#5aa2f0", "#d9a441", "#f0705f")
+
+
+def plot(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Writes bench-light.svg and bench-dark.svg and returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for theme in (LIGHT, DARK):
+        path = folder / f"bench-{theme.name}.svg"
+        path.write_text("\n".join(_svg(result, theme)) + "\n", encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def _svg(result: dict[str, Any], theme: Theme) -> Iterator[str]:
+    cells = [c for c in result["cells"] if "ratio_by_best" in c["verdict"] and not c["observed"]]
+    families = list(dict.fromkeys(cell["family"] for cell in cells))
+    axis = _Axis(cells)
+    height = TOP + LINE * len(cells) + GAP * len(families) + 30
+    size = f"width='{WIDTH}' height='{height}' viewBox='0 0 {WIDTH} {height}'"
+    title = "levelhead: times faster than the fastest peer of each cell"
+    yield f"<svg xmlns='http://www.w3.org/2000/svg' {size} {FONT} font-size='11' role='img'>"
+    yield f"<title>{title}</title>"
+    yield f"<rect width='100%' height='100%' fill='{theme.paper}'/>"
+    yield _text(16, 24, title, theme.ink, size=15, weight=600)
+    yield _text(16, 42, _subtitle(result), theme.ink)
+    for value in axis.ticks():
+        x = axis.x(value)
+        colour = theme.ink if value == 1 else theme.faint
+        yield _line(x, TOP - 6, x, height - 24, colour)
+        yield _text(x, height - 10, f"{value:g}×", theme.ink, anchor="middle")
+    y = TOP
+    for family in families:
+        y += GAP
+        yield _text(16, y - 8, family, theme.ink, size=12, weight=600)
+        for cell in (cell for cell in cells if cell["family"] == family):
+            yield from _bar(cell, axis, y, theme)
+            y += LINE
+    yield "</svg>"
+
+
+def _subtitle(result: dict[str, Any]) -> str:
+    machine, mean = result["machine"], result["summary"]["geometric_mean"]["best"]
+    text = f"{machine['cpu']}, {result['threads']} threads, {machine['isa']}, {result['date'][:10]}"
+    return text if mean is None else f"{text}; geometric mean {mean:.2f}×; a tick marks the bar"
+
+
+def _bar(cell: dict[str, Any], axis: _Axis, y: float, theme: Theme) -> Iterator[str]:
+    said = cell["verdict"]
+    ratio = said["ratio_by_best"]
+    colour = {"met": theme.ahead, "lost": theme.lost}.get(said["word"], theme.below)
+    begin, end = sorted((axis.x(1), axis.x(ratio)))
+    middle = y + LINE / 2 + 4
+    yield _text(LEFT - 8, middle, cell["name"], theme.ink, anchor="end")
+    yield (
+        f"<rect x='{begin:.1f}' y='{y + 3}' width='{max(end - begin, 1):.1f}' "
+        f"height='{LINE - 6}' rx='2' fill='{colour}'/>"
+    )
+    at = axis.x(cell["bar"]["ratio"])
+    yield _line(at, y + 1, at, y + LINE - 1, theme.ink, width=1.5)
+    words = f"{ratio:.2f}× {said['fastest_by_best']}"
+    yield _text(max(end, at) + 6, middle, words, theme.ink)
+
+
+class _Axis:
+    """Ratios to pixels, logarithmic, with room for the smallest and the largest."""
+
+    def __init__(self, cells: list[dict[str, Any]]) -> None:
+        ratios = [cell["verdict"]["ratio_by_best"] for cell in cells]
+        bars = [cell["bar"]["ratio"] for cell in cells]
+        self._low = math.log2(min([0.5, *ratios]))
+        self._high = math.log2(max([4.0, *ratios, *bars]))
+
+    def x(self, ratio: float) -> float:
+        share = (math.log2(ratio) - self._low) / (self._high - self._low)
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+    def ticks(self) -> list[float]:
+        return [2.0**n for n in range(math.ceil(self._low), math.floor(self._high) + 1)]
+
+
+def _text(
+    x: float, y: float, text: str, colour: str, *, size: int = 11, weight: int = 400,
+    anchor: str = "start",
+) -> str:  # fmt: skip
+    style = f"font-size='{size}' font-weight='{weight}' text-anchor='{anchor}' fill='{colour}'"
+    return f"<text x='{x:.1f}' y='{y:.1f}' {style}>{escape(text)}</text>"
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str, *, width: float = 1) -> str:
+    ends = f"x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}'"
+    return f"<line {ends} stroke='{colour}' stroke-width='{width}'/>"

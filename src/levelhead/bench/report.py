@@ -1,0 +1,175 @@
+"""A result for people: the table, every cell that was lost, who could not take part and why.
+
+Text only, from the dictionary that `--json` writes; no cell is left out because of what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from levelhead.bench.cases import Case
+
+Result: TypeAlias = dict[str, Any]
+
+MARKS = {"met": "met", "below": "BELOW", "lost": "LOST", "alone": "alone", "wrong": "WRONG"}
+_HEAD = ("case", "ours", "fastest peer", "ratio", "median", "rate", "of limit", "error", "verdict")
+_LEFT = {0, 2, 8}  # columns of words
+
+
+def listing(cases: list[Case]) -> Iterator[str]:
+    """Names, shapes and bars, for `--list`."""
+    for case in cases:
+        width = f"{case.D}" if case.D == case.E else f"{case.D}/{case.E}"
+        heads = f"{case.H}" if not case.grouped else f"{case.H}/{case.G}"
+        shape = f"B {case.B}  H {heads}  T {case.T}  S {case.S}  d {width}  {case.dtype}"
+        yield f"{case.name:<28} {shape:<56} {case.bar}"
+
+
+def report(result: Result) -> Iterator[str]:
+    yield from _heading(result)
+    yield from _table(result["cells"])
+    yield from _shortfalls(result["cells"])
+    yield from _absent(result["cells"])
+    yield from _memory(result["cells"])
+    yield from _closing(result["summary"])
+
+
+def _heading(result: Result) -> Iterator[str]:
+    machine, limits = result["machine"], result["limits"]
+    yield (
+        f"levelhead {result['levelhead']} on {machine['cpu']}, {result['threads']} threads, "
+        f"{machine['isa']}; {result['date']}"
+    )
+    yield (
+        f"measured here: FMA peak {limits['gflops']:.0f} GFLOP/s, "
+        f"memory bandwidth {limits['gbytes']:.1f} GB/s"
+    )
+    yield ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    for name, how in result["threads_set_by"].items():
+        yield f"  {name}: {how}"
+    yield ""
+
+
+def _table(cells: list[Result]) -> Iterator[str]:
+    rows = [_HEAD, *map(_row, cells)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    family = None
+    for row, cell in zip(rows, [None, *cells], strict=True):
+        if cell is not None and cell["family"] != family:
+            family = cell["family"]
+            yield f"-- {family}"
+        parts = (
+            text.ljust(width) if i in _LEFT else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(parts).rstrip()
+    yield ""
+
+
+def _row(cell: Result) -> tuple[str, ...]:
+    said = cell["verdict"]
+    ours = _of(cell, "levelhead")
+    if ours is None:
+        return (cell["name"], "-", "-", "-", "-", "-", "-", "-", f"WRONG: {said['why']}")
+    rival, ratios = "-", ("-", "-")
+    if "ratio_by_best" in said:
+        name = said["fastest_by_best"]
+        fastest = _of(cell, name)
+        assert fastest is not None
+        rival = f"{seconds(fastest['best'])} {name}"
+        ratios = (f"{said['ratio_by_best']:.2f}×", f"{said['ratio_by_median']:.2f}×")
+    if cell["decode"]:
+        rate, share = f"{said['gbytes']:.1f} GB/s", f"{said['of_bandwidth']:.0%} memory"
+    else:
+        rate, share = f"{said['gflops']:.1f} GFLOP/s", f"{said['of_peak']:.0%} FMA"
+    accuracy = said["accuracy"]
+    error = f"{ours['error']['rms']:.1e}"
+    if accuracy is not None:
+        error += f" ({accuracy['rms']:.2f}/{accuracy['max']:.2f}{'' if accuracy['met'] else '!'})"
+    word = MARKS[said["word"]]
+    if cell["observed"] and "ratio_by_best" in said:
+        word += f" ({1 / said['ratio_by_best'] - 1:+.1%})"
+    return (cell["name"], seconds(ours["best"]), rival, *ratios, rate, share, error, word)
+
+
+def _shortfalls(cells: list[Result]) -> Iterator[str]:
+    for word, title in (
+        ("wrong", "Wrong"),
+        ("lost", "Lost: a peer is faster"),
+        ("below", "Ahead, but below the bar"),
+        ("alone", "Nobody to compare with"),
+    ):
+        found = [cell for cell in cells if cell["verdict"]["word"] == word]
+        if found:
+            yield f"{title} ({len(found)} of {len(cells)})"
+        for cell in found:
+            said = cell["verdict"]
+            ratio = f"{said['ratio_by_best']:.2f}×, " if "ratio_by_best" in said else ""
+            share = ""
+            if "of_peak" in said:
+                share = f"{said['of_peak']:.0%} of FMA peak, {said['of_bandwidth']:.0%} of memory; "
+            yield f"  {cell['name']:<28} {ratio}{share}{said['why']}"
+    yield "error: RMS against float64 (ours / PyTorch's: RMS/maximum; ! over 1.05 or 1.25)"
+    yield ""
+
+
+def _absent(cells: list[Result]) -> Iterator[str]:
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        for name, why in cell["refused"].items():
+            reasons.setdefault((name, why), []).append(cell["name"])
+    if reasons:
+        yield "Not measured, and why"
+    for (name, why), names in sorted(reasons.items()):
+        shown = ", ".join(names[:3]) + (f", … ({len(names)} cells)" if len(names) > 3 else "")
+        yield f"  {name}: {why} [{shown}]"
+    if reasons:
+        yield ""
+
+
+def _memory(cells: list[Result]) -> Iterator[str]:
+    weighed = [cell for cell in cells if any("memory" in r for r in cell["results"])]
+    if weighed:
+        yield "Peak extra memory of a call, beyond inputs and result"
+    for cell in weighed:
+        parts = (f"{r['name']} {_size(r['memory'])}" for r in cell["results"] if "memory" in r)
+        yield f"  {cell['name']:<18} {', '.join(parts)}"
+    if weighed:
+        yield ""
+
+
+def _closing(summary: Result) -> Iterator[str]:
+    mean, words = summary["geometric_mean"], summary["words"]
+    counts = ", ".join(f"{len(names)} {word}" for word, names in words.items())
+    yield f"{summary['cells']} cells: {counts}"
+    if mean["best"] is not None:
+        yield (
+            f"geometric mean against the fastest peer of each of {summary['compared']} cells: "
+            f"{mean['best']:.2f}× by minimum, {mean['median']:.2f}× by median"
+        )
+    for title, key in (("cost", "exponents"), ("memory with inputs", "memory_exponents")):
+        for name, power in summary[key].items():
+            yield f"{title} of {name} grows as tokens^{power:.2f}"
+    worse = summary["less_accurate_than_pytorch"]
+    if worse:
+        yield f"less accurate than PyTorch allows: {', '.join(worse)}"
+
+
+def _of(cell: Result, name: str) -> Result | None:
+    return next((result for result in cell["results"] if result["name"] == name), None)
+
+
+def seconds(time: float) -> str:
+    """
+    >>> seconds(0.00234), seconds(3.2e-6), seconds(1.5)
+    ('2.34 ms', '3.20 µs', '1.50 s')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if time >= size:
+            return f"{time / size:.3g} {unit}" if time >= 10 * size else f"{time / size:.2f} {unit}"
+    return f"{time / 1e-6:.2f} µs"
+
+
+def _size(taken: int | str) -> str:
+    return f"({taken})" if isinstance(taken, str) else f"{taken / 2**20:.1f} MiB"

@@ -1,0 +1,112 @@
+"""The benchmark from beginning to end: every case, everybody, into one dictionary.
+
+The dictionary is what `--json` writes: machine, versions, method, raw samples, verdicts. How one
+case is measured is `cell`'s business, what the numbers mean is `judge`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import levelhead as lh
+from levelhead import _core
+from levelhead.bench import inputs, judge, peers
+from levelhead.bench.cases import Case
+from levelhead.bench.cell import Effort, measured
+from levelhead.bench.limits import limits
+from levelhead.errors import LevelheadValueError, expected
+
+SEEDS = 3
+
+METHOD = (
+    "Round-robin bursts: 50 ms idle, 2 warm-ups, 10 timed calls, next implementation; several "
+    "rounds. Calls over 0.3 s are warmed once and timed less often; calls under 0.2 ms are timed "
+    "in batches; whoever is over 3 times slower than the fastest peer gets one short burst. Ratio: "
+    "fastest peer's time / ours, by minimum and by median. Work counts visible (query, key) pairs "
+    f"only. Error: against float64 on up to {inputs.ROWS} query rows of every head. Memory: peak "
+    "resident size during one call in a fresh process, minus what was there before and the result."
+)
+
+
+QUICK = Effort(rounds=2, seeds=1, memory=False, left_out=("FlexAttention",))
+FULL = Effort(rounds=4, seeds=SEEDS, memory=True)
+
+
+def bench(
+    cases: Sequence[Case],
+    *,
+    threads: int | None = None,
+    effort: Effort = FULL,
+    tell: Callable[[str, str], None] = lambda case, doing: None,
+    save: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
+    """Measures the cases; `tell` hears (case, what is going on), `save` gets the result so far."""
+    count = _checked(threads)
+    everybody = [peers.OURS, *peers.PEERS]
+    with ExitStack() as stack:
+        stack.enter_context(peers.on_cpus(count))
+        teams = {
+            peer.name: peer.missing() or stack.enter_context(peer.session(count))
+            for peer in everybody
+        }
+        tell("limits", "FMA peak and memory bandwidth")
+        result = _header(count, teams, everybody) | dict(
+            limits=asdict(limits(count, effort.least, effort.array))
+        )
+        result["cells"] = cells = []
+        for case in cases:
+            cell = measured(case, count, effort, partial(tell, case.name))
+            cell["verdict"] = judge.verdict(cell, result["limits"])
+            cells.append(cell)
+            result["summary"] = judge.summary(cells)
+            save(result)
+    return result
+
+
+def _checked(threads: int | None) -> int:
+    available = _core.default_threads()
+    if threads is None:
+        return available
+    if not 1 <= threads <= available:
+        what, advice = f"1 to {available}, the CPUs at hand", "Leave --threads out to use them all"
+        raise LevelheadValueError(expected("threads", what, threads, advice))
+    return threads
+
+
+def _header(
+    threads: int, teams: dict[str, str], everybody: list[peers.Implementation]
+) -> dict[str, Any]:
+    info = lh.info()
+    versions = {"python": platform.python_version(), "numpy": np.__version__}
+    for peer in everybody:
+        versions |= peer.versions()
+    return dict(
+        levelhead=info.version,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine=dict(
+            cpu=_cpu(), cpus=os.cpu_count(), system=platform.system(), machine=platform.machine(),
+            isa=info.isa, available=list(info.available),
+        ),
+        versions=versions,
+        threads=threads,
+        threads_set_by=teams,
+        method=METHOD,
+    )  # fmt: skip
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or "unknown"
