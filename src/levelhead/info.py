@@ -103,8 +103,10 @@ def _reasons(
     elif available and isa != available[-1]:
         yield f"{available[-1]}: available, but {isa} was chosen by hand"
     limit = os.environ.get("LEVELHEAD_NUM_THREADS")
-    if limit:
+    if limit and limit.isdecimal() and int(limit) > 0:
         yield f"automatic choice of threads: LEVELHEAD_NUM_THREADS={limit} is set"
+    elif limit:
+        yield f"LEVELHEAD_NUM_THREADS={limit}: ignored, it is not a positive integer"
     for name, version in front_ends.items():
         if version is None:
             yield f"{name} ({_FRONT_ENDS[name]}): not installed"
