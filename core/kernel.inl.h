@@ -48,16 +48,15 @@ std::int64_t scratch_bytes(const Plan& plan) {
   return Scratch<Real>(plan, nullptr).bytes;
 }
 
-// Queries of a strip, interleaved as score_tile wants them; rows beyond the last are zero.
+// Queries of a strip, one after another; those beyond the last are zero.
 template <class Real>
-void pack_queries(const Job& job, const Strip& strip, std::int64_t b, Real* spare, Real* q) {
+void pack_queries(const Job& job, const Strip& strip, std::int64_t b, Real* q) {
   const std::int64_t D = job.plan->D;
-  for (int r = 0; r < tile_rows; ++r) {
+  for (int r = 0; r < tile_rows; ++r, q += D) {
     if (r < strip.rows) {
-      const Real* row = view_vector(job.problem->q, b, strip.head[r], strip.t[r], D, job.problem->scoring.cosine, spare);
-      for (std::int64_t d = 0; d < D; ++d) q[d * tile_rows + r] = read<Real>(reinterpret_cast<const char*>(row + d));
+      read_vector(job.problem->q, b, strip.head[r], strip.t[r], D, job.problem->scoring.cosine, q);
     } else {
-      for (std::int64_t d = 0; d < D; ++d) q[d * tile_rows + r] = 0;
+      for (std::int64_t d = 0; d < D; ++d) q[d] = 0;
     }
   }
 }
@@ -86,18 +85,30 @@ void add_tainted(const Job& job, const Strip& strip, const Span& span, std::int6
 
 // --- one strip against one key block ---
 
+// Scores of n keys, the last of which end a panel or not.
+template <class Real, int rows>
+LH_INLINE void multiply_keys(const Real* q, const Real* keys, std::int64_t n, std::int64_t D, const Real* scale, Real* s,
+                             std::int64_t stride) {
+  for (std::int64_t j = 0; j < n; j += panel<Real>) {
+    if (n - j > lanes<Real>)
+      score_tile<Real, rows, 2>(q, keys + j * D, D, scale, s + j, stride);
+    else
+      score_tile<Real, rows, 1>(q, keys + j * D, D, scale, s + j, stride);
+  }
+}
+
 // acc = share * acc + weights . V for keys [lo, lo + n) of the block. The chunks begin at fixed keys, wherever the
 // strip begins, so that a row's bits do not depend on its neighbours.
-template <class Real>
-LH_INLINE void add_values(const Plan& plan, const Real* weights, const Real* values, std::int64_t lo, std::int64_t n,
-                          const Real* share, Real* acc) {
+template <class Real, int rows>
+LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Real* values, std::int64_t lo,
+                               std::int64_t n, const Real* share, Real* acc) {
   Real ones[tile_rows];
   for (int r = 0; r < tile_rows; ++r) ones[r] = 1;
   for (std::int64_t c = 0; c < plan.padded_columns; c += panel<Real>)
     for (std::int64_t j = 0, end; j < n; j = end) {
       end = least(n, (lo + j) / value_chunk * value_chunk + value_chunk - lo);
-      value_tile(weights + j, plan.score_stride, values + c * plan.key_block + (lo + j) * panel<Real>, end - j,
-                 j == 0 ? share : ones, acc + c, plan.padded_columns);
+      value_tile<Real, rows>(weights + j, plan.score_stride, values + c * plan.key_block + (lo + j) * panel<Real>,
+                             end - j, j == 0 ? share : ones, acc + c, plan.padded_columns);
     }
 }
 
@@ -116,8 +127,11 @@ void attend_block(const Job& job, const Packed& packed, const Strip& strip, cons
   for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
   const Real* keys = static_cast<const Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
   const Real* values = keys + plan.key_elements();
-  for (std::int64_t j = 0; j < n; j += width)
-    score_tile(q, keys + (lo - first + j) * plan.D, plan.D, scale, scratch.scores + j, plan.score_stride);
+  // From the panel where the span begins to its last key; what follows up to a whole panel is hidden below.
+  const std::int64_t real = span.hi - lo;
+  const bool few = strip.rows <= few_rows;
+  const auto multiply = few ? multiply_keys<Real, few_rows> : multiply_keys<Real, tile_rows>;
+  multiply(q, keys + (lo - first) * plan.D, real, plan.D, scale, scratch.scores, plan.score_stride);
   const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, lo, n, scratch.row);
 
   const bool tainted = problem.v && packed.tainted[block - packed.first_block];
@@ -131,7 +145,8 @@ void attend_block(const Job& job, const Packed& packed, const Strip& strip, cons
       drop_row(job, piece.b, strip.head[r], strip.position[r], s, lo, least(n, problem.S - lo));
   }
   if (!problem.v) return;
-  add_values(plan, scratch.scores, values, lo - first, n, share, acc);
+  const auto add = few ? multiply_values<Real, few_rows> : multiply_values<Real, tile_rows>;
+  add(plan, scratch.scores, values, lo - first, real, share, acc);
   if (tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, lo, n, acc);
 }
 
@@ -141,11 +156,20 @@ LH_INLINE std::int64_t row_index(const Problem& problem, std::int64_t b, std::in
   return (b * problem.H + head) * problem.T + t;
 }
 
+// acc / below, where nothing was seen zero; straight to its place when that has the compute type.
 template <class Real>
 LH_INLINE void write_output(const Real* acc, Real below, std::int64_t E, Real* spare, DType dtype, char* to,
                             std::int64_t stride) {
-  for (std::int64_t c = 0; c < E; ++c) spare[c] = below == 0 ? Real(0) : acc[c] / below;
-  narrow(spare, E, dtype, to, stride);
+  const bool direct = dtype == compute_type<Real> && stride == static_cast<std::int64_t>(sizeof(Real));
+  Real* quotients = direct ? reinterpret_cast<Real*>(to) : spare;
+  std::int64_t c = 0;
+  const Real divisor = below == 0 ? Real(1) : below;  // acc is zero then
+  for (; c + lanes<Real> <= E; c += lanes<Real>) store(quotients + c, load(acc + c) / divisor);
+  for (; c < E; ++c) {
+    const Real quotient = acc[c] / divisor;
+    __builtin_memcpy(quotients + c, &quotient, sizeof quotient);
+  }
+  if (!direct) narrow(spare, E, dtype, to, stride);
 }
 
 template <class Real>
@@ -212,7 +236,7 @@ void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& 
   std::int64_t first = piece.block1, last = piece.block0;  // key blocks that some strip can see
   for (std::int64_t i = 0; i < strips; ++i) {
     scratch.strips[i] = make_strip(job, piece, piece.row0 + i * tile_rows);
-    pack_queries(job, scratch.strips[i], piece.b, scratch.row, scratch.q + i * tile_rows * plan.D);
+    pack_queries(job, scratch.strips[i], piece.b, scratch.q + i * tile_rows * plan.D);
     first = least(first, scratch.strips[i].first / plan.key_block);
     last = most(last, (scratch.strips[i].last + plan.key_block - 1) / plan.key_block);
   }

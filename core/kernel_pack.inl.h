@@ -11,6 +11,9 @@ namespace {
 LH_INLINE std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 LH_INLINE std::int64_t most(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
 
+template <class Real>
+constexpr DType compute_type = sizeof(Real) == sizeof(double) ? DType::f64 : DType::f32;
+
 template <class Stored>
 LH_INLINE Stored read(const char* p) {
   Stored x;
@@ -106,8 +109,7 @@ LH_INLINE void read_vector(const Tensor& x, std::int64_t b, std::int64_t head, s
 template <class Real>
 LH_INLINE const Real* view_vector(const Tensor& x, std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t n,
                                   bool unit_length, Real* spare) {
-  const DType own = sizeof(Real) == sizeof(double) ? DType::f64 : DType::f32;
-  if (x.dtype == own && x.column_stride == static_cast<std::int64_t>(sizeof(Real)) && !unit_length)
+  if (x.dtype == compute_type<Real> && x.column_stride == static_cast<std::int64_t>(sizeof(Real)) && !unit_length)
     return reinterpret_cast<const Real*>(x.at(b, head, row));
   read_vector(x, b, head, row, n, unit_length, spare);
   return spare;

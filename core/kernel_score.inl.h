@@ -59,10 +59,14 @@ Strip make_strip(const Job& job, const Piece& piece, std::int64_t row0) {
   strip.first = strip.common_last = problem.S;
   strip.min_segment = INT64_MAX;
   strip.max_segment = INT64_MIN;
+  std::int64_t head = piece.g * (problem.H / problem.G) + row0 / problem.T, t = row0 % problem.T;
   for (int r = 0; r < tile_rows; ++r) {
-    const std::int64_t row = row0 + least(r, strip.rows - 1);
-    const std::int64_t head = strip.head[r] = piece.g * (problem.H / problem.G) + row / problem.T;
-    const std::int64_t t = strip.t[r] = row % problem.T;
+    if (r > 0 && r < strip.rows && ++t == problem.T) {
+      t = 0;
+      ++head;
+    }
+    strip.head[r] = head;
+    strip.t[r] = t;
     const std::int64_t p = strip.position[r] = position_of(scoring.queries, b, t);
     strip.low[r] = most(p - scoring.left, -unlimited);
     strip.high[r] = least(p + (scoring.causal ? 0 : scoring.right), unlimited);

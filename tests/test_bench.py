@@ -193,6 +193,14 @@ def test_long_calls_are_timed_less_and_tiny_ones_in_batches() -> None:
     assert plans[-1].warm == 0
 
 
+def test_an_estimate_takes_the_best_of_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = iter([0.01, 0.004, 0.003, 0.005, *[0.006] * 20])
+    monkeypatch.setattr(measure, "_time", lambda run: next(taken))
+    assert measure.estimate(lambda: None) == 0.003
+    monkeypatch.setattr(measure, "_time", lambda run: 0.1)
+    assert measure.estimate(lambda: None, fastest=0.001) == 0.1
+
+
 def test_who_is_far_behind_is_measured_once() -> None:
     assert measure.plan(0.1, 0.01, rounds=4).rounds == 1
     assert measure.plan(0.1, 0.09, rounds=4).rounds == 4

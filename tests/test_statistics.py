@@ -217,6 +217,7 @@ def test_uniform_logits_say_ln_n() -> None:
             np.testing.assert_allclose(seen.rows.entropy, math.log(n), atol=1e-5)
             np.testing.assert_allclose(seen.heads.normalised_entropy, 1.0, atol=1e-5)
             np.testing.assert_array_equal(seen.rows.var, 0.0)
+            np.testing.assert_array_equal(seen.rows.argmax, 0)  # the first of equals
 
 
 # ---- output bits

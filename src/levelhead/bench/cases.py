@@ -45,7 +45,9 @@ TINY = Bar(1.1, against="PyTorch")
 DECODE = Bar(3.0, bandwidth=0.85)
 WINDOW = Bar(8.0)
 MASKED = Bar(1.25)
-STATISTICS = Bar(1 / 1.08, floor=1 / 1.08)  # at most 8 % over the call without them
+# At most 8 % over the call without them. Stated for d 64; a wider head has more work per logit to
+# hide them behind, so it is held to the same.
+STATISTICS = Bar(1 / 1.08, floor=1 / 1.08)
 FLOOR = Bar()  # every cell without a row of its own
 
 OFF = "statistics off"  # what stands in for the peers where levelhead is compared with itself
@@ -116,7 +118,7 @@ def _heads(T: int) -> int:
 
 
 def _grid() -> Iterator[Case]:
-    quick = {("dense", 64, 1024), ("causal", 64, 2048), ("causal", 128, 512)}
+    quick = {("dense", 64, 1024), ("causal", 64, 1024), ("causal", 128, 512)}
     weighed = {("dense", 64, T) for T in (1024, 4096, 16384)}
     for kind, causal in KINDS:
         for D in (64, 128):
@@ -163,27 +165,27 @@ def _masked() -> Iterator[Case]:
     for T in LENGTHS[1:]:
         yield _square(
             f"window-{T}", "window", WINDOW if T == 4096 else FLOOR, T, 64, _heads(T), window=256,
-            quick=T == 4096, weighed=T in (4096, 16384), fit="window 256",
+            quick=T == 1024, weighed=T in (4096, 16384), fit="window 256",
         )  # fmt: skip
-    for name, quick, more in (
-        ("mask-bool", True, dict(mask="bool")),
-        ("mask-float", False, dict(mask="float")),
-        ("alibi", False, dict(alibi=True)),
+    for name, more in (
+        ("mask-bool", dict(mask="bool")),
+        ("mask-float", dict(mask="float")),
+        ("alibi", dict(alibi=True)),
         # Low enough to bend most logits: a peer that ignored it would be caught.
-        ("softcap", False, dict(softcap=2.0)),
-        ("padding", False, dict(padding=True, B=4)),
-        ("packed", False, dict(packed=True)),
+        ("softcap", dict(softcap=2.0)),
+        ("padding", dict(padding=True, B=4)),
+        ("packed", dict(packed=True)),
     ):
         heads = 2 if name == "padding" else 8
-        yield _square(name, "masked", MASKED, 2048, 64, heads, quick=quick, weighed=True, **more)
+        yield _square(name, "masked", MASKED, 2048, 64, heads, weighed=True, **more)
 
 
 def _statistics() -> Iterator[Case]:
     for kind, causal in KINDS:
-        for D, bar in ((64, STATISTICS), (128, Bar(1 / 1.10, floor=1 / 1.10))):
+        for D in (64, 128):
             for T in (1024, 4096):
                 yield _square(
-                    f"statistics-{kind}-d{D}-{T}", "statistics", bar, T, D, _heads(T),
+                    f"statistics-{kind}-d{D}-{T}", "statistics", STATISTICS, T, D, _heads(T),
                     causal=causal, observed=True, quick=(kind, D, T) == ("dense", 64, 1024),
                 )  # fmt: skip
 

@@ -25,6 +25,7 @@ class Effort:
     seeds: int
     memory: bool
     left_out: tuple[str, ...] = ()  # peers that take too long to get ready
+    long: float = measure.LONG  # seconds; longer calls are timed less often
     least: float = limits.LEAST  # seconds per measurement of the machine's limits
     array: int = limits.ARRAY  # bytes read to measure the bandwidth
 
@@ -51,7 +52,9 @@ def measured(
         if peer.name in effort.left_out:
             refused[peer.name] = "left out of --quick: compiling takes longer than measuring"
             continue
-        found, reasons = contender(peer, problem, threads, rows, truth)
+        rivals = (c.seconds for name, c in ready.items() if name != peers.OURS.name)
+        fastest = min(rivals, default=float("inf"))
+        found, reasons = contender(peer, problem, threads, rows, truth, fastest)
         refused |= reasons
         if found is not None:
             ready[peer.name] = found
@@ -72,7 +75,7 @@ def measured(
 
 def contender(
     peer: peers.Implementation, problem: inputs.Problem, threads: int,
-    rows: inputs.Array, truth: inputs.Array,
+    rows: inputs.Array, truth: inputs.Array, fastest: float = float("inf"),
 ) -> tuple[Contender | None, dict[str, str]]:  # fmt: skip
     """The fastest variant that gives the right answer, and why others do not count."""
     reason = peer.missing()
@@ -90,7 +93,9 @@ def contender(
             if not found.relative <= measure.TOLERANCE[problem.case.dtype]:  # NaN too
                 reasons[variant] = f"wrong: relative error {found.relative:.1e}"
                 continue
-            right.append(Contender(variant, call, measure.estimate(call.run), found))
+            taken = measure.estimate(call.run, fastest)
+            fastest = min(fastest, taken)
+            right.append(Contender(variant, call, taken, found))
         except Exception as failure:  # whatever a library raises must not end the run
             words = str(failure).strip().splitlines() or [""]
             reasons[variant] = f"{type(failure).__name__}: {words[0][:160]}"
@@ -109,6 +114,7 @@ def _plans(ready: dict[str, Contender], effort: Effort) -> dict[str, measure.Pla
             c.seconds,
             float("inf") if name == peers.OURS.name else fastest,
             rounds=effort.rounds,
+            long=effort.long,
         )
         for name, c in ready.items()
     }

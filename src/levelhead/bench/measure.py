@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 IDLE = 0.050  # seconds in which the last one's threads go to sleep
 WARM, CALLS = 2, 10
 LONG = 0.3  # seconds; longer calls are warmed once and timed less often
+COLD = 0.02  # seconds; what a first call takes longer than that, every call takes, roughly
 SAMPLE = 2e-4  # seconds; shorter calls are timed in batches, or the clock would show
 SLOWER = 3.0  # times the fastest: cannot become the fastest, one short burst is enough
 HOPELESS = 5.0  # seconds; a call that takes longer, and is that much slower, is not repeated
@@ -54,12 +55,15 @@ class Timing:
         return statistics.median(self.samples)
 
 
-def estimate(run: Callable[[], Any]) -> float:
-    """Seconds that a call takes once it is warm, roughly; the first call is not believed.
+def estimate(run: Callable[[], Any], fastest: float = float("inf")) -> float:
+    """Seconds that a call takes once it is warm, roughly; the first call is hardly believed.
 
-    It picks among variants and decides who is far behind, so short calls get a dozen chances.
+    It picks among variants and decides who is far behind, so short calls get a dozen chances,
+    unless they are far behind the fastest already.
     """
     took = _time(run)
+    if took > COLD and took > 2 * SLOWER * fastest:
+        return took
     if took > LONG:
         return took if took > HOPELESS else min(took, _time(run))
     end = time.perf_counter() + LONG / 4
@@ -70,14 +74,14 @@ def estimate(run: Callable[[], Any]) -> float:
     return took
 
 
-def plan(call: float, fastest: float, *, rounds: int) -> Plan:
+def plan(call: float, fastest: float, *, rounds: int, long: float = LONG) -> Plan:
     """A plan for something that takes `call` seconds, when the fastest takes `fastest`."""
     if call > SLOWER * fastest:
         if call > HOPELESS:
             return Plan(rounds=1, warm=0, calls=1)
-        return Plan(1, 1, 1) if call > LONG else Plan(1, 1, 3, _batch(call))
-    if call > LONG:
-        calls = max(1, round(CALLS * LONG / call))
+        return Plan(1, 1, 1) if call > long else Plan(1, 1, 3, _batch(call))
+    if call > long:
+        calls = max(1, round(CALLS * long / call))
         return Plan(min(rounds, 2) if call > HOPELESS else rounds, int(call < HOPELESS), calls)
     # Short calls are cheap to repeat and the most easily disturbed.
     more = 2 if call * (WARM + CALLS) < IDLE else 1

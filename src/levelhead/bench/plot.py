@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-WIDTH, LEFT, RIGHT, TOP = 860, 210, 130, 64
+WIDTH, LEFT, RIGHT, TOP = 880, 200, 160, 80
 LINE, GAP = 17, 26  # of a cell; of a family's title
 FONT = "font-family='system-ui, sans-serif'"
 
@@ -56,6 +56,7 @@ def _svg(result: dict[str, Any], theme: Theme) -> Iterator[str]:
     yield f"<rect width='100%' height='100%' fill='{theme.paper}'/>"
     yield _text(16, 24, title, theme.ink, size=15, weight=600)
     yield _text(16, 42, _subtitle(result), theme.ink)
+    yield from _legend(theme)
     for value in axis.ticks():
         x = axis.x(value)
         colour = theme.ink if value == 1 else theme.faint
@@ -74,7 +75,19 @@ def _svg(result: dict[str, Any], theme: Theme) -> Iterator[str]:
 def _subtitle(result: dict[str, Any]) -> str:
     machine, mean = result["machine"], result["summary"]["geometric_mean"]["best"]
     text = f"{machine['cpu']}, {result['threads']} threads, {machine['isa']}, {result['date'][:10]}"
-    return text if mean is None else f"{text}; geometric mean {mean:.2f}×; a tick marks the bar"
+    return text if mean is None else f"{text}; geometric mean {mean:.2f}×"
+
+
+def _legend(theme: Theme) -> Iterator[str]:
+    x = 16.0
+    for colour, words in (
+        (theme.ahead, "bar met (the tick; a share of the CPU's peak may stand in for it)"),
+        (theme.below, "ahead, below the bar"),
+        (theme.lost, "lost"),
+    ):
+        yield f"<rect x='{x:.1f}' y='52' width='9' height='9' rx='2' fill='{colour}'/>"
+        yield _text(x + 14, 60, words, theme.ink)
+        x += 34 + 6 * len(words)
 
 
 def _bar(cell: dict[str, Any], axis: _Axis, y: float, theme: Theme) -> Iterator[str]:
