@@ -181,6 +181,7 @@ def options_by_name() -> dict[str, dict[str, Any]]:
         "no keys in one row": dict(key_lengths=np.array([0, 64])),
         "segments": dict(segments=(ids[:, -T:], ids)),
         "scattered segments": dict(segments=(rng.integers(0, 3, T), rng.integers(0, 3, S))),
+        "keys of one segment": dict(segments=(rng.integers(0, 2, T), np.zeros(S, int))),
         "alibi": dict(alibi=True),
         "slopes": dict(alibi=np.array([0.5, -0.1, 0.0, 2.0])),
         "sinks": dict(sinks=np.array([0.0, 3.0, -np.inf, -2.0])),
@@ -326,6 +327,7 @@ def long_options() -> dict[str, dict[str, Any]]:
         "early": dict(mask=~late & (np.arange(LONG) < 7)),
         "packed": dict(segments=(np.sort(rng.integers(0, 25, 30)), ids)),
         "packed in disorder": dict(segments=(rng.integers(0, 25, 30), rng.permutation(ids))),
+        "packed long": dict(segments=(rng.integers(0, 3, 30), np.arange(LONG) // 600)),
         "rare id": dict(segments=(np.full(30, 3), np.where(np.arange(LONG) % 400 == 399, 3, 8))),
     }
 
