@@ -15,16 +15,17 @@ template <class Real>
 constexpr int panel = 2 * lanes<Real>;
 
 // A long sum is taken in pieces: n terms in pieces of b have a rounding error of about sqrt(b / n + 1 / b) of that
-// in one go. Shorter pieces cost more loads and stores.
-constexpr std::int64_t score_chunk = 32;   // numbers of a key; costs 2 %
-constexpr std::int64_t value_chunk = 128;  // keys; costs 1 %
+// in one go. Shorter pieces cost more loads and stores; these cost less than one can measure.
+constexpr std::int64_t value_chunk = 256;                                                 // keys
+LH_INLINE std::int64_t score_chunk(std::int64_t D) { return D <= 16 ? D : (D + 1) / 2; }  // numbers of a key
 
 // s (rows x vectors) = scale * q (rows x D) . k (D x panel). Rows of q are D apart.
 template <class Real, int rows, int vectors>
 [[gnu::noinline]] void score_tile(const Real* q, const Real* k, std::int64_t D, const Real* scale, Real* s,
                                   std::int64_t stride) {
+  const std::int64_t chunk = score_chunk(D);
   for (std::int64_t first = 0, end;; first = end) {
-    end = first + score_chunk < D ? first + score_chunk : D;
+    end = first + chunk < D ? first + chunk : D;
     Vector<Real> sum[rows][vectors] = {};
     for (std::int64_t d = first; d < end; ++d) {
       Vector<Real> key[vectors];

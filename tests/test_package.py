@@ -122,7 +122,7 @@ if sys.platform == "linux":  # ELF and what auditwheel allows are facts of Linux
 
 
 def isa_objects(root: Path) -> list[Path]:
-    found = sorted(root.glob("build/cp*/core/CMakeFiles/levelhead_core.dir/isa_*.o"))
+    found = sorted(root.glob("build/cp3*/core/CMakeFiles/levelhead_core.dir/isa_*.o"))
     assert found, "no objects under build/: build with `make test` or `pip install .`"
     return found
 
