@@ -18,6 +18,7 @@ namespace {
 //   many short heads each kv head is one task: no barrier, and the pack stays in that core's cache
 //   the rest         all keys and values are packed first, then shared by everybody
 constexpr double short_head_flops = 5e7;  // about half a millisecond of one core
+constexpr double even_head_flops = 5e8;   // the same where the heads deal out evenly: no worker waits for the last
 constexpr std::int64_t heads_per_thread = 4;
 
 // Shared packs are made for a few kv heads at a time once they would take more than this.
@@ -46,7 +47,8 @@ class Call {
     if (!gather_facts()) return false;
     if (problem_.T <= few_queries) return run_few_queries();
     const double flops = 2.0 * double(group_) * double(problem_.T) * double(problem_.S) * double(problem_.D + problem_.E);
-    if (threads_ == 1 || (flops < short_head_flops && kv_heads_ >= heads_per_thread * threads_)) return run_whole_heads();
+    const double whole_flops = kv_heads_ % threads_ == 0 ? even_head_flops : short_head_flops;
+    if (threads_ == 1 || (flops < whole_flops && kv_heads_ >= heads_per_thread * threads_)) return run_whole_heads();
     const std::int64_t bytes = std::max<std::int64_t>(plan_.blocks * block_bytes_, 1);
     const std::int64_t together = std::max<std::int64_t>(1, shared_pack_bytes / bytes);
     for (std::int64_t first = 0; first < kv_heads_; first += together)

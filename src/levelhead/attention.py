@@ -180,11 +180,15 @@ def observe(
     rows: Sizes = q.shape[:-1]
     sums = np.empty((*rows, len(SUMS)), origin.wide)
     counts = np.empty((*rows, len(COUNTS)), np.int64)
-    acc = None if v_view is None else np.empty((*rows, v_view.shape[-1]), origin.wide)
-    # A state carries no sinks: they join when a result is read off it.
-    own_sinks = options.pop("sinks", None)
-    _core.forward(q, k, v_view, acc=acc, sums=sums, counts=counts, threads=team, **options)
-    return Observation(State(sums, counts, acc, shape.S), own_sinks, origin)
+    if v_view is None:
+        _core.forward(q, k, None, sums=sums, counts=counts, threads=team, **options)
+        return Observation(State(sums, counts, None, shape.S), options.get("sinks"), origin)
+    acc = np.empty((*rows, v_view.shape[-1]), origin.wide)
+    out = np.empty(acc.shape, origin.storage)
+    _core.forward(q, k, v_view, out=out, acc=acc, sums=sums, counts=counts, threads=team, **options)
+    seen = Observation(State(sums, counts, acc, shape.S), options.get("sinks"), origin)
+    vars(seen)["output"] = origin.give(out)  # what reading it off would give, made by all threads
+    return seen
 
 
 @lru_cache(maxsize=_REMEMBERED, typed=True)  # typed: causal=1 must not find the answer for True
