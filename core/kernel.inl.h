@@ -14,6 +14,7 @@
 #include "kernel_pack.inl.h"
 #include "kernel_score.inl.h"
 #include "kernel_softmax.inl.h"
+#include "kernel_stream.inl.h"
 #include "kernel_tile.inl.h"
 
 namespace levelhead {
@@ -33,7 +34,8 @@ struct Scratch {
       pointer = reinterpret_cast<decltype(+pointer)>(static_cast<char*>(base) + bytes);
       bytes += round_up(n * static_cast<std::int64_t>(sizeof *pointer), 64);
     };
-    carve(row, most(most(plan.D * lanes<Real>, plan.E), plan.key_block));  // first: pack() uses it alone
+    // First, because pack() uses it alone: `lanes` keys there, keys_at_once in stream_keys, a value, a row of bias.
+    carve(row, most(most(plan.D * most(lanes<Real>, keys_at_once), plan.E), plan.key_block));
     carve(q, plan.query_block * plan.D);
     carve(acc, plan.query_block * plan.padded_columns);
     carve(scores, tile_rows * plan.score_stride);
@@ -100,21 +102,21 @@ LH_INLINE void multiply_keys(const Real* q, const Real* keys, std::int64_t n, st
 // acc = share * acc + weights . V for keys [lo, lo + n) of the block. The chunks begin at fixed keys, wherever the
 // strip begins, so that a row's bits do not depend on its neighbours.
 template <class Real, int rows>
-LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Real* values, std::int64_t lo,
+LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Values<Real>& values, std::int64_t lo,
                                std::int64_t n, const Real* share, Real* acc) {
   Real ones[tile_rows];
   for (int r = 0; r < tile_rows; ++r) ones[r] = 1;
   for (std::int64_t c = 0; c < plan.padded_columns; c += panel<Real>)
     for (std::int64_t j = 0, end; j < n; j = end) {
       end = least(n, (lo + j) / value_chunk * value_chunk + value_chunk - lo);
-      value_tile<Real, rows>(weights + j, plan.score_stride, values + c * plan.key_block + (lo + j) * panel<Real>,
-                             end - j, j == 0 ? share : ones, acc + c, plan.padded_columns);
+      value_tile<Real, rows>(weights + j, plan.score_stride, values.data + c * values.panel_step + j * values.row_step,
+                             values.row_step, end - j, j == 0 ? share : ones, acc + c, plan.padded_columns);
     }
 }
 
 template <class Real, bool statistics>
-void attend_block(const Job& job, const Packed& packed, const Strip& strip, const Piece& piece, std::int64_t block,
-                  const Scratch<Real>& scratch, const Real* q, Row<Real>* rows, Real* acc) {
+void attend_block(const Job& job, const Packed& packed, bool streams, const Strip& strip, const Piece& piece,
+                  std::int64_t block, const Scratch<Real>& scratch, const Real* q, Row<Real>* rows, Real* acc) {
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
   const Span span = visible_span(job, piece.b, block, strip);
@@ -125,17 +127,22 @@ void attend_block(const Job& job, const Packed& packed, const Strip& strip, cons
 
   Real scale[tile_rows], share[tile_rows];
   for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
-  const Real* keys = static_cast<const Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
-  const Real* values = keys + plan.key_elements();
   // From the panel where the span begins to its last key; what follows up to a whole panel is hidden below.
   const std::int64_t real = span.hi - lo;
   const bool few = strip.rows <= few_rows;
-  const auto multiply = few ? multiply_keys<Real, few_rows> : multiply_keys<Real, tile_rows>;
-  multiply(q, keys + (lo - first) * plan.D, real, plan.D, scale, scratch.scores, plan.score_stride);
+  Real* room = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
+  Values<Real> values{room + plan.key_elements() + (lo - first) * width, width, plan.key_block, false};
+  if (streams) {
+    stream_keys(job, piece.b, piece.g, lo, real, q, strip.rows, scale, scratch.scores, scratch.row);
+  } else {
+    const auto multiply = few ? multiply_keys<Real, few_rows> : multiply_keys<Real, tile_rows>;
+    multiply(q, room + (lo - first) * plan.D, real, plan.D, scale, scratch.scores, plan.score_stride);
+    values.tainted = problem.v && packed.tainted[block - packed.first_block];
+  }
   const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, lo, n, scratch.row);
+  if (streams && problem.v) values = stream_values(job, piece.b, piece.g, lo, real, room);
 
-  const bool tainted = problem.v && packed.tainted[block - packed.first_block];
-  if (tainted) note_visible(strip, scratch.scores, plan.score_stride, n, scratch.sees);
+  if (values.tainted) note_visible(strip, scratch.scores, plan.score_stride, n, scratch.sees);
   for (int r = 0; r < tile_rows; ++r) share[r] = 1;
   for (int r = 0; r < strip.rows; ++r) {
     Real* s = scratch.scores + r * plan.score_stride;
@@ -147,7 +154,7 @@ void attend_block(const Job& job, const Packed& packed, const Strip& strip, cons
   if (!problem.v) return;
   const auto add = few ? multiply_values<Real, few_rows> : multiply_values<Real, tile_rows>;
   add(plan, scratch.scores, values, lo - first, real, share, acc);
-  if (tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, lo, n, acc);
+  if (values.tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, lo, n, acc);
 }
 
 // --- the end of a row ---
@@ -233,6 +240,7 @@ void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& 
   const Plan& plan = *job.plan;
   const Scratch<Real> scratch(plan, memory);
   const std::int64_t count = piece.row1 - piece.row0, strips = (count + tile_rows - 1) / tile_rows;
+  const bool streams = packs && job.problem->T <= streamed_queries;
   std::int64_t first = piece.block1, last = piece.block0;  // key blocks that some strip can see
   for (std::int64_t i = 0; i < strips; ++i) {
     scratch.strips[i] = make_strip(job, piece, piece.row0 + i * tile_rows);
@@ -245,12 +253,10 @@ void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& 
 
   for (std::int64_t block = most(first, piece.block0); block < least(last, piece.block1); ++block) {
     Packed here = packed;
-    if (packs) {
-      here.first_block = block;
-      pack<Real>(job, piece.b, piece.g, block, here, scratch.row);
-    }
+    if (packs) here.first_block = block;
+    if (packs && !streams) pack<Real>(job, piece.b, piece.g, block, here, scratch.row);
     for (std::int64_t i = 0; i < strips; ++i)
-      attend_block<Real, statistics>(job, here, scratch.strips[i], piece, block, scratch,
+      attend_block<Real, statistics>(job, here, streams, scratch.strips[i], piece, block, scratch,
                                      scratch.q + i * tile_rows * plan.D, scratch.rows + i * tile_rows,
                                      scratch.acc + i * tile_rows * plan.padded_columns);
     if (interrupted(*job.interrupt, worker)) return;

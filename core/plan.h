@@ -46,6 +46,9 @@ constexpr std::int64_t long_query_block = 96, short_query_block = 48, short_quer
 // in splits of fixed length (so that the bits do not depend on who computes what).
 constexpr std::int64_t few_queries = 16, split_keys = 1024;
 
+// Up to this many, not even a panel of keys pays for being made: K and V are read where they lie (kernel_stream.inl.h).
+constexpr std::int64_t streamed_queries = 4;
+
 inline Plan make_plan(Tile tile, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
                       std::int64_t real_bytes) {
   Plan plan{};

@@ -84,22 +84,53 @@ LH_INLINE Vector<float> larger(Vector<float> a, Vector<float> b) { return _mm256
 LH_INLINE Vector<float> smaller(Vector<float> a, Vector<float> b) { return _mm256_min_ps(a, b); }
 #endif
 
-// Across lanes, in a fixed order: halves, then halves of halves.
+// The lane numbers 0 .. n - 1 as a list, for shuffles.
+template <int... lane>
+struct Lanes {};
+template <int n, int... lane>
+struct LanesUpTo : LanesUpTo<n - 1, n - 1, lane...> {};
+template <int... lane>
+struct LanesUpTo<0, lane...> {
+  using Type = Lanes<lane...>;
+};
+template <int n>
+using AllLanes = typename LanesUpTo<n>::Type;
+
+// Across lanes, in a fixed order: the upper half joins the lower half, until one lane is left.
+template <class Real, int n>
+struct Across {
+  typedef Real Whole __attribute__((vector_size(n * sizeof(Real))));
+  typedef Real Half __attribute__((vector_size(n / 2 * sizeof(Real))));
+  template <int... lane>
+  LH_INLINE static Half lower(Whole x, Lanes<lane...>) {
+    return __builtin_shufflevector(x, x, lane...);
+  }
+  template <int... lane>
+  LH_INLINE static Half upper(Whole x, Lanes<lane...>) {
+    return __builtin_shufflevector(x, x, (lane + n / 2)...);
+  }
+  LH_INLINE static Real sum(Whole x) {
+    return Across<Real, n / 2>::sum(lower(x, AllLanes<n / 2>{}) + upper(x, AllLanes<n / 2>{}));
+  }
+  LH_INLINE static Real largest(Whole x) {
+    const Half a = lower(x, AllLanes<n / 2>{}), b = upper(x, AllLanes<n / 2>{});
+    return Across<Real, n / 2>::largest(a > b ? a : b);
+  }
+};
+template <class Real>
+struct Across<Real, 2> {
+  typedef Real Whole __attribute__((vector_size(2 * sizeof(Real))));
+  LH_INLINE static Real sum(Whole x) { return x[0] + x[1]; }
+  LH_INLINE static Real largest(Whole x) { return x[0] > x[1] ? x[0] : x[1]; }
+};
+
 template <class Real>
 LH_INLINE Real sum(Vector<Real> x) {
-  Real part[lanes<Real>];
-  store(part, x);
-  for (int width = lanes<Real> / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) part[i] += part[i + width];
-  return part[0];
+  return Across<Real, lanes<Real>>::sum(x);
 }
 template <class Real>
 LH_INLINE Real largest(Vector<Real> x) {
-  Real part[lanes<Real>];
-  store(part, x);
-  for (int width = lanes<Real> / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) part[i] = part[i] > part[i + width] ? part[i] : part[i + width];
-  return part[0];
+  return Across<Real, lanes<Real>>::largest(x);
 }
 template <class Real>
 LH_INLINE Real smallest(Vector<Real> x) {
@@ -112,18 +143,6 @@ LH_INLINE bool any(Integers<Real> condition) {
   for (int i = 0; i < lanes<Real>; ++i) all |= part[i];
   return all != 0;
 }
-
-// The lane numbers 0 .. n - 1 as a list, for shuffles.
-template <int... lane>
-struct Lanes {};
-template <int n, int... lane>
-struct LanesUpTo : LanesUpTo<n - 1, n - 1, lane...> {};
-template <int... lane>
-struct LanesUpTo<0, lane...> {
-  using Type = Lanes<lane...>;
-};
-template <int n>
-using AllLanes = typename LanesUpTo<n>::Type;
 
 // --- half precision, one number at a time; rows of them in kernel_pack.inl.h ---
 
