@@ -49,7 +49,8 @@ struct KernelTable {
   std::int64_t (*scratch_bytes)(const Plan&);  // what each worker brings along
   std::int64_t row_bytes;                      // sizeof(Row)
   void (*pack)(const Job&, std::int64_t b, std::int64_t g, std::int64_t block, const Packed&, void* scratch);
-  // At most plan.query_block rows. Packs each block itself, into `packed`, when it holds but one at a time.
+  // At most plan.query_block rows. With `packs`, `packed` has room for one block, and each is packed there as it
+  // comes, or read in place when there are very few queries.
   // Writes the results, or the states of split `split` when there are partials. Stops early when interrupted.
   void (*attend)(const Job&, const Packed&, bool packs, const Piece&, const Partials*, std::int64_t split, int worker,
                  void* scratch);
