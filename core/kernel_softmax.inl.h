@@ -1,9 +1,9 @@
-// One row of a strip through the online softmax: scores in, weights exp(s - m) out, the row's state moved on.
+// One row of a strip through the online softmax: scores in, weights 2^(s - m) out, the row's state moved on.
 // Part of kernel.inl.h.
 //
 // Two sweeps over at most key_block numbers that sit in L1: one for the maximum, one for the exponentials.
 // The statistics ride on both: the sum and the minimum on the first; on the second the squared deviations from
-// the block's own mean (known by then, so nothing cancels), exp * x and exp^2.
+// the block's own mean (known by then, so nothing cancels), e * x and e^2, e being the weight.
 #pragma once
 
 #include "kernel_math.inl.h"
@@ -53,7 +53,7 @@ LH_INLINE Sweep<Real> first_sweep(const Real* s, std::int64_t n) {
   return sweep;
 }
 
-// Turns s into exp(s - m) and gathers the sums of this block about the maximum m.
+// Turns s into 2^(s - m) and gathers the sums of this block about the maximum m.
 template <class Real, bool statistics, bool hidden>
 LH_INLINE void second_sweep(Real* s, std::int64_t n, Real m, Row<Real>& tile) {
   const Vector<Real> zero{}, nothing = splat(-infinity<Real>);
@@ -63,7 +63,7 @@ LH_INLINE void second_sweep(Real* s, std::int64_t n, Real m, Row<Real>& tile) {
     for (int half = 0; half < 2; ++half) {
       const Vector<Real> logit = load(s + j + half * lanes<Real>);
       const Vector<Real> x = cut_off<Real>(logit - m);
-      const Vector<Real> e = exp_flushed<Real>(x);
+      const Vector<Real> e = exp2_flushed<Real>(x);
       store(s + j + half * lanes<Real>, e);
       l[half] += e;
       if constexpr (statistics) {
