@@ -79,7 +79,7 @@ def layer(name: str) -> int:
 
 def texts() -> Iterator[Path]:
     """Every file of the project that people write."""
-    folders = ("core", "src", "tests", "docs", "examples", ".ci")
+    folders = ("core", "src", "tests", "docs", "examples", "bench", ".ci")
     inside = (path for folder in folders for path in (ROOT / folder).rglob("*"))
     for path in (*inside, *ROOT.iterdir()):
         if path.is_file() and (path.suffix in WRITTEN or path.name in NAMED):

@@ -89,7 +89,7 @@ std::vector<std::string> table(const Race& race) {
     line += text(" %.2f | %.2f |", 1e3 * lap.best(), 1e3 * lap.median());
     line += before && !part ? text(" %.2f× |", before->best() / lap.best()) : " |";
     line += lap.flops > 0 ? text(" %.1f | %.0f %% |", 1e-9 * rate, 100 * rate / race.peak) : " | |";
-    lines.push_back(line + (part ? " |" : text(" %.0e |", lap.error)));
+    lines.push_back(line + (part ? " |" : text(" %.1e |", lap.error)));
     before = &lap;
   }
   return lines;

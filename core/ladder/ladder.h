@@ -34,4 +34,6 @@ struct Steps {
   std::int64_t (*room)(const Head&);  // floats of scratch that any of them needs
 };
 
+void run_core(const Head& head);  // the step after the last: levelhead::forward, one thread
+
 }  // namespace levelhead::ladder

@@ -62,8 +62,8 @@ float libm_softmax(float* s, Index n, float& m, float& l) {
   return share;
 }
 
-// 2^x for x <= 0: 2^round(x) by its bits, the rest by the series of exp(f ln 2). Its error at |f| = 1/2 is 1e-7;
-// the core fits a polynomial of the same degree that has 2e-9.
+// 2^x for x <= 0: 2^round(x) by its bits, the rest by the first terms of the series, whose error at |f| = 1/2 is
+// 1e-7. (The core fits its polynomial instead: kernel_math.inl.h.)
 LH_INLINE Floats power_of_two(Floats x) {
   constexpr float c[] = {1, 0.69314718f, 0.24022651f, 0.055504109f, 0.0096181291f, 0.0013333558f, 0.00015403530f};
   constexpr float magic = 0x1.8p23f;  // the sum with it ends in the bits of round(x)

@@ -6,10 +6,8 @@
 #include <functional>
 #include <random>
 
-#include "attention.h"
 #include "dispatch.h"
 #include "machine.h"
-#include "threads.h"
 
 extern "C" {
 extern const levelhead::ladder::Steps levelhead_ladder_baseline;
@@ -42,26 +40,6 @@ std::int64_t truth_step(std::int64_t T, std::int64_t S, std::int64_t d) {
 template <class Int>
 std::size_t at(Int i) {
   return static_cast<std::size_t>(i);
-}
-
-// The same head through the front door: dense, one thread.
-void run_core(const Head& head) {
-  const auto rows = [&](auto* data, std::int64_t count) {
-    const std::int64_t step = head.d * static_cast<std::int64_t>(sizeof(float));
-    return View<std::remove_pointer_t<decltype(data)>>{data, DType::f32, nullptr, 0, count * step, step, sizeof(float)};
-  };
-  const auto bytes = [](const float* x) { return reinterpret_cast<const char*>(x); };
-  const double scale = head.scale;
-  const Run queries{0, head.T, 1}, keys{0, head.S, 1};
-  Problem problem{1, 1, 1, head.T, head.S, head.d, head.d, rows(bytes(head.q), head.T), rows(bytes(head.k), head.S),
-                  rows(bytes(head.v), head.S), {}};
-  problem.scoring.scale = &scale;
-  problem.scoring.queries = {&queries, 1, nullptr};
-  problem.scoring.keys = {&keys, 1, nullptr};
-  Result result;
-  result.out = rows(reinterpret_cast<char*>(head.out), head.T);
-  Interrupt never;
-  forward(problem, result, 1, never);
 }
 
 double timed(const std::function<void()>& run) {
