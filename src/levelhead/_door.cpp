@@ -26,11 +26,12 @@ constexpr int most_axes = 8;
 
 // Beyond a megabyte of results the microseconds saved do not show, and NumPy's large pages do.
 constexpr double most_bytes = 1 << 20;
-constexpr double most_work = 1e15;  // multiply-adds, days of work: no product of sizes below it overflows
+constexpr double most_work = 1e15;  // multiply-adds, hours of work: no product of sizes below it overflows
 
-// About 5 us of one core, 20 on the plainest: over before another thread wakes, and shorter than what Python lets a
-// thread wait for the GIL anyway. Such a call keeps the GIL and asks neither the system nor torch for threads.
-constexpr double tiny_work = 1 << 17;
+// About 5 us of one core, most of it the beginning of each head: over before a sleeping thread wakes (about 50 us),
+// and far below what Python lets a thread wait for the GIL. Such a call keeps the GIL and asks neither the system nor
+// torch for threads.
+constexpr double tiny_work = 1 << 16, tiny_heads = 4;
 
 // An array as the door sees it, whoever owns it; strides in bytes.
 struct Seen {
@@ -238,6 +239,7 @@ struct Described {
   std::vector<double> scales;
   Run queries, keys;
   double work, bytes;  // multiply-adds; size of the result
+  bool tiny;
 };
 
 // False when the arrays do not fit together, or are nothing for this door.
@@ -254,6 +256,7 @@ bool describe(const Seen& q, const Seen& k, const Seen& v, const Options& option
   for (int axis = 0; axis < q.rank - 3; ++axis) batch *= double(q.shape[axis]);
   const double rows = batch * double(problem.H) * double(problem.T);
   plain.work = rows * double(problem.S) * (double(problem.D) + double(problem.E));
+  plain.tiny = plain.work <= tiny_work && batch * double(problem.H) <= tiny_heads;
   plain.bytes = rows * double(problem.E) * double(item_bytes(q.dtype));
   if (plain.work > most_work || plain.bytes > most_bytes) return false;
   problem.B = static_cast<std::int64_t>(batch);
@@ -285,7 +288,7 @@ nb::object serve(nb::handle q_, nb::handle k_, nb::handle v_, const Options& opt
   nb::object fresh = family.fresh(out);
   Result result;
   place(out, result.out);
-  if (plain.work <= tiny_work) {
+  if (plain.tiny) {
     Interrupt nobody;
     forward(plain.problem, result, 1, nobody);
   } else {
