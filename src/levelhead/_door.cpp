@@ -23,12 +23,13 @@ namespace levelhead {
 namespace {
 
 constexpr int most_axes = 8;
+constexpr std::int64_t line = 64;  // bytes; torch aligns its own tensors so
 
 // Beyond a megabyte of results the microseconds saved do not show, and NumPy's large pages do.
 constexpr double most_bytes = 1 << 20;
 constexpr double most_work = 1e15;  // multiply-adds, hours of work: no product of sizes below it overflows
 
-// About 5 us of one core, most of it the beginning of each head: over before a sleeping thread wakes (about 50 us),
+// About 5 us of one core, most of it the beginning of each head: over before a sleeping thread wakes (tens of us),
 // and far below what Python lets a thread wait for the GIL. Such a call keeps the GIL and asks neither the system nor
 // torch for threads.
 constexpr double tiny_work = 1 << 16, tiny_heads = 4;
@@ -122,7 +123,7 @@ struct {
   PyTypeObject* tensor;  // null: not met
   const dlpack::ExchangeApi* api;
   PyObject *module, *is_grad_enabled, *requires_grad, *is_neg;
-  PyObject* is_tracing;  // null: this torch has no torch.jit
+  PyObject* is_tracing;  // null: this torch cannot trace
 } torch;
 
 bool says_no(PyObject* answer) {
@@ -162,7 +163,7 @@ class Tensors {
       dlpack::ManagedTensor managed;
       std::int64_t shape[most_axes], strides[most_axes];
     };
-    const std::int64_t unit = item_bytes(out.dtype), head = round_up(sizeof(Block), 64);
+    const std::int64_t unit = item_bytes(out.dtype);
     std::int64_t count = 1;
     Block block;
     for (int axis = out.rank - 1; axis >= 0; --axis) {
@@ -171,10 +172,10 @@ class Tensors {
       out.strides[axis] = count * unit;
       count *= out.shape[axis];
     }
-    void* memory = std::aligned_alloc(64, round_up(head + count * unit, 64));
+    void* const memory = std::malloc(sizeof(Block) + line + count * unit);  // aligned_alloc takes 50 ns more
     if (!memory) throw std::bad_alloc();
-    Block* kept = new (memory) Block(block);
-    out.data = static_cast<char*>(memory) + head;
+    Block* const kept = new (memory) Block(block);
+    out.data = reinterpret_cast<char*>(round_up(reinterpret_cast<std::intptr_t>(kept + 1), line));
     const bool brain = out.dtype == DType::bf16;
     const dlpack::DataType dtype{brain ? dlpack::brain_float : dlpack::ieee_float, static_cast<std::uint8_t>(unit * 8), 1};
     kept->managed = {{dlpack::major_version, dlpack::minor_version}, nullptr, [](dlpack::ManagedTensor* self) { std::free(self); },
@@ -320,15 +321,16 @@ void meet_numpy() {
 void meet_tensors(nb::handle module) {
   if (torch.tensor) return;
   const nb::object tensor = module.attr("Tensor"), capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
-  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return;  // torch before 2.10
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return;  // an older torch
   auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   while (api && api->version.major != dlpack::major_version) api = api->previous;
   if (!api || !api->borrow) return;
   torch.api = api;
   torch.module = nb::object(nb::borrow(module)).release().ptr();
   torch.is_grad_enabled = nb::object(module.attr("is_grad_enabled")).release().ptr();
-  const nb::object jit = nb::getattr(module, "jit", nb::none());
-  torch.is_tracing = nb::getattr(jit, "is_tracing", nb::object()).release().ptr();
+  // torch.jit.is_tracing is a Python function around the other one, at about twice its cost.
+  const nb::object jit = nb::getattr(module, "jit", nb::none()), direct = nb::getattr(module, "_C", nb::none());
+  torch.is_tracing = nb::getattr(direct, "_is_tracing", nb::getattr(jit, "is_tracing", nb::object())).release().ptr();
   torch.requires_grad = PyUnicode_InternFromString("requires_grad");
   torch.is_neg = PyUnicode_InternFromString("is_neg");
   torch.tensor = reinterpret_cast<PyTypeObject*>(nb::object(tensor).release().ptr());
