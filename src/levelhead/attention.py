@@ -2,8 +2,8 @@
 
 Everything a caller can get wrong is refused here, before any memory for a result exists. The
 arithmetic lives in the core, the meaning of the options in `scoring`, the families of arrays in
-`arrays`; this file only leads from one to the next, and keeps the plain call short: shapes that
-were seen before skip straight to the core.
+`arrays`; this file only leads from one to the next. Plain calls are short: most go straight through
+`_core.attend`, and what that leaves of them is described once per shape.
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ def attention(
     >>> attention(q, q, q, causal=True).shape
     (2, 3, 4)
     """
-    q, k, v, origin = arrays.take(q, k, v)
-    if (
+    plain = (
         mask is None
         and window is None
         and softcap is None
@@ -90,8 +89,13 @@ def attention(
         and seed is None
         and type(dropout) is float
         and dropout == 0.0
-        and (scale is None or type(scale) is float or type(scale) is str)
-    ):
+    )
+    if plain and out is None:
+        done = _core.attend(q, k, v, scale, causal, threads)
+        if done is not None:
+            return done
+    q, k, v, origin = arrays.take(q, k, v)
+    if plain and (scale is None or type(scale) is float or type(scale) is str):
         shape, options = _plain(q.shape, k.shape, v.shape, origin.dtype, scale, causal)
     else:
         shape = (*q.shape[:-1], v.shape[-1])
