@@ -26,9 +26,9 @@ import levelhead as lh
 from levelhead import info
 
 WIDTH, HEADS = 512, 8
-ROUNDS = 12
-# Batch rows and tokens: a single sentence, a batch of sentences, a page, a chapter.
-SHAPES = ((1, 64), (8, 64), (1, 512), (4, 512), (1, 2048))
+ROUNDS = 5
+# Batch rows and tokens: a sentence, a batch of them, a page, a batch of pages.
+SHAPES = ((1, 64), (8, 64), (1, 512), (4, 512))
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -11,7 +11,10 @@
 namespace levelhead {
 
 // _run.cpp: forward() with the GIL released and Ctrl-C heard; throws what a signal handler raised.
-void run(const Problem& problem, const Result& result, int threads);
+// On PyTorch's team `threads` must be PyTorch's own number: its workers are awake after its last operation, on the
+// cores that ours would want.
+void run(const Problem& problem, const Result& result, int threads, bool on_torchs_team);
+void meet_team(const char* library);  // where PyTorch's libtorch_cpu lies
 void remember_main_thread();
 
 // _door.cpp: the plain call from objects to result, or None: not served here, take the long way (attention.py).

@@ -163,7 +163,7 @@ void forward_arrays(nb::handle q_, nb::handle k_, nb::handle v_, nb::handle out_
                     std::optional<std::int64_t> left, std::optional<std::int64_t> right, nb::handle mask_,
                     std::optional<double> softcap, nb::handle sinks_, nb::handle alibi_, nb::handle key_lengths_,
                     nb::handle query_segments_, nb::handle key_segments_, nb::handle query_start_,
-                    const Runs& query_runs_, const Runs& key_runs_, double dropout, std::uint64_t seed, int threads) {
+                    const Runs& query_runs_, const Runs& key_runs_, double dropout, std::uint64_t seed, int threads, bool torchs_team) {
   Array q(q_, "q"), k(k_, "k"), scale(scale_, "scale");
   MaybeArray v(v_, "v"), out(out_, "out", true), acc(acc_, "acc", true), sums(sums_, "sums", true),
       counts(counts_, "counts", true), mask(mask_, "mask"), sinks(sinks_, "sinks"), alibi(alibi_, "alibi"),
@@ -230,7 +230,7 @@ void forward_arrays(nb::handle q_, nb::handle k_, nb::handle v_, nb::handle out_
   result.sums = sums.contiguous<void>(extended(rows, row_sums), !sums || sums->format() == real);
   result.counts = counts.integers(extended(rows, row_counts));
 
-  run(problem, result, threads);
+  run(problem, result, threads, torchs_team);
 }
 
 void finish_arrays(nb::handle acc_, nb::handle sums_, nb::handle sinks_, nb::handle out_) {
@@ -326,7 +326,8 @@ NB_MODULE(_core, m) {
         nb::arg("right") = none, nb::arg("mask") = none, nb::arg("softcap") = none, nb::arg("sinks") = none,
         nb::arg("alibi") = none, nb::arg("key_lengths") = none, nb::arg("query_segments") = none,
         nb::arg("key_segments") = none, nb::arg("query_start") = none, nb::arg("query_runs") = none,
-        nb::arg("key_runs") = none, nb::arg("dropout") = 0.0, nb::arg("seed") = 0, nb::arg("threads") = 1);
+        nb::arg("key_runs") = none, nb::arg("dropout") = 0.0, nb::arg("seed") = 0, nb::arg("threads") = 1,
+        nb::arg("torchs_team") = false);
   m.def("attend", attend, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("scale").none(),
         nb::arg("causal").none(), nb::arg("threads").none());
   m.def("meet_tensors", meet_tensors, nb::arg("torch"));

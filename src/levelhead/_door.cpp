@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "_binding.h"
@@ -96,6 +97,8 @@ class Buffer {
 
 class Arrays {
  public:
+  static constexpr bool has_team = false;
+
   bool look(int which, PyObject* array, Seen& seen) { return buffers_[which].look(array, seen); }
 
   nb::object fresh(Seen& out) {
@@ -135,6 +138,8 @@ bool says_no(PyObject* answer) {
 
 class Tensors {
  public:
+  static constexpr bool has_team = true;
+
   // The long way's: a tensor that autograd would follow, one whose memory holds the opposite sign, and anything while
   // torch.jit.trace looks on, which has something to say about tensors that leave torch.
   bool look(int, PyObject* tensor, Seen& seen) {
@@ -293,7 +298,8 @@ nb::object serve(nb::handle q_, nb::handle k_, nb::handle v_, const Options& opt
     Interrupt nobody;
     forward(plain.problem, result, 1, nobody);
   } else {
-    run(plain.problem, result, options.threads ? *options.threads : family.threads());
+    const bool wish = options.threads.has_value();
+    run(plain.problem, result, wish ? *options.threads : family.threads(), !wish && Family::has_team);
   }
   return fresh;
 }
@@ -319,7 +325,11 @@ void meet_numpy() {
 }
 
 void meet_tensors(nb::handle module) {
-  if (torch.tensor) return;
+  static bool met = false;  // the GIL guards it
+  if (met) return;
+  met = true;
+  const std::string file = nb::str(nb::getattr(module, "__file__", nb::none())).c_str();
+  meet_team((file.substr(0, file.rfind('/') + 1) + "lib/libtorch_cpu.so").c_str());
   const nb::object tensor = module.attr("Tensor"), capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
   if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return;  // an older torch
   auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));

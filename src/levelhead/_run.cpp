@@ -1,4 +1,5 @@
 // Running the core under Python: the GIL is let go, Ctrl-C is heard, a fork is survived. Nothing here looks at arrays.
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -21,7 +22,18 @@ bool python_wants_to_stop(void*) {
   return PyErr_CheckSignals() != 0;
 }
 
+// PyTorch's OpenMP team, once a tensor was seen; none where PyTorch was built without, or the system hides it.
+std::atomic<TeamCall> torch_team{nullptr};
+
 }  // namespace
+
+// A handle finds what its library was linked with: the runtime that PyTorch itself runs on, whichever others are loaded.
+void meet_team(const char* library) {
+  if (void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD)) {
+    torch_team = reinterpret_cast<TeamCall>(dlsym(handle, "GOMP_parallel"));
+    dlclose(handle);
+  }
+}
 
 void remember_main_thread() {
   const nb::object main = nb::module_::import_("threading").attr("main_thread")();
@@ -29,11 +41,12 @@ void remember_main_thread() {
   pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });
 }
 
-void run(const Problem& problem, const Result& result, int threads) {
+void run(const Problem& problem, const Result& result, int threads, bool on_torchs_team) {
   Interrupt interrupt(PyThread_get_thread_ident() == main_thread ? python_wants_to_stop : nullptr, nullptr);
   bool finished;
   {
     nb::gil_scoped_release release;
+    const Borrow team(on_torchs_team ? Team{torch_team, threads} : Team{});
     finished = forward(problem, result, threads, interrupt);
   }
   if (finished) return;

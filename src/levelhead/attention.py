@@ -118,11 +118,11 @@ def attention(
     team = _team(threads, origin)
     if out is None:
         result = np.empty(shape, origin.storage)
-        _core.forward(q, k, v, out=result, threads=team, **options)
+        _core.forward(q, k, v, out=result, **team, **options)
         return origin.give(result)
     inputs = (("q", q), ("k", k), ("v", v), *options.items())
     view = arrays.take_out(out, shape, origin, inputs)
-    _core.forward(q, k, v, out=view, threads=team, **options)
+    _core.forward(q, k, v, out=view, **team, **options)
     arrays.mark_written(out, origin)
     return out
 
@@ -185,11 +185,11 @@ def observe(
     sums = np.empty((*rows, len(SUMS)), origin.wide)
     counts = np.empty((*rows, len(COUNTS)), np.int64)
     if v_view is None:
-        _core.forward(q, k, None, sums=sums, counts=counts, threads=team, **options)
+        _core.forward(q, k, None, sums=sums, counts=counts, **team, **options)
         return Observation(State(sums, counts, None, shape.S), options.get("sinks"), origin)
     acc = np.empty((*rows, v_view.shape[-1]), origin.wide)
     out = np.empty(acc.shape, origin.storage)
-    _core.forward(q, k, v_view, out=out, acc=acc, sums=sums, counts=counts, threads=team, **options)
+    _core.forward(q, k, v_view, out=out, acc=acc, sums=sums, counts=counts, **team, **options)
     seen = Observation(State(sums, counts, acc, shape.S), options.get("sinks"), origin)
     vars(seen)["output"] = origin.give(out)  # what reading it off would give, made by all threads
     return seen
@@ -243,13 +243,14 @@ def _solid(ids: Array | None) -> Array | None:
     return None if ids is None else np.ascontiguousarray(ids)
 
 
-def _team(threads: int | None, origin: Origin) -> int:
+def _team(threads: int | None, origin: Origin) -> dict[str, int]:
+    """How many threads, and whose: torch's own, which are awake, unless told a number."""
     if threads is None:
         if origin.family == "torch":
-            return int(sys.modules["torch"].get_num_threads())
-        return _core.default_threads()
+            return {"threads": sys.modules["torch"].get_num_threads(), "torchs_team": True}
+        return {"threads": _core.default_threads()}
     what, advice = "an integer of at least 1", "Leave it out to use what the machine allows"
     team = checks.integer("threads", threads, what, advice)
     if team < 1:
         raise LevelheadValueError(expected("threads", what, team, advice))
-    return min(team, _MOST_THREADS)
+    return {"threads": min(team, _MOST_THREADS)}
