@@ -1,7 +1,7 @@
 """Two pools on two cores: attention between the other operations of a real PyTorch encoder layer.
 
-PyTorch's workers spin for a while after each of its operations, where levelhead's want to run. This
-measures what that costs: a layer (norm, qkv projection, attention, output projection, norm, two-layer
+PyTorch's workers spin for a while after each of its operations, where levelhead's would work. What
+that costs: a layer (norm, qkv projection, attention, output projection, norm, two-layer
 perceptron) with PyTorch's attention and with levelhead's, and the attention call within the layer
 beside the same call alone. Bursts in round robin: 50 ms idle, 2 warm-ups, 10 timed calls, next.
 
@@ -20,7 +20,7 @@ from datetime import date
 from typing import Any
 
 import torch
-from torch.nn import functional as F
+from torch.nn import functional
 
 import levelhead as lh
 from levelhead import info
@@ -50,7 +50,7 @@ class Layer(torch.nn.Module):
         y = attend(q, k, v)
         self.spent = time.perf_counter() - begin
         x = x + self.out(y.transpose(1, 2).reshape(B, T, WIDTH))
-        return x + self.down(F.gelu(self.up(self.norms[1](x))))
+        return x + self.down(functional.gelu(self.up(self.norms[1](x))))
 
 
 def burst(call: Callable[[], Any]) -> list[float]:
@@ -67,7 +67,7 @@ def measure(B: int, T: int) -> dict[str, dict[str, float]]:
     layer, x = Layer().eval(), torch.randn(B, T, WIDTH)
     q, k, v = (torch.randn(B, HEADS, T, WIDTH // HEADS) for _ in range(3))
     ways: dict[str, Attend] = {
-        "PyTorch": F.scaled_dot_product_attention,
+        "PyTorch": functional.scaled_dot_product_attention,
         "levelhead": lh.attention,
     }
 

@@ -243,7 +243,7 @@ def _solid(ids: Array | None) -> Array | None:
     return None if ids is None else np.ascontiguousarray(ids)
 
 
-def _team(threads: int | None, origin: Origin) -> dict[str, int]:
+def _team(threads: int | None, origin: Origin) -> dict[str, Any]:
     """How many threads, and whose: torch's own, which are awake, unless told a number."""
     if threads is None:
         if origin.family == "torch":
