@@ -1,9 +1,10 @@
 """Two pools on two cores: attention between the other operations of a real PyTorch encoder layer.
 
 PyTorch's workers spin for a while after each of its operations, where levelhead's would work. What
-that costs: a layer (norm, qkv projection, attention, output projection, norm, two-layer
-perceptron) with PyTorch's attention and with levelhead's, and the attention call within the layer
-beside the same call alone. Bursts in round robin: 50 ms idle, 2 warm-ups, 10 timed calls, next.
+that costs: the attention call within a layer (norm, qkv projection, attention, output projection,
+norm, two-layer perceptron) beside the same call alone, by PyTorch, by levelhead on a pool of its
+own, and by levelhead on PyTorch's team. Bursts in round robin: 50 ms idle, 2 warm-ups, 10 timed
+calls, next.
 
     python bench/encoder_layer.py [--json FILE]
 """
@@ -17,16 +18,17 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 import levelhead as lh
-from levelhead import info
+from levelhead.bench.run import cpu_name
 
 WIDTH, HEADS = 512, 8
-ROUNDS = 5
+ROUNDS, WARM, CALLS, IDLE = 4, 2, 10, 0.05
 # Batch rows and tokens: a sentence, a batch of them, a page, a batch of pages.
 SHAPES = ((1, 64), (8, 64), (1, 512), (4, 512))
 
@@ -53,70 +55,83 @@ class Layer(torch.nn.Module):
         return x + self.down(functional.gelu(self.up(self.norms[1](x))))
 
 
-def burst(call: Callable[[], Any]) -> list[float]:
-    time.sleep(0.05)
-    times = []
-    for i in range(12):
+def burst(layer: Layer, x: torch.Tensor, attend: Attend) -> list[tuple[float, float]]:
+    """Seconds of whole layers, and of the attention within them."""
+    time.sleep(IDLE)
+    taken = []
+    for _ in range(WARM + CALLS):
         begin = time.perf_counter()
-        spent = call()
-        times.append((time.perf_counter() - begin if spent is None else spent, i))
-    return [took for took, i in times if i >= 2]
+        layer(x, attend)
+        taken.append((time.perf_counter() - begin, layer.spent))
+    return taken[WARM:]
 
 
-def measure(B: int, T: int) -> dict[str, dict[str, float]]:
+def burst_alone(attend: Attend, *qkv: torch.Tensor) -> list[float]:
+    time.sleep(IDLE)
+    taken = []
+    for _ in range(WARM + CALLS):
+        begin = time.perf_counter()
+        attend(*qkv)
+        taken.append(time.perf_counter() - begin)
+    return taken[WARM:]
+
+
+def measure(ways: dict[str, Attend], B: int, T: int) -> dict[str, dict[str, list[float]]]:
     layer, x = Layer().eval(), torch.randn(B, T, WIDTH)
-    q, k, v = (torch.randn(B, HEADS, T, WIDTH // HEADS) for _ in range(3))
-    ways: dict[str, Attend] = {
-        "PyTorch": functional.scaled_dot_product_attention,
-        "levelhead": lh.attention,
+    qkv = [torch.randn(B, HEADS, T, WIDTH // HEADS) for _ in range(3)]
+    times: dict[str, dict[str, list[float]]] = {
+        way: {"layer": [], "within": [], "alone": []} for way in ways
     }
-
-    def whole(attend: Attend) -> Callable[[], None]:
-        return lambda: void(layer(x, attend))
-
-    def within(attend: Attend) -> Callable[[], float]:
-        return lambda: (layer(x, attend), layer.spent)[1]
-
-    def alone(attend: Attend) -> Callable[[], None]:
-        return lambda: void(attend(q, k, v))
-
-    calls = {
-        f"{name}, {place}": make(attend)
-        for name, attend in ways.items()
-        for place, make in (("layer", whole), ("within", within), ("alone", alone))
-    }
-    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
-        for name, call in calls.items():
-            times[name] += burst(call)
-    return {
-        name: {"min_ms": 1e3 * min(t), "median_ms": 1e3 * statistics.median(t)}
-        for name, t in times.items()
-    }
+        for way, attend in ways.items():
+            for whole, within in burst(layer, x, attend):
+                times[way]["layer"].append(whole)
+                times[way]["within"].append(within)
+            times[way]["alone"] += burst_alone(attend, *qkv)
+    return times
 
 
-def void(_: object) -> None:
-    return None
+def lines(cells: list[dict[str, Any]]) -> list[str]:
+    """The results as a table: milliseconds, minimum and median."""
+    table = [
+        "| batch x tokens | attention by | within the layer | alone | the whole layer |",
+        "|---|---|---|---|---|",
+    ]
+    for cell in cells:
+        for way, times in cell["times"].items():
+            both = (
+                f"{1e3 * min(times[place]):.3g} / {1e3 * statistics.median(times[place]):.3g}"
+                for place in ("within", "alone", "layer")
+            )
+            table.append(f"| {cell['B']} x {cell['T']} | {way} | {' | '.join(both)} |")
+    return table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="attention within an encoder layer")
     parser.add_argument("--json", metavar="FILE")
     file = parser.parse_args().json
     torch.set_grad_enabled(False)
     threads = torch.get_num_threads()
-    print(f"{threads} threads, width {WIDTH}, {HEADS} heads; ms, minimum / median")
+    ways: dict[str, Attend] = {
+        "PyTorch": functional.scaled_dot_product_attention,
+        "levelhead, a pool of its own": partial(lh.attention, threads=threads),
+        "levelhead, on PyTorch's team": lh.attention,
+    }
     cells = []
     for B, T in SHAPES:
-        found = measure(B, T)
-        cells.append({"B": B, "T": T, "times": found})
-        for name, t in found.items():
-            print(f"{B} x {T:5}  {name:20} {t['min_ms']:8.3f} {t['median_ms']:8.3f}", flush=True)
+        cells.append({"B": B, "T": T, "times": measure(ways, B, T)})
+        print("\n".join(lines(cells[-1:])[2 if len(cells) > 1 else 0 :]), flush=True)
     if file:
-        about = {"date": date.today().isoformat(), "cpu": info.info()["cpu"], "threads": threads}
-        about |= {"torch": torch.__version__, "python": platform.python_version()}
+        about = {
+            "date": date.today().isoformat(),
+            "cpu": cpu_name(),
+            "threads": threads,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
         with open(file, "w") as f:
-            json.dump({"about": about, "cells": cells}, f, indent=1)
+            json.dump({"about": about, "tables": {"layer": lines(cells)}, "cells": cells}, f)
 
 
 if __name__ == "__main__":
