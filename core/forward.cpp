@@ -20,6 +20,7 @@ namespace {
 constexpr double short_head_flops = 5e7;  // about half a millisecond of one core
 constexpr double even_head_flops = 5e8;   // the same where the heads deal out evenly: no worker waits for the last
 constexpr std::int64_t heads_per_thread = 4;
+constexpr std::int64_t runs_per_thread = 16;  // of short tasks: enough for workers to end at about the same time
 
 // Shared packs are made for a few kv heads at a time once they would take more than this.
 constexpr std::int64_t shared_pack_bytes = std::int64_t(256) << 20;
@@ -134,11 +135,22 @@ class Call {
         const_cast<Body*>(&body), interrupt_);
   }
 
+  // The same, where tasks may be as small as a microsecond: neighbours are dealt in runs. A run takes one turn at the
+  // counter instead of many, and its heads lie one after another in memory, where fetching ahead finds them.
+  template <class Body>
+  bool deal_runs(std::int64_t count, const Body& body) {
+    const std::int64_t runs = std::min<std::int64_t>(count, runs_per_thread * threads_);
+    return deal(runs, [&](std::int64_t run, int worker) {
+      const std::int64_t last = count * (run + 1) / runs;
+      for (std::int64_t i = count * run / runs; i < last && !interrupt_.requested(worker); ++i) body(i, worker);
+    });
+  }
+
   bool run_few_queries() {
     const bool split = plan_.splits > 1;
     reserve(threads_, 1, split ? problem_.B * problem_.H * problem_.T * plan_.splits : 0);
     const std::int64_t blocks = row_blocks();
-    const bool done = deal(kv_heads_ * blocks * plan_.splits, [&](std::int64_t i, int worker) {
+    const bool done = deal_runs(kv_heads_ * blocks * plan_.splits, [&](std::int64_t i, int worker) {
       Piece piece = rows_of(i / plan_.splits / blocks, i / plan_.splits % blocks);
       piece.block0 = i % plan_.splits * plan_.split_blocks;
       piece.block1 = std::min(piece.block0 + plan_.split_blocks, plan_.blocks);
@@ -153,7 +165,7 @@ class Call {
 
   bool run_whole_heads() {
     reserve(threads_, plan_.blocks, 0);
-    return deal(kv_heads_, [&](std::int64_t kv_head, int worker) {
+    return deal_runs(kv_heads_, [&](std::int64_t kv_head, int worker) {
       for (std::int64_t block = 0; block < plan_.blocks && !interrupt_.requested(worker); ++block)
         pack(packs_[worker], kv_head, block, worker);
       for (std::int64_t i = 0; i < row_blocks() && !interrupt_.requested(worker); ++i)

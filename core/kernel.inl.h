@@ -5,7 +5,7 @@
 //       scores of the keys the strip can see   -> score_tile, score_strip
 //       2^(s - m), sums, statistics            -> softmax_row
 //       acc = share * acc + weights . V        -> value_tile
-//   output = acc / denominator
+//   output = acc / denominator               -> in the last value_tile, or write_row
 //
 // Included by each isa_*.cpp, which sets LEVELHEAD_VECTOR_BYTES, LEVELHEAD_TILE_ROWS and the table's name.
 #pragma once
@@ -16,9 +16,18 @@
 #include "kernel_softmax.inl.h"
 #include "kernel_stream.inl.h"
 #include "kernel_tile.inl.h"
+#include "kernel_write.inl.h"
 
 namespace levelhead {
 namespace {
+
+// Where a strip stands between two key blocks.
+template <class Real>
+struct Progress {
+  const Real* q;        // its queries, q_step apart
+  std::int64_t q_step;
+  bool begun, written;  // whether acc holds something; whether the output is where it belongs
+};
 
 // One worker's memory, for one query block at a time.
 template <class Real>
@@ -26,6 +35,7 @@ struct Scratch {
   Real *q, *acc, *scores, *row;
   Row<Real>* rows;
   Strip* strips;
+  Progress<Real>* progress;
   std::uint8_t* sees;
   std::int64_t bytes = 0;
 
@@ -34,13 +44,15 @@ struct Scratch {
       pointer = reinterpret_cast<decltype(+pointer)>(static_cast<char*>(base) + bytes);
       bytes += round_up(n * static_cast<std::int64_t>(sizeof *pointer), 64);
     };
-    // First, because pack() uses it alone: `lanes` keys there, keys_at_once in stream_keys, a value, a row of bias.
-    carve(row, most(most(plan.D * most(lanes<Real>, keys_at_once), plan.E), plan.key_block));
+    // First, because pack() uses it alone: `lanes` keys and one more there, keys_at_once in stream_keys, a value, a row
+    // of bias.
+    carve(row, most(most(plan.D * most(lanes<Real> + 1, keys_at_once), plan.E), plan.key_block));
     carve(q, plan.query_block * plan.D);
     carve(acc, plan.query_block * plan.padded_columns);
     carve(scores, tile_rows * plan.score_stride);
     carve(rows, plan.query_block);
     carve(strips, plan.strips());
+    carve(progress, plan.strips());
     carve(sees, tile_rows * plan.key_block);
   }
 };
@@ -50,17 +62,31 @@ std::int64_t scratch_bytes(const Plan& plan) {
   return Scratch<Real>(plan, nullptr).bytes;
 }
 
-// Queries of a strip, one after another; those beyond the last are zero.
+// Whether the rows of a strip fill a tile and lie evenly in an array of the compute type: then a tile can work on
+// them in place.
+template <class Real, class Array>
+LH_INLINE bool tile_in_place(const Array& x, const Problem& problem, const Strip& strip) {
+  return lies_as_computed<Real>(x) && strip.rows == rows_of_tile(strip.rows) &&
+         (strip.head[0] == strip.head[strip.rows - 1] || x.head_stride == problem.T * x.row_stride);
+}
+
+// Queries of a strip: in place, or one after another in `room`, where those beyond the last are zero.
 template <class Real>
-void pack_queries(const Job& job, const Strip& strip, std::int64_t b, Real* q) {
+Progress<Real> begin_strip(const Job& job, const Strip& strip, std::int64_t b, bool streams, Real* room) {
+  const Problem& problem = *job.problem;
   const std::int64_t D = job.plan->D;
+  if (!streams && !problem.scoring.cosine && tile_in_place<Real>(problem.q, problem, strip))
+    return {reinterpret_cast<const Real*>(problem.q.at(b, strip.head[0], strip.t[0])),
+            problem.q.row_stride / static_cast<std::int64_t>(sizeof(Real)), false, false};
+  Real* q = room;
   for (int r = 0; r < tile_rows; ++r, q += D) {
     if (r < strip.rows) {
-      read_vector(job.problem->q, b, strip.head[r], strip.t[r], D, job.problem->scoring.cosine, q);
+      read_vector(problem.q, b, strip.head[r], strip.t[r], D, problem.scoring.cosine, q);
     } else {
       for (std::int64_t d = 0; d < D; ++d) q[d] = 0;
     }
   }
+  return {room, D, false, false};
 }
 
 // --- values that are not finite: zero in the pack, added by hand to the rows that see them ---
@@ -89,34 +115,53 @@ void add_tainted(const Job& job, const Strip& strip, const Span& span, std::int6
 
 // Scores of n keys, the last of which end a panel or not.
 template <class Real, int rows>
-LH_INLINE void multiply_keys(const Real* q, const Real* keys, std::int64_t n, std::int64_t D, const Real* scale, Real* s,
-                             std::int64_t stride) {
+LH_INLINE void multiply_keys(const Progress<Real>& strip, const Real* keys, std::int64_t n, std::int64_t D,
+                             const Real* scale, Real* s, std::int64_t stride) {
   for (std::int64_t j = 0; j < n; j += panel<Real>) {
     if (n - j > lanes<Real>)
-      score_tile<Real, rows, 2>(q, keys + j * D, D, scale, s + j, stride);
+      score_tile<Real, rows, 2>(strip.q, strip.q_step, keys + j * D, D, scale, s + j, stride);
     else
-      score_tile<Real, rows, 1>(q, keys + j * D, D, scale, s + j, stride);
+      score_tile<Real, rows, 1>(strip.q, strip.q_step, keys + j * D, D, scale, s + j, stride);
   }
 }
 
-// acc = share * acc + weights . V for keys [lo, lo + n) of the block. The chunks begin at fixed keys, wherever the
-// strip begins, so that a row's bits do not depend on its neighbours.
+// Weights times the values of keys [lo, lo + n) of the block. The chunks begin at fixed keys, wherever the strip
+// begins, so that a row's bits do not depend on its neighbours.
 template <class Real, int rows>
 LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Values<Real>& values, std::int64_t lo,
-                               std::int64_t n, const Real* share, Real* acc) {
+                               std::int64_t n, const Target<Real>& target, Real* acc) {
   Real ones[tile_rows];
   for (int r = 0; r < tile_rows; ++r) ones[r] = 1;
-  for (std::int64_t c = 0; c < plan.padded_columns; c += panel<Real>)
+  for (std::int64_t c = 0; c < plan.E; c += panel<Real>)
     for (std::int64_t j = 0, end; j < n; j = end) {
       end = least(n, (lo + j) / value_chunk * value_chunk + value_chunk - lo);
-      value_tile<Real, rows>(weights + j, plan.score_stride, values.data + c * values.panel_step + j * values.row_step,
-                             values.row_step, end - j, j == 0 ? share : ones, acc + c, plan.padded_columns);
+      Target<Real> part = target;
+      part.acc += c;
+      part.to += c;
+      if (j > 0) part.share = ones;
+      if (end < n) {
+        part.factor = nullptr;
+        part.to = acc + c;
+        part.step = plan.padded_columns;
+      }
+      const auto tile = plan.E - c > lanes<Real> ? value_tile<Real, rows, 2> : value_tile<Real, rows, 1>;
+      tile(weights + j, plan.score_stride, values.data + c * values.panel_step + j * values.row_step, values.row_step,
+           end - j, part);
     }
+}
+
+// Where the products with the last values go: straight to the output when a tile can.
+template <class Real>
+LH_INLINE bool ends_in_output(const Job& job, const Strip& strip) {
+  const Result& result = *job.result;
+  return result.out && !result.acc && job.plan->E % lanes<Real> == 0 &&
+         tile_in_place<Real>(result.out, *job.problem, strip);
 }
 
 template <class Real, bool statistics>
 void attend_block(const Job& job, const Packed& packed, bool streams, const Strip& strip, const Piece& piece,
-                  std::int64_t block, const Scratch<Real>& scratch, const Real* q, Row<Real>* rows, Real* acc) {
+                  std::int64_t block, bool last, const Scratch<Real>& scratch, Progress<Real>& progress, Row<Real>* rows,
+                  Real* acc) {
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
   const Span span = visible_span(job, piece.b, block, strip);
@@ -125,25 +170,29 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
   const std::int64_t first = block * plan.key_block;
   const std::int64_t lo = first + (span.lo - first) / width * width, n = round_up(span.hi - lo, width);
 
-  Real scale[tile_rows], share[tile_rows];
+  Real scale[tile_rows], share[tile_rows], factor[tile_rows];
   for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
   // From the panel where the span begins to its last key; what follows up to a whole panel is hidden below.
   const std::int64_t real = span.hi - lo;
-  const bool few = strip.rows <= few_rows;
   Real* room = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
   Values<Real> values{room + plan.key_elements() + (lo - first) * width, width, plan.key_block, false};
   if (streams) {
-    stream_keys(job, piece.b, piece.g, lo, real, q, strip.rows, scale, scratch.scores, scratch.row);
+    stream_keys(job, piece.b, piece.g, lo, real, progress.q, strip.rows, scale, scratch.scores, scratch.row);
   } else {
-    const auto multiply = few ? multiply_keys<Real, few_rows> : multiply_keys<Real, tile_rows>;
-    multiply(q, room + (lo - first) * plan.D, real, plan.D, scale, scratch.scores, plan.score_stride);
+    with_tile(strip.rows, [&](auto n_rows) {
+      multiply_keys<Real, n_rows.value>(progress, room + (lo - first) * plan.D, real, plan.D, scale, scratch.scores,
+                                        plan.score_stride);
+    });
     values.tainted = problem.v && packed.tainted[block - packed.first_block];
+    if (problem.v && !values.tainted && values_in_place<Real>(problem))
+      values = {reinterpret_cast<const Real*>(problem.v.at(piece.b, piece.g, lo)),
+                problem.v.row_stride / static_cast<std::int64_t>(sizeof(Real)), 1, false};
   }
   const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, lo, n, scratch.row);
   if (streams && problem.v) values = stream_values(job, piece.b, piece.g, lo, real, room);
 
   if (values.tainted) note_visible(strip, scratch.scores, plan.score_stride, n, scratch.sees);
-  for (int r = 0; r < tile_rows; ++r) share[r] = 1;
+  for (int r = 0; r < tile_rows; ++r) share[r] = factor[r] = 1;
   for (int r = 0; r < strip.rows; ++r) {
     Real* s = scratch.scores + r * plan.score_stride;
     share[r] = hidden ? softmax_row<Real, statistics, true>(job, s, lo, n, rows[r])
@@ -152,70 +201,23 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
       drop_row(job, piece.b, strip.head[r], strip.position[r], s, lo, least(n, problem.S - lo));
   }
   if (!problem.v) return;
-  const auto add = few ? multiply_values<Real, few_rows> : multiply_values<Real, tile_rows>;
-  add(plan, scratch.scores, values, lo - first, real, share, acc);
+  Target<Real> target{progress.begun ? share : nullptr, nullptr, acc, plan.padded_columns, acc, plan.padded_columns};
+  if (last && !values.tainted && ends_in_output<Real>(job, strip)) {
+    const MutableTensor& out = job.result->out;
+    for (int r = 0; r < strip.rows; ++r) factor[r] = settled_factor(job, rows[r], strip.head[r]);
+    target.factor = factor;
+    target.to = reinterpret_cast<Real*>(out.at(piece.b, strip.head[0], strip.t[0]));
+    target.step = out.row_stride / static_cast<std::int64_t>(sizeof(Real));
+    progress.written = true;
+  }
+  progress.begun = true;
+  with_tile(strip.rows, [&](auto n_rows) {
+    multiply_values<Real, n_rows.value>(plan, scratch.scores, values, lo - first, real, target, acc);
+  });
   if (values.tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, lo, n, acc);
 }
 
-// --- the end of a row ---
-
-LH_INLINE std::int64_t row_index(const Problem& problem, std::int64_t b, std::int64_t head, std::int64_t t) {
-  return (b * problem.H + head) * problem.T + t;
-}
-
-// acc / below, where nothing was seen zero; straight to its place when that has the compute type.
-template <class Real>
-LH_INLINE void write_output(const Real* acc, Real below, std::int64_t E, Real* spare, DType dtype, char* to,
-                            std::int64_t stride) {
-  const bool direct = dtype == compute_type<Real> && stride == static_cast<std::int64_t>(sizeof(Real));
-  Real* quotients = direct ? reinterpret_cast<Real*>(to) : spare;
-  std::int64_t c = 0;
-  const Real divisor = below == 0 ? Real(1) : below;  // acc is zero then
-  for (; c + lanes<Real> <= E; c += lanes<Real>) store(quotients + c, load(acc + c) / divisor);
-  for (; c < E; ++c) {
-    const Real quotient = acc[c] / divisor;
-    __builtin_memcpy(quotients + c, &quotient, sizeof quotient);
-  }
-  if (!direct) narrow(spare, E, dtype, to, stride);
-}
-
-template <class Real>
-void write_row(const Job& job, Row<Real>& row, Real* acc, std::int64_t b, std::int64_t head, std::int64_t t, Real* spare) {
-  const Problem& problem = *job.problem;
-  const Result& result = *job.result;
-  const std::int64_t index = row_index(problem, b, head, t);
-  settle(row);
-  if (result.sums) store_row(row, static_cast<Real*>(result.sums) + index * row_sums, result.counts + index * row_counts);
-  if (result.acc)
-    for (std::int64_t c = 0; c < problem.E; ++c) static_cast<Real*>(result.acc)[index * problem.E + c] = acc[c];
-  if (result.out)
-    write_output(acc, denominator(row.max, row.l, result.sinks ? result.sinks + head : nullptr), problem.E, spare,
-                 result.out.dtype, result.out.at(b, head, t), result.out.column_stride);
-}
-
-template <class Real>
-void finish_rows(const void* acc, std::int64_t acc_stride, const void* sums, std::int64_t sums_stride, std::int64_t n,
-                 std::int64_t E, const double* sink, const MutableTensor& out, std::int64_t b, std::int64_t head,
-                 std::int64_t t) {
-  constexpr std::int64_t piece = 256;  // columns at a time: a width has no bound, the stack has
-  Real spare[piece];
-  for (std::int64_t i = 0; i < n; ++i) {
-    const Real* row = static_cast<const Real*>(sums) + i * sums_stride;
-    const Real below = denominator(row[0], row[1], sink);
-    for (std::int64_t c = 0; c < E; c += piece)
-      write_output(static_cast<const Real*>(acc) + i * acc_stride + c, below, least(piece, E - c), spare, out.dtype,
-                   out.at(b, head, t + i) + c * out.column_stride, out.column_stride);
-  }
-}
-
 // --- a piece of work ---
-
-template <class Real>
-void keep_partial(const Job& job, const Partials& partials, std::int64_t slot, const Row<Real>& row, const Real* acc) {
-  const std::int64_t E = job.plan->E;
-  reinterpret_cast<Row<Real>*>(partials.rows)[slot] = row;
-  for (std::int64_t c = 0; c < E; ++c) reinterpret_cast<Real*>(partials.acc)[slot * E + c] = acc[c];
-}
 
 template <class Real>
 void fold(const Job& job, const Partials& partials, std::int64_t b, std::int64_t head, std::int64_t t, void* memory) {
@@ -231,7 +233,24 @@ void fold(const Job& job, const Partials& partials, std::int64_t b, std::int64_t
     if (share.b == 0) continue;  // nothing seen there, nothing to add
     for (std::int64_t c = 0; c < plan.E; ++c) scratch.acc[c] = fused(scratch.acc[c], share.a, acc[c] * share.b);
   }
-  write_row(job, total, scratch.acc, b, head, t, scratch.row);
+  write_row(job, total, scratch.acc, false, b, head, t, scratch.row);
+}
+
+template <class Real>
+void end_strip(const Job& job, const Strip& strip, const Progress<Real>& progress, const Piece& piece,
+               const Partials* partials, std::int64_t split, Row<Real>* rows, Real* acc, Real* spare) {
+  const std::int64_t stride = job.plan->padded_columns;
+  if (!progress.begun)
+    for (std::int64_t i = 0; i < strip.rows * stride; ++i) acc[i] = 0;
+  if (progress.written && !job.result->sums) return;
+  for (int r = 0; r < strip.rows; ++r) {
+    const std::int64_t head = strip.head[r], t = strip.t[r];
+    if (partials)
+      keep_partial(job, *partials, row_index(*job.problem, piece.b, head, t) * job.plan->splits + split, rows[r],
+                   acc + r * stride);
+    else
+      write_row(job, rows[r], acc + r * stride, progress.written, piece.b, head, t, spare);
+  }
 }
 
 template <class Real, bool statistics>
@@ -243,35 +262,30 @@ void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& 
   const bool streams = packs && job.problem->T <= streamed_queries;
   std::int64_t first = piece.block1, last = piece.block0;  // key blocks that some strip can see
   for (std::int64_t i = 0; i < strips; ++i) {
-    scratch.strips[i] = make_strip(job, piece, piece.row0 + i * tile_rows);
-    pack_queries(job, scratch.strips[i], piece.b, scratch.q + i * tile_rows * plan.D);
-    first = least(first, scratch.strips[i].first / plan.key_block);
-    last = most(last, (scratch.strips[i].last + plan.key_block - 1) / plan.key_block);
+    Strip& strip = scratch.strips[i];
+    make_strip(job, piece, piece.row0 + i * tile_rows, strip);
+    scratch.progress[i] = begin_strip(job, strip, piece.b, streams, scratch.q + i * tile_rows * plan.D);
+    first = least(first, strip.first / plan.key_block);
+    last = most(last, (strip.last + plan.key_block - 1) / plan.key_block);
   }
   for (std::int64_t i = 0; i < count; ++i) scratch.rows[i] = Row<Real>{};
-  for (std::int64_t i = 0; i < strips * tile_rows * plan.padded_columns; ++i) scratch.acc[i] = 0;
 
-  for (std::int64_t block = most(first, piece.block0); block < least(last, piece.block1); ++block) {
+  const std::int64_t end = least(last, piece.block1);
+  for (std::int64_t block = most(first, piece.block0); block < end; ++block) {
     Packed here = packed;
     if (packs) here.first_block = block;
     if (packs && !streams) pack<Real>(job, piece.b, piece.g, block, here, scratch.row);
-    for (std::int64_t i = 0; i < strips; ++i)
-      attend_block<Real, statistics>(job, here, streams, scratch.strips[i], piece, block, scratch,
-                                     scratch.q + i * tile_rows * plan.D, scratch.rows + i * tile_rows,
-                                     scratch.acc + i * tile_rows * plan.padded_columns);
-    if (interrupted(*job.interrupt, worker)) return;
-  }
-  for (std::int64_t i = 0; i < count; ++i) {
-    const Strip& strip = scratch.strips[i / tile_rows];
-    const std::int64_t head = strip.head[i % tile_rows], t = strip.t[i % tile_rows];
-    Real* acc = scratch.acc + i * plan.padded_columns;
-    if (partials) {
-      keep_partial(job, *partials, row_index(*job.problem, piece.b, head, t) * plan.splits + split,
-                   scratch.rows[i], acc);
-    } else {
-      write_row(job, scratch.rows[i], acc, piece.b, head, t, scratch.row);
+    for (std::int64_t i = 0; i < strips; ++i) {
+      const Strip& strip = scratch.strips[i];
+      const bool ends = !partials && (block + 1 == end || strip.last <= (block + 1) * plan.key_block);
+      attend_block<Real, statistics>(job, here, streams, strip, piece, block, ends, scratch, scratch.progress[i],
+                                     scratch.rows + i * tile_rows, scratch.acc + i * tile_rows * plan.padded_columns);
     }
+    if (block + 1 < end && interrupted(*job.interrupt, worker)) return;
   }
+  for (std::int64_t i = 0; i < strips; ++i)
+    end_strip(job, scratch.strips[i], scratch.progress[i], piece, partials, split, scratch.rows + i * tile_rows,
+              scratch.acc + i * tile_rows * plan.padded_columns, scratch.row);
 }
 
 template <class Real>

@@ -115,31 +115,87 @@ LH_INLINE const Real* view_vector(const Tensor& x, std::int64_t b, std::int64_t 
   return spare;
 }
 
-template <class Real>
-LH_INLINE bool all_finite(const Real* x, std::int64_t n) {
-  Vector<Real> probe{};  // NaN from the first inf or NaN on
-  std::int64_t i = 0;
-  for (; i + lanes<Real> <= n; i += lanes<Real>) probe += load(x + i) * Real(0);
-  Real rest = 0;
-  for (; i < n; ++i) rest += read<Real>(reinterpret_cast<const char*>(x + i)) * 0;
-  return rest == 0 && !any<Real>(probe != probe);
+// Whether a row can be used where it lies.
+template <class Real, class Byte>
+LH_INLINE bool lies_as_computed(const View<Byte>& x) {
+  constexpr std::int64_t bytes = sizeof(Real);
+  return x.dtype == compute_type<Real> && x.column_stride == bytes && x.row_stride % bytes == 0;
 }
 
-// lanes x lanes numbers, rows to columns, by log2(lanes) perfect shuffles of x[i] with x[i + lanes / 2].
-template <class Real, int... lane>
-LH_INLINE void transpose(Vector<Real> (&x)[sizeof...(lane)], Lanes<lane...>) {
-  constexpr int n = sizeof...(lane);
+// Becomes NaN with the first inf or NaN it is shown; then there is no way back. Four chains, or a sum's latency
+// would be the time of it.
+template <class Real>
+struct Probe {
+  Vector<Real> part[4] = {};
+  Real rest = 0;
+
+  LH_INLINE void show(const Real* x, std::int64_t n) {
+    std::int64_t i = 0;
+    for (; i + 4 * lanes<Real> <= n; i += 4 * lanes<Real>)
 #pragma GCC unroll 4
-  for (int step = 1; step < n; step *= 2) {
-    Vector<Real> y[n];
-#pragma GCC unroll 16
-    for (int i = 0; i < n / 2; ++i) {
-      y[2 * i] = __builtin_shufflevector(x[i], x[i + n / 2], (lane % 2 * n + lane / 2)...);
-      y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + n / 2], (lane % 2 * n + lane / 2 + n / 2)...);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) x[i] = y[i];
+      for (int k = 0; k < 4; ++k) part[k] += load(x + i + k * lanes<Real>) * Real(0);
+    for (; i + lanes<Real> <= n; i += lanes<Real>) part[0] += load(x + i) * Real(0);
+    for (; i < n; ++i) rest += number(x + i) * 0;
   }
+  LH_INLINE bool finite() const {
+    const Vector<Real> all = (part[0] + part[1]) + (part[2] + part[3]);
+    return rest == 0 && !any<Real>(all != all);
+  }
+};
+
+template <class Real>
+LH_INLINE bool all_finite(const Real* x, std::int64_t n) {
+  Probe<Real> probe;
+  probe.show(x, n);
+  return probe.finite();
+}
+
+LH_INLINE std::int64_t bytes_of(DType dtype) {
+  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : dtype == DType::boolean ? 1 : 2;
+}
+
+// Asks for `count` rows, to be there when they are read. Never faults: what lies beyond the last row of a short head
+// is, as a rule, the first of the next one, which the same worker packs next.
+LH_INLINE void fetch_rows(const Tensor& x, std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t count,
+                          std::int64_t width) {
+  const std::int64_t bytes = width * bytes_of(x.dtype);
+  const char* p = x.at(b, head, row);
+  for (std::int64_t i = 0; i < count; ++i, p += x.row_stride)
+    for (std::int64_t c = 0; c < bytes; c += 64) __builtin_prefetch(p + c);
+}
+
+// lanes x lanes numbers, rows to columns, by log2(lanes) exchanges of blocks between rows `unit` apart. They are those
+// that CPUs have an instruction for: within 128 bits the halves of two rows are interleaved, beyond that the even and
+// the odd 128 bits of two rows are brought together.
+template <class Real>
+constexpr int in_128 = 16 / static_cast<int>(sizeof(Real));
+
+template <class Real, int unit>
+constexpr int taken_from(int lane, bool upper) {
+  constexpr int n = lanes<Real>, piece = in_128<Real>;
+  const int at = lane % piece, which = lane / piece;
+  if (unit < piece) return which * piece + at / (2 * unit) * unit + at % unit + at / unit % 2 * n + upper * (piece / 2);
+  return which % (n / piece / 2) * 2 * piece + at + which / (n / piece / 2) * n + upper * piece;
+}
+
+template <class Real, int unit, int... lane>
+LH_INLINE void transpose(Vector<Real> (&x)[sizeof...(lane)], Lanes<lane...> all) {
+  if constexpr (unit < sizeof...(lane)) {
+#pragma GCC unroll 16
+    for (int i = 0; i < static_cast<int>(sizeof...(lane)); ++i)
+      if ((i & unit) == 0) {
+        const Vector<Real> a = x[i], b = x[i + unit];
+        x[i] = __builtin_shufflevector(a, b, taken_from<Real, unit>(lane, false)...);
+        x[i + unit] = __builtin_shufflevector(a, b, taken_from<Real, unit>(lane, true)...);
+      }
+    transpose<Real, 2 * unit>(x, all);
+  }
+}
+
+// The column that is in x[i] then: interleaving takes the columns of 128 bits in the reverse order of their bits.
+template <class Real>
+constexpr int column_of(int i) {
+  return in_128<Real> == 4 ? (i & ~3) | (i & 1) << 1 | (i >> 1 & 1) : i;
 }
 
 // `lanes` keys into their half of a panel: number d of key i goes to panel[d * width + i].
@@ -151,56 +207,89 @@ LH_INLINE void pack_key_columns(const Real* const (&keys)[lanes<Real>], std::int
     Vector<Real> x[n];
 #pragma GCC unroll 16
     for (int i = 0; i < n; ++i) x[i] = load(keys[i] + d);
-    transpose<Real>(x, AllLanes<n>{});
+    transpose<Real, 1>(x, AllLanes<n>{});
 #pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) store(panel_half + (d + i) * width, x[i]);
+    for (int i = 0; i < n; ++i) store(panel_half + (d + column_of<Real>(i)) * width, x[i]);
   }
   for (; d < D; ++d)
-    for (int i = 0; i < n; ++i) panel_half[d * width + i] = read<Real>(reinterpret_cast<const char*>(keys[i] + d));
+    for (int i = 0; i < n; ++i) panel_half[d * width + i] = number(keys[i] + d);
 }
 
-// One block: keys in panels of `panel` keys, each D x panel; then values in panels of `panel` columns, each
-// key_block x panel. Keys and columns beyond the last are zero. `scratch` has room for `lanes` keys or a value.
+// Keys [first, first + count) in panels of `panel` keys, each D x panel; keys beyond the last are zero up to a whole
+// vector. `spare` has room for `lanes` keys and one more.
+template <class Real>
+void pack_keys(const Problem& problem, std::int64_t b, std::int64_t g, std::int64_t first, std::int64_t count, Real* to,
+               Real* spare) {
+  constexpr int width = panel<Real>, n = lanes<Real>;
+  const std::int64_t D = problem.D;
+  Real* nothing = spare + n * D;
+  if (count % n != 0)
+    for (std::int64_t d = 0; d < D; ++d) nothing[d] = 0;
+  for (std::int64_t j = 0; j < count; j += n) {
+    fetch_rows(problem.k, b, g, first + j + n, n, D);
+    const Real* rows[n];
+    for (int i = 0; i < n; ++i)
+      rows[i] = j + i < count ? view_vector(problem.k, b, g, first + j + i, D, problem.scoring.cosine, spare + i * D) : nothing;
+    pack_key_columns<Real>(rows, D, to + j / width * width * D + j % width);
+  }
+}
+
+// Values of keys [first, first + count) in panels of `panel` columns, each key_block x panel; columns beyond the last
+// are zero up to a whole panel. With `careful`, so are values that are not finite.
+// Returns whether all were finite.
+template <class Real>
+bool pack_values(const Problem& problem, const Plan& plan, std::int64_t b, std::int64_t g, std::int64_t first,
+                 std::int64_t count, bool careful, Real* to, Real* spare) {
+  constexpr int width = panel<Real>, n = lanes<Real>;
+  const std::int64_t E = plan.E, whole = E / n * n;
+  Probe<Real> probe;
+  for (std::int64_t j = 0; j < count; ++j, to += width) {
+    fetch_rows(problem.v, b, g, first + j + n, 1, E);
+    const Real* row = view_vector(problem.v, b, g, first + j, E, false, spare);
+    probe.show(row, E);
+    if (careful && !all_finite(row, E)) {
+      for (std::int64_t c = 0; c < E; ++c) spare[c] = 0;
+      row = spare;
+    }
+    std::int64_t c = 0;
+    const auto place = [&] { return to + c / width * width * plan.key_block + c % width; };
+    for (; c < whole; c += n) store(place(), load(row + c));
+    for (; c < plan.padded_columns; ++c) *place() = c < E ? number(row + c) : Real(0);
+  }
+  return probe.finite();
+}
+
+// Whether tiles can read the values where they lie.
+template <class Real>
+LH_INLINE bool values_in_place(const Problem& problem) {
+  return lies_as_computed<Real>(problem.v) && problem.E % lanes<Real> == 0;
+}
+
+template <class Real>
+bool finite_values(const Problem& problem, std::int64_t b, std::int64_t g, std::int64_t first, std::int64_t count) {
+  Probe<Real> probe;
+  for (std::int64_t j = 0; j < count; ++j) {
+    fetch_rows(problem.v, b, g, first + j + lanes<Real>, 1, problem.E);
+    probe.show(reinterpret_cast<const Real*>(problem.v.at(b, g, first + j)), problem.E);
+  }
+  return probe.finite();
+}
+
+// One block: keys, then values.
 template <class Real>
 void pack(const Job& job, std::int64_t b, std::int64_t g, std::int64_t block, const Packed& packed, void* scratch) {
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
-  constexpr int width = panel<Real>, n = lanes<Real>;
-  const std::int64_t first = block * plan.key_block;
-  const std::int64_t count = least(plan.key_block, problem.S - first), padded = round_up(count, width);
+  const std::int64_t first = block * plan.key_block, count = least(plan.key_block, problem.S - first);
   Real* spare = static_cast<Real*>(scratch);
   Real* keys = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
   Real* values = keys + plan.key_elements();
-
-  for (std::int64_t j = 0; j < padded; j += n) {
-    const Real* rows[n];
-    for (int i = 0; i < n; ++i) {
-      Real* own = spare + i * plan.D;
-      if (j + i < count) {
-        rows[i] = view_vector(problem.k, b, g, first + j + i, plan.D, problem.scoring.cosine, own);
-      } else {
-        for (std::int64_t d = 0; d < plan.D; ++d) own[d] = 0;
-        rows[i] = own;
-      }
-    }
-    pack_key_columns<Real>(rows, plan.D, keys + j / width * width * plan.D + j % width);
-  }
+  pack_keys(problem, b, g, first, count, keys, spare);
   if (!problem.v) return;
-  bool tainted = false;
-  const std::int64_t whole = plan.E / width * width;  // columns in panels that the value fills
-  for (std::int64_t j = 0; j < padded; ++j) {
-    const Real* row = j < count ? view_vector(problem.v, b, g, first + j, plan.E, false, spare) : nullptr;
-    if (row && !all_finite(row, plan.E)) {
-      tainted = true;
-      row = nullptr;
-    }
-    Real* to = values + j * width;
-    for (std::int64_t c = 0; c < whole; c += width, to += plan.key_block * width)
-      for (int half = 0; half < width; half += n) store(to + half, row ? load(row + c + half) : Vector<Real>{});
-    for (std::int64_t c = whole; c < plan.padded_columns; ++c)
-      to[c - whole] = row && c < plan.E ? read<Real>(reinterpret_cast<const char*>(row + c)) : Real(0);
-  }
-  packed.tainted[block - packed.first_block] = tainted;
+  const bool finite = values_in_place<Real>(problem) ? finite_values<Real>(problem, b, g, first, count)
+                                                     : pack_values(problem, plan, b, g, first, count, false, values, spare);
+  if (!finite) pack_values(problem, plan, b, g, first, count, true, values, spare);
+  packed.tainted[block - packed.first_block] = !finite;
 }
 
 }  // namespace

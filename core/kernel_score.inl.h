@@ -49,48 +49,54 @@ std::int64_t keys_left(const Job& job, const Strip& strip, std::int64_t b, int r
   return left;
 }
 
-Strip make_strip(const Job& job, const Piece& piece, std::int64_t row0) {
+// Field by field, so that the compiler can take several rows at once: a short head is no more than one or two strips.
+void make_strip(const Job& job, const Piece& piece, std::int64_t row0, Strip& strip) {
   const Problem& problem = *job.problem;
   const Scoring& scoring = problem.scoring;
-  const std::int64_t b = piece.b;
-  Strip strip;
+  const std::int64_t b = piece.b, S = problem.S;
   strip.rows = least(piece.row1 - row0, tile_rows);
-  strip.last = strip.common_first = 0;
-  strip.first = strip.common_last = problem.S;
-  strip.min_segment = INT64_MAX;
-  strip.max_segment = INT64_MIN;
   std::int64_t head = piece.g * (problem.H / problem.G) + row0 / problem.T, t = row0 % problem.T;
   for (int r = 0; r < tile_rows; ++r) {
-    if (r > 0 && r < strip.rows && ++t == problem.T) {
+    strip.head[r] = head;
+    strip.t[r] = t;
+    strip.position[r] = position_of(scoring.queries, b, t);
+    // To what comes first: the softcap, which wants s / cap, or the softmax, which wants units of ln 2.
+    strip.scale[r] = scoring.scale[head] * (scoring.softcap > 0 ? 1 / scoring.softcap : log2_e);
+    if (r + 1 < strip.rows && ++t == problem.T) {
       t = 0;
       ++head;
     }
-    strip.head[r] = head;
-    strip.t[r] = t;
-    const std::int64_t p = strip.position[r] = position_of(scoring.queries, b, t);
-    strip.low[r] = most(p - scoring.left, -unlimited);
-    strip.high[r] = least(p + (scoring.causal ? 0 : scoring.right), unlimited);
-    if (scoring.key_lengths) strip.high[r] = least(strip.high[r], scoring.key_lengths[b] - 1);
-    const bool consecutive = !job.key_positions;
-    strip.begin[r] = consecutive ? least(most(strip.low[r] - job.key_start, 0), problem.S) : 0;
-    strip.end[r] = consecutive ? least(most(strip.high[r] - job.key_start + 1, strip.begin[r]), problem.S) : problem.S;
+  }
+  const std::int64_t right = scoring.causal ? 0 : scoring.right, start = job.key_start;
+  const std::int64_t longest = scoring.key_lengths ? scoring.key_lengths[b] - 1 : unlimited;
+  for (int r = 0; r < tile_rows; ++r) {
+    strip.low[r] = most(strip.position[r] - scoring.left, -unlimited);
+    strip.high[r] = least(strip.position[r] + right, longest);
+    strip.begin[r] = job.key_positions ? 0 : least(most(strip.low[r] - start, 0), S);
+    strip.end[r] = job.key_positions ? S : least(most(strip.high[r] - start + 1, strip.begin[r]), S);
+  }
+  strip.last = strip.common_first = 0;
+  strip.first = strip.common_last = S;
+  for (int r = 0; r < tile_rows; ++r) {
     strip.first = least(strip.first, strip.begin[r]);
     strip.last = most(strip.last, strip.end[r]);
     strip.common_first = most(strip.common_first, strip.begin[r]);
     strip.common_last = least(strip.common_last, strip.end[r]);
-    if (scoring.query_segments) {
-      strip.segment[r] = scoring.query_segments[b * problem.T + t];
+  }
+  if (scoring.query_segments) {
+    strip.min_segment = INT64_MAX;
+    strip.max_segment = INT64_MIN;
+    for (int r = 0; r < tile_rows; ++r) {
+      strip.segment[r] = scoring.query_segments[b * problem.T + strip.t[r]];
       strip.min_segment = least(strip.min_segment, strip.segment[r]);
       strip.max_segment = most(strip.max_segment, strip.segment[r]);
     }
-    // To what comes first: the softcap, which wants s / cap, or the softmax, which wants units of ln 2.
-    strip.scale[r] = scoring.scale[head] * (scoring.softcap > 0 ? 1 / scoring.softcap : log2_e);
-    if (scoring.log_n) {
+  }
+  if (scoring.log_n)
+    for (int r = 0; r < tile_rows; ++r) {
       const std::int64_t left = keys_left(job, strip, b, r);
       strip.scale[r] *= left > 0 ? __builtin_log(static_cast<double>(left)) : 0;
     }
-  }
-  return strip;
 }
 
 // --- masks ---

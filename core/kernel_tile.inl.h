@@ -1,8 +1,8 @@
-// The two register tiles: scores = Q Kᵀ and acc += P V, a strip of query rows by two vectors at a time.
+// The two register tiles: scores = Q Kᵀ and acc += P V, a strip of query rows by one or two vectors at a time.
 //
 // All accumulators live in registers (12 of 16 on AVX2, 24 of 32 on AVX-512); each step loads two vectors
-// of the packed panel and broadcasts one number per row. Strips that are two thirds full or less, and panels that
-// are half full or less, take a smaller tile. Part of kernel.inl.h.
+// of a panel and broadcasts one number per row. Strips that are not full, and panels that are half full or less,
+// take a smaller tile: a row's bits are the same in all of them. Part of kernel.inl.h.
 #pragma once
 
 #include "simd.h"
@@ -10,19 +10,48 @@
 namespace levelhead {
 namespace {
 
-constexpr int tile_rows = LEVELHEAD_TILE_ROWS, few_rows = tile_rows * 2 / 3;
+constexpr int tile_rows = LEVELHEAD_TILE_ROWS;
 template <class Real>
 constexpr int panel = 2 * lanes<Real>;
+
+// The rows of the smallest tile that holds so many.
+LH_INLINE int rows_of_tile(std::int64_t rows) {
+  constexpr int third = tile_rows / 3;
+  return rows <= third ? third : rows <= 2 * third ? 2 * third : tile_rows;
+}
+// Calls work(n) with that number of rows as a type.
+template <int n>
+struct Count {
+  static constexpr int value = n;
+};
+template <class Work>
+LH_INLINE void with_tile(std::int64_t rows, const Work& work) {
+  constexpr int third = tile_rows / 3;
+  if (rows <= third)
+    work(Count<third>{});
+  else if (rows <= 2 * third)
+    work(Count<2 * third>{});
+  else
+    work(Count<tile_rows>{});
+}
 
 // A long sum is taken in pieces: n terms in pieces of b have a rounding error of about sqrt(b / n + 1 / b) of that
 // in one go. Shorter pieces cost more loads and stores; these cost less than one can measure.
 constexpr std::int64_t value_chunk = 256;                                                 // keys
 LH_INLINE std::int64_t score_chunk(std::int64_t D) { return D <= 16 ? D : (D + 1) / 2; }  // numbers of a key
 
-// s (rows x vectors) = scale * q (rows x D) . k (D x panel). Rows of q are D apart.
+// A number that may be aligned to nothing, being the caller's.
+template <class Real>
+LH_INLINE Real number(const Real* p) {
+  Real x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+
+// s (rows x vectors) = scale * q (rows x D, q_step apart) . k (D x panel).
 template <class Real, int rows, int vectors>
-[[gnu::noinline]] void score_tile(const Real* q, const Real* k, std::int64_t D, const Real* scale, Real* s,
-                                  std::int64_t stride) {
+[[gnu::noinline]] void score_tile(const Real* q, std::int64_t q_step, const Real* k, std::int64_t D, const Real* scale,
+                                  Real* s, std::int64_t stride) {
   const std::int64_t chunk = score_chunk(D);
   for (std::int64_t first = 0, end;; first = end) {
     end = first + chunk < D ? first + chunk : D;
@@ -34,7 +63,7 @@ template <class Real, int rows, int vectors>
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 2
-        for (int i = 0; i < vectors; ++i) sum[r][i] += q[r * D + d] * key[i];
+        for (int i = 0; i < vectors; ++i) sum[r][i] += number(q + r * q_step + d) * key[i];
     }
     const bool last = end == D;
 #pragma GCC unroll 16
@@ -49,28 +78,48 @@ template <class Real, int rows, int vectors>
   }
 }
 
-// acc (rows x panel) = share * acc + p (rows x n) . v (n x panel, rows v_stride apart). The rescaling by `share`, due
-// when a row's maximum moved, rides on the joining.
-template <class Real, int rows>
-[[gnu::noinline]] void value_tile(const Real* p, std::int64_t stride, const Real* v, std::int64_t v_stride,
-                                  std::int64_t n, const Real* share, Real* acc, std::int64_t acc_stride) {
-  Vector<Real> left[rows] = {}, right[rows] = {};
-  for (std::int64_t j = 0; j < n; ++j) {
-    const Vector<Real> v_left = load(v), v_right = load(v + lanes<Real>);
+// What becomes of a product with values: share * acc is added when a part of the sum is there already (the
+// rescaling, due when a row's maximum moved, rides on the joining), and it is multiplied with `factor` at the end.
+template <class Real>
+struct Target {
+  const Real* share;   // or null: acc holds nothing yet
+  const Real* factor;  // or null: more is to come
+  const Real* acc;
+  std::int64_t acc_step;  // between rows
+  Real* to;
+  std::int64_t step;
+};
+
+// p (rows x n) . v (n x vectors, rows v_step apart)
+template <class Real, int rows, int vectors>
+[[gnu::noinline]] void value_tile(const Real* p, std::int64_t stride, const Real* v, std::int64_t v_step,
+                                  std::int64_t n, const Target<Real>& target) {
+  Vector<Real> sum[rows][vectors] = {};
+  for (std::int64_t j = 0; j < n; ++j, v += v_step) {
+    Vector<Real> value[vectors];
+#pragma GCC unroll 2
+    for (int i = 0; i < vectors; ++i) value[i] = load(v + i * lanes<Real>);
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) {
-      const Real weight = p[r * stride + j];
-      left[r] += weight * v_left;
-      right[r] += weight * v_right;
-    }
-    v += v_stride;
+    for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+      for (int i = 0; i < vectors; ++i) sum[r][i] += p[r * stride + j] * value[i];
+  }
+  if (target.share) {
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+      for (int i = 0; i < vectors; ++i) sum[r][i] += load(target.acc + r * target.acc_step + i * lanes<Real>) * target.share[r];
+  }
+  if (target.factor) {
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+      for (int i = 0; i < vectors; ++i) sum[r][i] *= target.factor[r];
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < rows; ++r) {
-    Real* to = acc + r * acc_stride;
-    store(to, load(to) * share[r] + left[r]);
-    store(to + lanes<Real>, load(to + lanes<Real>) * share[r] + right[r]);
-  }
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+    for (int i = 0; i < vectors; ++i) store(target.to + r * target.step + i * lanes<Real>, sum[r][i]);
 }
 
 }  // namespace

@@ -1,0 +1,82 @@
+// The end of a row: the output read off its state, into any dtype and strides; or the state itself, kept for later,
+// and states joined. Part of kernel.inl.h.
+#pragma once
+
+#include "kernel_pack.inl.h"
+#include "state.h"
+
+namespace levelhead {
+namespace {
+
+LH_INLINE std::int64_t row_index(const Problem& problem, std::int64_t b, std::int64_t head, std::int64_t t) {
+  return (b * problem.H + head) * problem.T + t;
+}
+
+// What acc is multiplied with. One where nothing was seen: acc is zero then.
+template <class Real>
+LH_INLINE Real output_factor(Real max, Real l, const double* sink) {
+  const Real below = denominator(max, l, sink);
+  return below == 0 ? Real(1) : 1 / below;
+}
+
+// acc * factor, straight to its place when that has the compute type.
+template <class Real>
+LH_INLINE void write_output(const Real* acc, Real factor, std::int64_t E, Real* spare, DType dtype, char* to,
+                            std::int64_t stride) {
+  const bool direct = dtype == compute_type<Real> && stride == static_cast<std::int64_t>(sizeof(Real));
+  Real* products = direct ? reinterpret_cast<Real*>(to) : spare;
+  std::int64_t c = 0;
+  for (; c + lanes<Real> <= E; c += lanes<Real>) store(products + c, load(acc + c) * factor);
+  for (; c < E; ++c) {
+    const Real product = acc[c] * factor;
+    __builtin_memcpy(products + c, &product, sizeof product);
+  }
+  if (!direct) narrow(spare, E, dtype, to, stride);
+}
+
+// The same for a row that has seen all its keys.
+template <class Real>
+LH_INLINE Real settled_factor(const Job& job, Row<Real>& row, std::int64_t head) {
+  settle(row);
+  return output_factor(row.max, row.l, job.result->sinks ? job.result->sinks + head : nullptr);
+}
+
+// With `written`, the output is in its place already.
+template <class Real>
+void write_row(const Job& job, Row<Real>& row, const Real* acc, bool written, std::int64_t b, std::int64_t head,
+               std::int64_t t, Real* spare) {
+  const Problem& problem = *job.problem;
+  const Result& result = *job.result;
+  const std::int64_t index = row_index(problem, b, head, t);
+  const Real factor = settled_factor(job, row, head);
+  if (result.sums) store_row(row, static_cast<Real*>(result.sums) + index * row_sums, result.counts + index * row_counts);
+  if (result.acc)
+    for (std::int64_t c = 0; c < problem.E; ++c) static_cast<Real*>(result.acc)[index * problem.E + c] = acc[c];
+  if (result.out && !written)
+    write_output(acc, factor, problem.E, spare, result.out.dtype, result.out.at(b, head, t), result.out.column_stride);
+}
+
+template <class Real>
+void finish_rows(const void* acc, std::int64_t acc_stride, const void* sums, std::int64_t sums_stride, std::int64_t n,
+                 std::int64_t E, const double* sink, const MutableTensor& out, std::int64_t b, std::int64_t head,
+                 std::int64_t t) {
+  constexpr std::int64_t piece = 256;  // columns at a time: a width has no bound, the stack has
+  Real spare[piece];
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Real* row = static_cast<const Real*>(sums) + i * sums_stride;
+    const Real factor = output_factor(row[0], row[1], sink);
+    for (std::int64_t c = 0; c < E; c += piece)
+      write_output(static_cast<const Real*>(acc) + i * acc_stride + c, factor, least(piece, E - c), spare, out.dtype,
+                   out.at(b, head, t + i) + c * out.column_stride, out.column_stride);
+  }
+}
+
+template <class Real>
+void keep_partial(const Job& job, const Partials& partials, std::int64_t slot, const Row<Real>& row, const Real* acc) {
+  const std::int64_t E = job.plan->E;
+  reinterpret_cast<Row<Real>*>(partials.rows)[slot] = row;
+  for (std::int64_t c = 0; c < E; ++c) reinterpret_cast<Real*>(partials.acc)[slot * E + c] = acc[c];
+}
+
+}  // namespace
+}  // namespace levelhead
