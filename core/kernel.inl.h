@@ -23,7 +23,7 @@ namespace {
 // One worker's memory, for one query block at a time.
 template <class Real>
 struct Scratch {
-  Real *q, *acc, *scores, *row;
+  Real *q, *acc, *part, *scores, *row;
   Row<Real>* rows;
   Strip* strips;
   std::uint8_t* sees;
@@ -34,10 +34,11 @@ struct Scratch {
       pointer = reinterpret_cast<decltype(+pointer)>(static_cast<char*>(base) + bytes);
       bytes += round_up(n * static_cast<std::int64_t>(sizeof *pointer), 64);
     };
-    // First, because pack() uses it alone: `lanes` keys there, keys_at_once in stream_keys, a value, a row of bias.
-    carve(row, most(most(plan.D * most(lanes<Real>, keys_at_once), plan.E), plan.key_block));
+    // First, because pack() uses it alone: `lanes` keys there and in stream_keys, a value, a row of bias.
+    carve(row, most(most(plan.D * lanes<Real>, plan.E), plan.key_block));
     carve(q, plan.query_block * plan.D);
     carve(acc, plan.query_block * plan.padded_columns);
+    carve(part, tile_rows * plan.padded_columns);  // stream_values
     carve(scores, tile_rows * plan.score_stride);
     carve(rows, plan.query_block);
     carve(strips, plan.strips());
@@ -102,15 +103,16 @@ LH_INLINE void multiply_keys(const Real* q, const Real* keys, std::int64_t n, st
 // acc = share * acc + weights . V for keys [lo, lo + n) of the block. The chunks begin at fixed keys, wherever the
 // strip begins, so that a row's bits do not depend on its neighbours.
 template <class Real, int rows>
-LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Values<Real>& values, std::int64_t lo,
+LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Real* values, std::int64_t lo,
                                std::int64_t n, const Real* share, Real* acc) {
+  constexpr int width = panel<Real>;
   Real ones[tile_rows];
   for (int r = 0; r < tile_rows; ++r) ones[r] = 1;
-  for (std::int64_t c = 0; c < plan.padded_columns; c += panel<Real>)
+  for (std::int64_t c = 0; c < plan.padded_columns; c += width)
     for (std::int64_t j = 0, end; j < n; j = end) {
       end = least(n, (lo + j) / value_chunk * value_chunk + value_chunk - lo);
-      value_tile<Real, rows>(weights + j, plan.score_stride, values.data + c * values.panel_step + j * values.row_step,
-                             values.row_step, end - j, j == 0 ? share : ones, acc + c, plan.padded_columns);
+      value_tile<Real, rows>(weights + j, plan.score_stride, values + c * plan.key_block + (lo + j) * width, end - j,
+                             j == 0 ? share : ones, acc + c, plan.padded_columns);
     }
 }
 
@@ -131,18 +133,17 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
   const std::int64_t real = span.hi - lo;
   const bool few = strip.rows <= few_rows;
   Real* room = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
-  Values<Real> values{room + plan.key_elements() + (lo - first) * width, width, plan.key_block, false};
+  bool tainted = !streams && problem.v && packed.tainted[block - packed.first_block];
   if (streams) {
     stream_keys(job, piece.b, piece.g, lo, real, q, strip.rows, scale, scratch.scores, scratch.row);
   } else {
     const auto multiply = few ? multiply_keys<Real, few_rows> : multiply_keys<Real, tile_rows>;
     multiply(q, room + (lo - first) * plan.D, real, plan.D, scale, scratch.scores, plan.score_stride);
-    values.tainted = problem.v && packed.tainted[block - packed.first_block];
   }
   const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, lo, n, scratch.row);
-  if (streams && problem.v) values = stream_values(job, piece.b, piece.g, lo, real, room);
 
-  if (values.tainted) note_visible(strip, scratch.scores, plan.score_stride, n, scratch.sees);
+  // Streamed values show only afterwards whether they are finite; a look at few rows costs nothing.
+  if (streams || tainted) note_visible(strip, scratch.scores, plan.score_stride, n, scratch.sees);
   for (int r = 0; r < tile_rows; ++r) share[r] = 1;
   for (int r = 0; r < strip.rows; ++r) {
     Real* s = scratch.scores + r * plan.score_stride;
@@ -152,9 +153,14 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
       drop_row(job, piece.b, strip.head[r], strip.position[r], s, lo, least(n, problem.S - lo));
   }
   if (!problem.v) return;
-  const auto add = few ? multiply_values<Real, few_rows> : multiply_values<Real, tile_rows>;
-  add(plan, scratch.scores, values, lo - first, real, share, acc);
-  if (values.tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, lo, n, acc);
+  if (streams) {
+    tainted = !stream_values(job, piece.b, piece.g, first, lo, real, scratch.scores, strip.rows, share, scratch.part, room,
+                             acc);
+  } else {
+    const auto add = few ? multiply_values<Real, few_rows> : multiply_values<Real, tile_rows>;
+    add(plan, scratch.scores, room + plan.key_elements(), lo - first, real, share, acc);
+  }
+  if (tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, lo, n, acc);
 }
 
 // --- the end of a row ---
@@ -240,7 +246,7 @@ void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& 
   const Plan& plan = *job.plan;
   const Scratch<Real> scratch(plan, memory);
   const std::int64_t count = piece.row1 - piece.row0, strips = (count + tile_rows - 1) / tile_rows;
-  const bool streams = packs && job.problem->T <= streamed_queries;
+  const bool streams = packs && plan.streams;
   std::int64_t first = piece.block1, last = piece.block0;  // key blocks that some strip can see
   for (std::int64_t i = 0; i < strips; ++i) {
     scratch.strips[i] = make_strip(job, piece, piece.row0 + i * tile_rows);

@@ -49,11 +49,11 @@ template <class Real, int rows, int vectors>
   }
 }
 
-// acc (rows x panel) = share * acc + p (rows x n) . v (n x panel, rows v_stride apart). The rescaling by `share`, due
+// acc (rows x panel) = share * acc + p (rows x n) . v (n x panel). The rescaling by `share`, due
 // when a row's maximum moved, rides on the joining.
 template <class Real, int rows>
-[[gnu::noinline]] void value_tile(const Real* p, std::int64_t stride, const Real* v, std::int64_t v_stride,
-                                  std::int64_t n, const Real* share, Real* acc, std::int64_t acc_stride) {
+[[gnu::noinline]] void value_tile(const Real* p, std::int64_t stride, const Real* v, std::int64_t n, const Real* share,
+                                  Real* acc, std::int64_t acc_stride) {
   Vector<Real> left[rows] = {}, right[rows] = {};
   for (std::int64_t j = 0; j < n; ++j) {
     const Vector<Real> v_left = load(v), v_right = load(v + lanes<Real>);
@@ -63,7 +63,7 @@ template <class Real, int rows>
       left[r] += weight * v_left;
       right[r] += weight * v_right;
     }
-    v += v_stride;
+    v += panel<Real>;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
