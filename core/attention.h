@@ -73,7 +73,7 @@ struct Problem {
 };
 
 // What to write. Either the output, sinks applied, or the state of every row (state.h), or both.
-// The state arrays are C-contiguous in the compute type: float, or double when the inputs are.
+// The state arrays are C-contiguous in the compute type: float, or double when the inputs are; logits in units of ln 2.
 struct Result {
   MutableTensor out;
   const double* sinks = nullptr;   // (H,) one more logit in the denominator of out
@@ -90,7 +90,7 @@ bool forward(const Problem& problem, const Result& result, int threads, Interrup
 void finish(std::int64_t B, std::int64_t H, std::int64_t T, std::int64_t E, DType compute, const void* acc,
             const void* sums, const double* sinks, const MutableTensor& out);
 
-// exp(x) for x <= 0 as the kernel computes it; n numbers of the compute type.
+// 2^x for x <= 0 as the kernel computes it; n numbers of the compute type.
 void exponential(DType compute, const void* x, void* y, std::int64_t n);
 
 }  // namespace levelhead

@@ -3,7 +3,7 @@
 //   for each key block (packed K and V stay in L2)
 //     for each strip of tile_rows query rows (its scores stay in L1)
 //       scores of the keys the strip can see   -> score_tile, score_strip
-//       exp(s - m), sums, statistics           -> softmax_row
+//       2^(s - m), sums, statistics            -> softmax_row
 //       acc = share * acc + weights . V        -> value_tile
 //   output = acc / denominator
 //
@@ -293,7 +293,7 @@ void exponentials(const void* from, void* to, std::int64_t n) {
   Real* y = static_cast<Real*>(to);
   for (std::int64_t i = 0; i < n; ++i) {
     Real lane[lanes<Real>];
-    store(lane, exp_flushed<Real>(cut_off<Real>(splat(x[i]))));
+    store(lane, exp2_flushed<Real>(cut_off<Real>(splat(x[i]))));
     y[i] = lane[0];
   }
 }

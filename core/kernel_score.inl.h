@@ -83,7 +83,8 @@ Strip make_strip(const Job& job, const Piece& piece, std::int64_t row0) {
       strip.min_segment = least(strip.min_segment, strip.segment[r]);
       strip.max_segment = most(strip.max_segment, strip.segment[r]);
     }
-    strip.scale[r] = scoring.scale[head];
+    // To what comes first: the softcap, which wants s / cap, or the softmax, which wants units of ln 2.
+    strip.scale[r] = scoring.scale[head] * (scoring.softcap > 0 ? 1 / scoring.softcap : log2_e);
     if (scoring.log_n) {
       const std::int64_t left = keys_left(job, strip, b, r);
       strip.scale[r] *= left > 0 ? __builtin_log(static_cast<double>(left)) : 0;
@@ -167,9 +168,10 @@ Span visible_span(const Job& job, std::int64_t b, std::int64_t block, const Stri
 
 // --- the scores of one row, s[0] being key `lo`; n is a whole number of panels and may pass the last key ---
 
+// From s / cap to units of ln 2: in two steps, since a large cap times log2 e may be more than there is.
 template <class Real>
 void softcap_row(Real* s, std::int64_t n, Real cap) {
-  for (std::int64_t j = 0; j < n; j += lanes<Real>) store(s + j, tanh<Real>(load(s + j) / cap) * cap);
+  for (std::int64_t j = 0; j < n; j += lanes<Real>) store(s + j, tanh<Real>(load(s + j)) * cap * static_cast<Real>(log2_e));
 }
 
 template <class Real>
@@ -180,10 +182,15 @@ void alibi_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, std::in
   }
 }
 
+// A mask's usual "minus as much as there is" must not become the -inf that hides: a row of nothing else is uniform.
 template <class Real>
 void bias_row(const Tensor& mask, const char* row, Real* s, std::int64_t n, Real* spare) {
   widen(row, mask.dtype, mask.column_stride, n, spare);
-  for (std::int64_t j = 0; j < n; ++j) s[j] = spare[j] == -infinity<Real> ? -infinity<Real> : s[j] + spare[j];
+  constexpr Real lowest = sizeof(Real) == sizeof(double) ? Real(-__DBL_MAX__) : Real(-__FLT_MAX__);
+  for (std::int64_t j = 0; j < n; ++j) {
+    const Real bias = spare[j] * static_cast<Real>(log2_e);
+    s[j] = spare[j] == -infinity<Real> ? -infinity<Real> : s[j] + (bias < lowest ? lowest : bias);
+  }
 }
 
 template <class Real>
@@ -223,7 +230,7 @@ bool score_strip(const Job& job, const Strip& strip, const Span& span, std::int6
     const std::int64_t head = strip.head[r];
     const char* mask = scoring.mask ? scoring.mask.at(b, head, strip.t[r]) + lo * scoring.mask.column_stride : nullptr;
     if (scoring.softcap > 0) softcap_row(s, n, static_cast<Real>(scoring.softcap));
-    if (scoring.alibi) alibi_row(job, s, lo, real_keys, strip.position[r], static_cast<Real>(scoring.alibi[head]));
+    if (scoring.alibi) alibi_row(job, s, lo, real_keys, strip.position[r], static_cast<Real>(scoring.alibi[head] * log2_e));
     if (bias) bias_row(scoring.mask, mask, s, real_keys, spare);
     if (hide) hide_row(job, strip, r, b, bias ? nullptr : mask, s, lo, n);
   }

@@ -58,7 +58,7 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
   plan.tile = tile;
   plan.D = D;
   plan.E = E;
-  std::int64_t keys = block_bytes / ((D + E + 1) * real_bytes);
+  std::int64_t keys = D + E > 0 ? block_bytes / ((D + E) * real_bytes) : largest_key_block;
   if (keys > largest_key_block) keys = largest_key_block;
   if (keys < smallest_key_block) keys = smallest_key_block;
   keys = keys / smallest_key_block * smallest_key_block;

@@ -346,6 +346,8 @@ def test_merging_is_associative(name: str, dtype: str) -> None:
     q, k, v, mask = from_logits(HARD[name], dtype)
     truth = reference.observe(q, k, v, mask=mask)
     beyond = {"huge", "hugely negative", "both"} & {name} and dtype != "float64"
+    # Whole numbers as natural logits, but not in the kernel's units of ln 2: rounded, as any logit.
+    M = 1e4 if name.startswith("offset") else 0.0
     for _, three in on_every_isa(lambda: parts(q, k, v, [40, 77], mask=mask)):
         a, b, c = three
         for seen in (lh.merge(lh.merge(a, b), c), lh.merge(a, lh.merge(b, c))):
@@ -355,7 +357,7 @@ def test_merging_is_associative(name: str, dtype: str) -> None:
             np.testing.assert_array_equal(seen.rows.count, truth.rows.count)
             assert not np.isnan(seen.logsumexp).any()
             assert truth.output is not None
-            check_output(seen.output, truth.output, magnitude(v))
+            check_output(seen.output, truth.output, magnitude(v), M=M)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -419,7 +421,7 @@ def exponential(x: Array) -> Array:
 
 # The least x to try, how many, and the binade in which a result may already be flushed: above
 # it every digit counts, below it everything is zero.
-EXPONENTS = {"float32": (-90.0, 400_000, -126), "float64": (-715.0, 100_000, -1022)}
+EXPONENTS = {"float32": (-130.0, 400_000, -126), "float64": (-1030.0, 100_000, -1022)}
 
 
 @pytest.mark.parametrize("dtype", EXPONENTS)
@@ -427,7 +429,7 @@ def test_the_exponential_is_within_two_units_in_the_last_place(isa: str, dtype: 
     low, n, flushed = EXPONENTS[dtype]
     near = -np.logspace(-12, 0, 50_000)
     x = np.concatenate([np.linspace(low, 0, n), near]).astype(dtype)
-    exact = np.exp(x.astype(np.longdouble))
+    exact = np.exp2(x.astype(np.longdouble))
     given, kept = exponential(x), exact >= np.ldexp(1.0, flushed + 1)
     error = np.abs((given - exact) / np.spacing(exact.astype(dtype)))
     assert error[kept].max() <= 2, f"{error[kept].max()} ULP at {x[kept][error[kept].argmax()]!r}"
@@ -439,9 +441,9 @@ def test_the_exponential_is_within_two_units_in_the_last_place(isa: str, dtype: 
 def test_the_exponential_never_gives_a_subnormal(isa: str, dtype: str) -> None:
     # Subnormal weights would cost a hundred cycles each, and change with a caller's FTZ flag.
     tiny = np.finfo(dtype).tiny
-    edge = math.log(tiny)
+    edge = math.log2(tiny)
     x = np.concatenate([np.linspace(1.5 * edge, 0.9 * edge, 200_000), [-1e30, -np.inf]])
-    given, exact = exponential(x.astype(dtype)), np.exp(x.astype(dtype).astype(np.longdouble))
+    given, exact = exponential(x.astype(dtype)), np.exp2(x.astype(dtype).astype(np.longdouble))
     assert ((given == 0) | (given >= tiny)).all(), given[(given != 0) & (given < tiny)]
     assert (given[exact < tiny] == 0).all()
 
@@ -456,4 +458,4 @@ def test_empty_and_odd_lengths_of_the_exponential() -> None:
     with running_on(ISAS[0]):
         for n in (0, 1, 3, 7, 8, 9, 17):
             x = -np.arange(n, dtype=kind("float32"))
-            within(exponential(x), np.exp(x.astype("f8")), 1e-6, "exponential")
+            within(exponential(x), np.exp2(x.astype("f8")), 1e-6, "exponential")

@@ -41,7 +41,7 @@ State<Real> state_of(const std::vector<double>& logits, std::int64_t position, i
   const double mean = total / static_cast<double>(row.count);
   std::vector<double> acc(state.acc.size());
   for (std::size_t j = 0; j < logits.size(); ++j) {
-    const double s = logits[j], p = std::exp(s - max);
+    const double s = logits[j], p = std::exp2(s - max);
     if (s == -inf) continue;
     l += p, e2 += p * p, m2 += (s - mean) * (s - mean);
     if (p > 0) h += p * (s - max);
@@ -88,7 +88,7 @@ void check_near(const State<Real>& a, const State<Real>& b, const char* what) {
     CHECK(near(got, expected, scale), "%s: %s %g %g", what, name, real(got), real(expected));
   };
   const double n = real(static_cast<Real>(x.count));
-  // Rounding the distance between two maxima, at most 2M, by eps changes exp() of it by a factor 1 + 2M eps;
+  // Rounding the distance between two maxima, at most 2M, by eps changes 2^x of it by a factor 1 + 2M eps;
   // beyond 100 the smaller side weighs nothing.
   const double M = std::min(100.0, std::max(std::abs(real(x.max)), std::abs(real(x.min))));
   const double spread = x.count ? std::abs(real(x.mean)) + std::sqrt(real(x.m2) / n) : 0;
@@ -157,7 +157,7 @@ void extremes() {
       const double max = std::max(low, high);
       CHECK(both.row.max == static_cast<Real>(max) && both.row.min == static_cast<Real>(std::min(low, high)));
       CHECK(both.row.argmax == (high > low ? 1 : 0), "low %g high %g", low, high);
-      const double l = std::exp(low - max) + std::exp(high - max);
+      const double l = std::exp2(low - max) + std::exp2(high - max);
       CHECK(near(both.row.l, static_cast<Real>(l), 2) && std::isfinite(both.row.h) && std::isfinite(both.row.e2));
       for (Real value : both.acc) CHECK(std::isfinite(value));
       CHECK(!std::isnan(both.row.m2));  // 1e60 overflows float to inf, and may; it must not become NaN
@@ -189,7 +189,7 @@ void sinks() {
   const double sink = 0.5, hidden = -inf, huge = 1e30;
   CHECK(denominator(Real(1), Real(2), nullptr) == Real(2));
   CHECK(denominator(Real(1), Real(2), &hidden) == Real(2));
-  CHECK(near(denominator(Real(1), Real(2), &sink), static_cast<Real>(2 + std::exp(-0.5)), 3));
+  CHECK(near(denominator(Real(1), Real(2), &sink), static_cast<Real>(2 + std::exp(0.5 - ln_2)), 3));
   CHECK(denominator(-Row<Real>::infinity, Real(0), nullptr) == 0);  // nothing seen, nothing to divide by
   CHECK(denominator(-Row<Real>::infinity, Real(0), &sink) > 0);     // 0 / 1: a row of zeros, not of NaN
   CHECK(denominator(Real(1), Real(2), &huge) == Row<Real>::infinity);  // all weight on the sink: output 0

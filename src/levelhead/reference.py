@@ -75,8 +75,8 @@ def merge(a: State, b: State, shift: int | None = None) -> State:
         mb, lb, hb, e2b, mean_b, m2b, min_b, first_b = np.moveaxis(b.sums, -1, 0)
         na, nb = a.counts[..., state.COUNT], b.counts[..., state.COUNT]
         m = np.maximum(ma, mb)
-        wa = np.where(na == 0, 0.0, np.exp(ma - m))
-        wb = np.where(nb == 0, 0.0, np.exp(mb - m))
+        wa = np.where(na == 0, 0.0, np.exp2(ma - m))
+        wb = np.where(nb == 0, 0.0, np.exp2(mb - m))
         h = np.where(wa == 0, 0.0, wa * (ha + (ma - m) * la))
         h = h + np.where(wb == 0, 0.0, wb * (hb + (mb - m) * lb))
         part, gap = nb / np.maximum(na + nb, 1), mean_b - mean_a  # Chan, Golub, LeVeque 1979
@@ -180,11 +180,12 @@ def _logits(q: Array, k: Array, shape: Shape, scoring: Scoring, p: Array, j: Arr
 
 def _sums(s: Array, j: Array) -> tuple[Array, Array, Array]:
     """The state's columns for rows of logits s (..., S) at positions j, and exp(s - m)."""
+    s = s / state.LN2
     seen = s != -np.inf
     count = seen.sum(-1)
     m = s.max(-1, initial=-np.inf)
     d = np.where(seen, s - m[..., None], -np.inf)
-    e = np.exp(d)
+    e = np.exp2(d)
     l = e.sum(-1)  # noqa: E741
     h = np.where(e == 0, 0.0, e * d).sum(-1)
     mean = np.where(seen, s, 0.0).sum(-1) / np.maximum(count, 1)

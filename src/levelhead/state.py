@@ -6,22 +6,27 @@ core, and in `reference.merge`); this file only names their parts and computes n
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-# Columns of `sums`, over the visible logits s of a row:
+# Columns of `sums`, over the visible logits s of a row, in units of ln 2: the kernel computes 2^x,
+# which is cheaper than exp(x), and two readings of the same maximum must not differ by rounding.
 MAX = 0  # m, the running maximum; -inf: nothing seen
-L = 1  # sum of exp(s - m)
-H = 2  # sum of exp(s - m)·(s - m), the entropy's numerator
-E2 = 3  # sum of exp(2(s - m)), the numerator of Σp²
+L = 1  # sum of 2^(s - m)
+H = 2  # sum of 2^(s - m)·(s - m), the entropy's numerator
+E2 = 3  # sum of 4^(s - m), the numerator of Σp²
 MEAN = 4  # mean of s; 0 when nothing was seen
 M2 = 5  # sum of (s - mean)²
 MIN = 6  # smallest s; +inf: nothing seen
 FIRST = 7  # s of the key at position 0; -inf: hidden, or not among these keys
 SUMS = ("max", "l", "h", "e2", "mean", "m2", "min", "first")
+
+LN2 = math.log(2)
+NATURAL = (LN2, 1.0, LN2, 1.0, LN2, LN2**2, LN2, LN2)  # each column times this: natural logits
 
 # Columns of `counts`:
 COUNT = 0  # visible keys: those with s > -inf, or NaN
@@ -42,7 +47,7 @@ class State:
 
     sums: NDArray[Any]  # (..., H, T, 8), float32 or float64
     counts: NDArray[np.int64]  # (..., H, T, 2)
-    acc: NDArray[Any] | None  # (..., H, T, E): sum of exp(s - m)·v; None: statistics only
+    acc: NDArray[Any] | None  # (..., H, T, E): sum of 2^(s - m)·v; None: statistics only
     keys: int  # key positions covered: how far the positions of a later state are shifted
 
 

@@ -86,7 +86,8 @@ class Heads:
 
 def rows(sums: NDArray[Any], counts: Ints, sinks: Floats | None) -> Rows:
     """Read the statistics off the sums (..., H, T, 8) and counts (..., H, T, 2) of a state."""
-    m, l, h, e2, mean, m2, low, first = np.moveaxis(sums.astype(np.float64), -1, 0)  # noqa: E741
+    natural = sums.astype(np.float64) * state.NATURAL
+    m, l, h, e2, mean, m2, low, first = np.moveaxis(natural, -1, 0)  # noqa: E741
     count, argmax = counts[..., state.COUNT], counts[..., state.ARGMAX]
     z = np.asarray(-np.inf) if sinks is None else sinks if sums.ndim == 2 else sinks[:, None]
     with np.errstate(all="ignore"):
