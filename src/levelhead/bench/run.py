@@ -95,8 +95,8 @@ def _header(
         levelhead=info.version,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=dict(
-            cpu=cpu_name(), cpus=os.cpu_count(), system=platform.system(), machine=platform.machine(),
-            isa=info.isa, available=list(info.available),
+            cpu=cpu_name(), cpus=os.cpu_count(), system=platform.system(),
+            machine=platform.machine(), isa=info.isa, available=list(info.available),
         ),
         versions=versions,
         threads=threads,
