@@ -20,7 +20,9 @@ namespace {
 constexpr double short_head_flops = 5e7;  // about half a millisecond of one core
 constexpr double even_head_flops = 5e8;   // the same where the heads deal out evenly: no worker waits for the last
 constexpr std::int64_t heads_per_thread = 4;
-constexpr std::int64_t runs_per_thread = 16;  // of short tasks: enough for workers to end at about the same time
+// Short tasks come in runs: enough of them for workers to end at about the same time, and none so long that nobody
+// asks about an interrupt (a clock is read for that, which a task of half a microsecond would feel).
+constexpr std::int64_t runs_per_thread = 16, longest_run = 64;
 
 // Shared packs are made for a few kv heads at a time once they would take more than this.
 constexpr std::int64_t shared_pack_bytes = std::int64_t(256) << 20;
@@ -139,10 +141,9 @@ class Call {
   // counter instead of many, and its heads lie one after another in memory, where fetching ahead finds them.
   template <class Body>
   bool deal_runs(std::int64_t count, const Body& body) {
-    const std::int64_t runs = std::min<std::int64_t>(count, runs_per_thread * threads_);
+    const std::int64_t runs = std::min(count, std::max(runs_per_thread * threads_, count / longest_run));
     return deal(runs, [&](std::int64_t run, int worker) {
-      const std::int64_t last = count * (run + 1) / runs;
-      for (std::int64_t i = count * run / runs; i < last && !interrupt_.requested(worker); ++i) body(i, worker);
+      for (std::int64_t i = count * run / runs; i < count * (run + 1) / runs; ++i) body(i, worker);
     });
   }
 
@@ -166,9 +167,9 @@ class Call {
   bool run_whole_heads() {
     reserve(threads_, plan_.blocks, 0);
     return deal_runs(kv_heads_, [&](std::int64_t kv_head, int worker) {
-      for (std::int64_t block = 0; block < plan_.blocks && !interrupt_.requested(worker); ++block)
+      for (std::int64_t block = 0; block < plan_.blocks && (block == 0 || !interrupt_.requested(worker)); ++block)
         pack(packs_[worker], kv_head, block, worker);
-      for (std::int64_t i = 0; i < row_blocks() && !interrupt_.requested(worker); ++i)
+      for (std::int64_t i = 0; i < row_blocks() && (i == 0 || !interrupt_.requested(worker)); ++i)
         attend(packs_[worker], kv_head, i, worker);
     });
   }

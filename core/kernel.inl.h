@@ -140,7 +140,7 @@ LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Valu
       part.to += c;
       if (j > 0) part.share = ones;
       if (end < n) {
-        part.factor = nullptr;
+        part.below = nullptr;
         part.to = acc + c;
         part.step = plan.padded_columns;
       }
@@ -170,7 +170,7 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
   const std::int64_t first = block * plan.key_block;
   const std::int64_t lo = first + (span.lo - first) / width * width, n = round_up(span.hi - lo, width);
 
-  Real scale[tile_rows], share[tile_rows], factor[tile_rows];
+  Real scale[tile_rows], share[tile_rows], below[tile_rows];
   for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
   // From the panel where the span begins to its last key; what follows up to a whole panel is hidden below.
   const std::int64_t real = span.hi - lo;
@@ -192,7 +192,7 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
   if (streams && problem.v) values = stream_values(job, piece.b, piece.g, lo, real, room);
 
   if (values.tainted) note_visible(strip, scratch.scores, plan.score_stride, n, scratch.sees);
-  for (int r = 0; r < tile_rows; ++r) share[r] = factor[r] = 1;
+  for (int r = 0; r < tile_rows; ++r) share[r] = below[r] = 1;
   for (int r = 0; r < strip.rows; ++r) {
     Real* s = scratch.scores + r * plan.score_stride;
     share[r] = hidden ? softmax_row<Real, statistics, true>(job, s, lo, n, rows[r])
@@ -204,8 +204,8 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
   Target<Real> target{progress.begun ? share : nullptr, nullptr, acc, plan.padded_columns, acc, plan.padded_columns};
   if (last && !values.tainted && ends_in_output<Real>(job, strip)) {
     const MutableTensor& out = job.result->out;
-    for (int r = 0; r < strip.rows; ++r) factor[r] = settled_factor(job, rows[r], strip.head[r]);
-    target.factor = factor;
+    for (int r = 0; r < strip.rows; ++r) below[r] = settled_divisor(job, rows[r], strip.head[r]);
+    target.below = below;
     target.to = reinterpret_cast<Real*>(out.at(piece.b, strip.head[0], strip.t[0]));
     target.step = out.row_stride / static_cast<std::int64_t>(sizeof(Real));
     progress.written = true;
