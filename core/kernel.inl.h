@@ -176,6 +176,7 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
   const std::int64_t real = span.hi - lo;
   Real* room = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
   Values<Real> values{room + plan.key_elements() + (lo - first) * width, width, plan.key_block, false};
+  fetch_ahead(piece.ahead, product_steps);
   if (streams) {
     stream_keys(job, piece.b, piece.g, lo, real, progress.q, strip.rows, scale, scratch.scores, scratch.row);
   } else {
@@ -197,6 +198,7 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
     Real* s = scratch.scores + r * plan.score_stride;
     share[r] = hidden ? softmax_row<Real, statistics, true>(job, s, lo, n, rows[r])
                       : softmax_row<Real, statistics, false>(job, s, lo, n, rows[r]);
+    fetch_ahead(piece.ahead, 1);
     if (problem.scoring.dropout > 0)
       drop_row(job, piece.b, strip.head[r], strip.position[r], s, lo, least(n, problem.S - lo));
   }
@@ -211,6 +213,7 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
     progress.written = true;
   }
   progress.begun = true;
+  fetch_ahead(piece.ahead, product_steps);
   with_tile(strip.rows, [&](auto n_rows) {
     multiply_values<Real, n_rows.value>(plan, scratch.scores, values, lo - first, real, target, acc);
   });

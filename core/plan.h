@@ -49,6 +49,10 @@ constexpr std::int64_t few_queries = 16, split_keys = 1024;
 // Up to this many, not even a panel of keys pays for being made: K and V are read where they lie (kernel_stream.inl.h).
 constexpr std::int64_t streamed_queries = 4;
 
+// A strip against a key block counts as a step for each row, and as so many for each of its two products: about how
+// their times compare. What comes next is fetched in step with them.
+constexpr std::int64_t product_steps = 3;
+
 inline Plan make_plan(Tile tile, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
                       std::int64_t real_bytes) {
   Plan plan{};
