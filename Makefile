@@ -12,7 +12,7 @@ say  = @printf 'levelhead: %s …\n'
 
 # Directories count too: their time changes when a file disappears.
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find core src \
-  \( -path core/test -o -name __pycache__ -o -name '*.so' \) -prune -o \( -type f -o -type d \) -print)
+  \( -path core/test -o -path core/ladder -o -name __pycache__ -o -name '*.so' \) -prune -o \( -type f -o -type d \) -print)
 
 # The product under test is the installed wheel, never the source tree.
 unexport PYTHONPATH
@@ -22,13 +22,14 @@ export CXX
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help run test lint cpp wheel clean
+.PHONY: help run test lint cpp ladder wheel clean
 
 help:
 	@echo 'make run     build levelhead in .venv and take the tour'
 	@echo 'make test    everything: lint, types, C++ tests (also under sanitizers), wheel check, pytest'
 	@echo 'make lint    ruff and mypy only'
 	@echo 'make cpp     the C++ tests: plain, ASan+UBSan, TSan'
+	@echo 'make ladder  build and run the ladder of docs/kernel.md (LADDER_ARGS="--isa avx2 --json FILE")'
 	@echo 'make wheel   build the wheel into dist/ and have auditwheel judge it'
 	@echo 'make clean   remove .venv, build and dist'
 	@echo 'Variables: PYTHON=python3.12  VENV=.venv312  CXX=clang++  LEVELHEAD_ISA=baseline  PYTEST_ARGS="-k mask"'
@@ -115,6 +116,14 @@ cpp: $(VENV)/.build
 	$(call cpp-tests,plain,,plain)
 	$(call cpp-tests,asan,address$(comma)undefined,ASan and UBSan)
 	$(call cpp-tests,tsan,thread,TSan)
+
+# ---- the ladder of docs/kernel.md -------------------------------------------
+
+ladder: $(VENV)/.build
+	$(say) 'the ladder, from a plain loop to the kernel'
+	@$(BIN)/cmake -S core/test -B build/cpp-plain -G Ninja --log-level=WARNING -DLEVELHEAD_SANITIZE= >/dev/null
+	@$(BIN)/cmake --build build/cpp-plain --target ladder -- --quiet
+	@build/cpp-plain/core/ladder/ladder $(LADDER_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -40,7 +40,8 @@ class Call {
        Interrupt& interrupt)
       : problem_(problem),
         kernel_(kernel),
-        plan_(make_plan(kernel.tile, problem.T, problem.S, problem.D, problem.v ? problem.E : 0, real_bytes)),
+        plan_(make_plan(kernel.tile, problem.G > 0 ? problem.H / problem.G : 0, problem.T, problem.S, problem.D,
+                        problem.v ? problem.E : 0, real_bytes)),
         interrupt_(interrupt),
         group_(problem.G > 0 ? problem.H / problem.G : 0),
         kv_heads_(problem.B * problem.G),

@@ -32,7 +32,7 @@ struct Progress {
 // One worker's memory, for one query block at a time.
 template <class Real>
 struct Scratch {
-  Real *q, *acc, *scores, *row;
+  Real *q, *acc, *part, *scores, *row;
   Row<Real>* rows;
   Strip* strips;
   Progress<Real>* progress;
@@ -44,11 +44,11 @@ struct Scratch {
       pointer = reinterpret_cast<decltype(+pointer)>(static_cast<char*>(base) + bytes);
       bytes += round_up(n * static_cast<std::int64_t>(sizeof *pointer), 64);
     };
-    // First, because pack() uses it alone: `lanes` keys and one more there, keys_at_once in stream_keys, a value, a row
-    // of bias.
-    carve(row, most(most(plan.D * most(lanes<Real> + 1, keys_at_once), plan.E), plan.key_block));
+    // First, because pack() uses it alone: `lanes` keys and one more there, `lanes` in stream_keys, a value, a row of bias.
+    carve(row, most(most(plan.D * (lanes<Real> + 1), plan.E), plan.key_block));
     carve(q, plan.query_block * plan.D);
     carve(acc, plan.query_block * plan.padded_columns);
+    carve(part, tile_rows * plan.padded_columns);  // stream_values
     carve(scores, tile_rows * plan.score_stride);
     carve(rows, plan.query_block);
     carve(strips, plan.strips());
@@ -125,6 +125,13 @@ LH_INLINE void multiply_keys(const Progress<Real>& strip, const Real* keys, std:
   }
 }
 
+// Where value_tile finds the values of some keys: column c begins at data + c * panel_step.
+template <class Real>
+struct Values {
+  const Real* data;  // of the first key
+  std::int64_t row_step, panel_step;
+};
+
 // Weights times the values of keys [lo, lo + n) of the block. The chunks begin at fixed keys, wherever the strip
 // begins, so that a row's bits do not depend on its neighbours.
 template <class Real, int rows>
@@ -148,6 +155,11 @@ LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Valu
       tile(weights + j, plan.score_stride, values.data + c * values.panel_step + j * values.row_step, values.row_step,
            end - j, part);
     }
+}
+
+template <class Real>
+LH_INLINE void clear(const Strip& strip, const Plan& plan, Real* acc) {
+  for (std::int64_t i = 0; i < strip.rows * plan.padded_columns; ++i) acc[i] = 0;
 }
 
 // Where the products with the last values go: straight to the output when a tile can.
@@ -175,8 +187,8 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
   // From the panel where the span begins to its last key; what follows up to a whole panel is hidden below.
   const std::int64_t real = span.hi - lo;
   Real* room = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
-  Values<Real> values{room + plan.key_elements() + (lo - first) * width, width, plan.key_block, false};
   fetch_ahead(piece.ahead, product_steps);
+  bool tainted = !streams && problem.v && packed.tainted[block - packed.first_block];
   if (streams) {
     stream_keys(job, piece.b, piece.g, lo, real, progress.q, strip.rows, scale, scratch.scores, scratch.row);
   } else {
@@ -184,15 +196,11 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
       multiply_keys<Real, n_rows.value>(progress, room + (lo - first) * plan.D, real, plan.D, scale, scratch.scores,
                                         plan.score_stride);
     });
-    values.tainted = problem.v && packed.tainted[block - packed.first_block];
-    if (problem.v && !values.tainted && values_in_place<Real>(problem))
-      values = {reinterpret_cast<const Real*>(problem.v.at(piece.b, piece.g, lo)),
-                problem.v.row_stride / static_cast<std::int64_t>(sizeof(Real)), 1, false};
   }
   const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, lo, n, scratch.row);
-  if (streams && problem.v) values = stream_values(job, piece.b, piece.g, lo, real, room);
 
-  if (values.tainted) note_visible(strip, scratch.scores, plan.score_stride, n, scratch.sees);
+  // Streamed values show only afterwards whether they are finite; a look at few rows costs nothing.
+  if (streams || tainted) note_visible(strip, scratch.scores, plan.score_stride, n, scratch.sees);
   for (int r = 0; r < tile_rows; ++r) share[r] = below[r] = 1;
   for (int r = 0; r < strip.rows; ++r) {
     Real* s = scratch.scores + r * plan.score_stride;
@@ -203,21 +211,31 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
       drop_row(job, piece.b, strip.head[r], strip.position[r], s, lo, least(n, problem.S - lo));
   }
   if (!problem.v) return;
-  Target<Real> target{progress.begun ? share : nullptr, nullptr, acc, plan.padded_columns, acc, plan.padded_columns};
-  if (last && !values.tainted && ends_in_output<Real>(job, strip)) {
-    const MutableTensor& out = job.result->out;
-    for (int r = 0; r < strip.rows; ++r) below[r] = settled_divisor(job, rows[r], strip.head[r]);
-    target.below = below;
-    target.to = reinterpret_cast<Real*>(out.at(piece.b, strip.head[0], strip.t[0]));
-    target.step = out.row_stride / static_cast<std::int64_t>(sizeof(Real));
-    progress.written = true;
+  fetch_ahead(piece.ahead, product_steps);
+  if (streams) {
+    if (!progress.begun) clear(strip, plan, acc);
+    tainted = !stream_values(job, piece.b, piece.g, first, lo, real, scratch.scores, strip.rows, share, scratch.part, room,
+                             acc);
+  } else {
+    Values<Real> values{room + plan.key_elements() + (lo - first) * width, width, plan.key_block};
+    if (!tainted && values_in_place<Real>(problem))
+      values = {reinterpret_cast<const Real*>(problem.v.at(piece.b, piece.g, lo)),
+                problem.v.row_stride / static_cast<std::int64_t>(sizeof(Real)), 1};
+    Target<Real> target{progress.begun ? share : nullptr, nullptr, acc, plan.padded_columns, acc, plan.padded_columns};
+    if (last && !tainted && ends_in_output<Real>(job, strip)) {
+      const MutableTensor& out = job.result->out;
+      for (int r = 0; r < strip.rows; ++r) below[r] = settled_divisor(job, rows[r], strip.head[r]);
+      target.below = below;
+      target.to = reinterpret_cast<Real*>(out.at(piece.b, strip.head[0], strip.t[0]));
+      target.step = out.row_stride / static_cast<std::int64_t>(sizeof(Real));
+      progress.written = true;
+    }
+    with_tile(strip.rows, [&](auto n_rows) {
+      multiply_values<Real, n_rows.value>(plan, scratch.scores, values, lo - first, real, target, acc);
+    });
   }
   progress.begun = true;
-  fetch_ahead(piece.ahead, product_steps);
-  with_tile(strip.rows, [&](auto n_rows) {
-    multiply_values<Real, n_rows.value>(plan, scratch.scores, values, lo - first, real, target, acc);
-  });
-  if (values.tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, lo, n, acc);
+  if (tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, lo, n, acc);
 }
 
 // --- a piece of work ---
@@ -243,8 +261,7 @@ template <class Real>
 void end_strip(const Job& job, const Strip& strip, const Progress<Real>& progress, const Piece& piece,
                const Partials* partials, std::int64_t split, Row<Real>* rows, Real* acc, Real* spare) {
   const std::int64_t stride = job.plan->padded_columns;
-  if (!progress.begun)
-    for (std::int64_t i = 0; i < strip.rows * stride; ++i) acc[i] = 0;
+  if (!progress.begun) clear(strip, *job.plan, acc);
   if (progress.written && !job.result->sums) return;
   for (int r = 0; r < strip.rows; ++r) {
     const std::int64_t head = strip.head[r], t = strip.t[r];
@@ -262,7 +279,7 @@ void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& 
   const Plan& plan = *job.plan;
   const Scratch<Real> scratch(plan, memory);
   const std::int64_t count = piece.row1 - piece.row0, strips = (count + tile_rows - 1) / tile_rows;
-  const bool streams = packs && job.problem->T <= streamed_queries;
+  const bool streams = packs && plan.streams;
   std::int64_t first = piece.block1, last = piece.block0;  // key blocks that some strip can see
   for (std::int64_t i = 0; i < strips; ++i) {
     Strip& strip = scratch.strips[i];

@@ -40,21 +40,36 @@ LH_INLINE Vector<Real> cut_off(Vector<Real> x) {
 
 // 2^x for x <= 0 that went through cut_off. Zero below 2^-125.5 (2^-1021.5): subnormal weights would cost a
 // hundred cycles each in the product with V, and the floating-point environment is not ours to change.
+//
+// `n` vectors in step: one is a chain of fifty cycles, and written one after another too few of them fit into a
+// CPU's window (two in step: 11 cycles a vector instead of 13 on Zen 4).
+template <class Real, int n>
+LH_INLINE void exp2_flushed(const Vector<Real> (&x)[n], Vector<Real> (&e)[n]) {
+  using B = Bits<Real>;
+  // Adding 1.5 * 2^mantissa leaves round(x) in the low bits of the sum. The bias rides along, less one:
+  // the smallest then has the bits of zero, and the polynomial's factor two makes up for the rest.
+  const Real magic = Real(3) * static_cast<Real>(std::int64_t(1) << (B::mantissa - 1)) + (B::bias - 1);
+  constexpr int degree = sizeof Exp2<Real>::c / sizeof(Real);
+  Vector<Real> shifted[n], f[n];
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) shifted[i] = x[i] + magic;
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) f[i] = x[i] - (shifted[i] - magic);
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) e[i] = f[i] * Exp2<Real>::c[degree - 1] + Exp2<Real>::c[degree - 2];
+#pragma GCC unroll 16
+  for (int term = degree - 3; term >= -1; --term)
+#pragma GCC unroll 8
+    for (int i = 0; i < n; ++i) e[i] = e[i] * f[i] + (term < 0 ? Real(2) : Exp2<Real>::c[term < 0 ? 0 : term]);
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) e[i] *= (Vector<Real>)((Integers<Real>)shifted[i] << B::mantissa);
+}
 template <class Real>
 LH_INLINE Vector<Real> exp2_flushed(Vector<Real> x) {
-  using B = Bits<Real>;
-  // Adding 1.5 * 2^mantissa leaves n = round(x) in the low bits of the sum. The bias rides along, less one:
-  // the smallest n then has the bits of zero, and the polynomial's factor two makes up for the rest.
-  const Real magic = Real(3) * static_cast<Real>(std::int64_t(1) << (B::mantissa - 1)) + (B::bias - 1);
-  const Vector<Real> shifted = x + magic;
-  const Vector<Real> f = x - (shifted - magic);
-  constexpr int degree = sizeof Exp2<Real>::c / sizeof(Real);
-  Vector<Real> p = splat(Exp2<Real>::c[degree - 1]);
-#pragma GCC unroll 16
-  for (int i = degree - 2; i >= 0; --i) p = p * f + Exp2<Real>::c[i];
-  p = p * f + Real(2);
-  const Vector<Real> power = (Vector<Real>)((Integers<Real>)shifted << B::mantissa);
-  return p * power;
+  const Vector<Real> one[1] = {x};
+  Vector<Real> e[1];
+  exp2_flushed<Real, 1>(one, e);
+  return e[0];
 }
 
 // tanh: the rational form of Cephes' tanh.c below 0.625 (no cancellation), (1 - u) / (1 + u) with

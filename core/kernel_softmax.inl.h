@@ -53,34 +53,45 @@ LH_INLINE Sweep<Real> first_sweep(const Real* s, std::int64_t n) {
   return sweep;
 }
 
+// Sums of a block about its maximum, one chain for each half of a panel.
+template <class Real>
+struct Sums {
+  Vector<Real> l[2], h[2], e2[2], m2[2];
+};
+
+// One panel: s into 2^(s - m).
+template <class Real, bool statistics, bool hidden>
+LH_INLINE void weigh_panel(Real* s, Real m, Real mean, Sums<Real>& sums) {
+  const Vector<Real> zero{}, nothing = splat(-infinity<Real>);
+  const Vector<Real> logit[2] = {load(s), load(s + lanes<Real>)};
+  const Vector<Real> x[2] = {cut_off<Real>(logit[0] - m), cut_off<Real>(logit[1] - m)};
+  Vector<Real> e[2];
+  exp2_flushed<Real, 2>(x, e);
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    store(s + half * lanes<Real>, e[half]);
+    sums.l[half] += e[half];
+    if constexpr (statistics) {
+      Vector<Real> deviation = logit[half] - mean;
+      if constexpr (hidden) deviation = select(logit[half] != nothing, deviation, zero);
+      sums.m2[half] += deviation * deviation;
+      sums.h[half] += e[half] * x[half];
+      sums.e2[half] += e[half] * e[half];
+    }
+  }
+}
+
 // Turns s into 2^(s - m) and gathers the sums of this block about the maximum m.
 template <class Real, bool statistics, bool hidden>
 LH_INLINE void second_sweep(Real* s, std::int64_t n, Real m, Row<Real>& tile) {
-  const Vector<Real> zero{}, nothing = splat(-infinity<Real>);
-  Vector<Real> l[2] = {zero, zero}, h[2] = {zero, zero}, e2[2] = {zero, zero}, m2[2] = {zero, zero};
-  for (std::int64_t j = 0; j < n; j += 2 * lanes<Real>) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const Vector<Real> logit = load(s + j + half * lanes<Real>);
-      const Vector<Real> x = cut_off<Real>(logit - m);
-      const Vector<Real> e = exp2_flushed<Real>(x);
-      store(s + j + half * lanes<Real>, e);
-      l[half] += e;
-      if constexpr (statistics) {
-        Vector<Real> deviation = logit - tile.mean;
-        if constexpr (hidden) deviation = select(logit != nothing, deviation, zero);
-        m2[half] += deviation * deviation;
-        h[half] += e * x;
-        e2[half] += e * e;
-      }
-    }
-  }
+  Sums<Real> sums{};
+  for (std::int64_t j = 0; j < n; j += panel<Real>) weigh_panel<Real, statistics, hidden>(s + j, m, tile.mean, sums);
   tile.max = m;
-  tile.l = sum<Real>(l[0] + l[1]);
+  tile.l = sum<Real>(sums.l[0] + sums.l[1]);
   if constexpr (statistics) {
-    tile.m2 = sum<Real>(m2[0] + m2[1]);
-    tile.h = sum<Real>(h[0] + h[1]);
-    tile.e2 = sum<Real>(e2[0] + e2[1]);
+    tile.m2 = sum<Real>(sums.m2[0] + sums.m2[1]);
+    tile.h = sum<Real>(sums.h[0] + sums.h[1]);
+    tile.e2 = sum<Real>(sums.e2[0] + sums.e2[1]);
   }
 }
 
@@ -91,10 +102,11 @@ bool holds_nan(const Real* s, std::int64_t n) {
   return any<Real>(found);
 }
 
-// The key index (from `s`) of the first maximum.
+// The key index (from `s`) of the first maximum; a panel at a time, since in the first blocks it moves often.
 template <class Real>
-std::int64_t index_of(const Real* s, Real max) {
+LH_INLINE std::int64_t index_of(const Real* s, Real max) {
   std::int64_t j = 0;
+  while (!any<Real>((load(s + j) == max) | (load(s + j + lanes<Real>) == max))) j += panel<Real>;
   while (s[j] != max) ++j;
   return j;
 }

@@ -1,5 +1,6 @@
 // For very few queries (decoding): keys and values are read once, where they lie, at the speed of memory.
-// Nothing is transposed; a score is a dot product along the key. Part of kernel.inl.h.
+// Nothing is transposed; a score is a dot product along the key. Half types are widened in registers.
+// Not for many rows: each score costs a sum across lanes, which packing saves. Part of kernel.inl.h.
 #pragma once
 
 #include "kernel_pack.inl.h"
@@ -7,79 +8,307 @@
 namespace levelhead {
 namespace {
 
-constexpr int keys_at_once = 4;  // chains enough to hide an FMA's latency, and one load of q for four of k
+// --- numbers in memory as vectors of the compute type ---
 
-// Dot products of q with some keys, added up lane by lane, then across lanes in a fixed order.
-template <class Real, int keys>
-LH_INLINE void dots(const Real* q, const Real* const* k, std::int64_t D, Real* result) {
-  Vector<Real> total[keys] = {};
-  std::int64_t d = 0;
-  for (; d + lanes<Real> <= D; d += lanes<Real>) {
-    const Vector<Real> x = load(q + d);
-#pragma GCC unroll 4
-    for (int i = 0; i < keys; ++i) total[i] += x * load(k[i] + d);
+template <class Real>
+struct AsTheyAre {
+  static constexpr std::int64_t bytes = sizeof(Real);
+  LH_INLINE static Vector<Real> some(const char* p) { return load(reinterpret_cast<const Real*>(p)); }
+  LH_INLINE static Real one(const char* p) { return read<Real>(p); }
+};
+struct FromBf16 {
+  static constexpr std::int64_t bytes = 2;
+  LH_INLINE static Vector<float> some(const char* p) {
+    typedef std::uint16_t Halves __attribute__((vector_size(LEVELHEAD_VECTOR_BYTES / 2), aligned(1), may_alias));
+    return (Vector<float>)(__builtin_convertvector(*reinterpret_cast<const Halves*>(p), Integers<float>) << 16);
   }
-  for (int i = 0; i < keys; ++i) {
-    Real rest = 0;
-    for (std::int64_t tail = d; tail < D; ++tail)
-      rest = fused(q[tail], read<Real>(reinterpret_cast<const char*>(k[i] + tail)), rest);
-    result[i] = sum<Real>(total[i]) + rest;
+  LH_INLINE static float one(const char* p) { return widen_bf16(read<std::uint16_t>(p)); }
+};
+struct FromF16 {
+  static constexpr std::int64_t bytes = 2;
+  LH_INLINE static Vector<float> some(const char* p) {
+    Vector<float> x;
+#if defined(__AVX512F__) && LEVELHEAD_VECTOR_BYTES == 64
+    x = _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__) && LEVELHEAD_VECTOR_BYTES == 32
+    x = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+    float lane[lanes<float>];
+    for (int i = 0; i < lanes<float>; ++i) lane[i] = one(p + 2 * i);
+    x = load(lane);
+#endif
+    return x;
+  }
+  LH_INLINE static float one(const char* p) { return widen_f16(read<std::uint16_t>(p)); }
+};
+
+// Calls use(reader) with the one for numbers that can be read in place; false when there is none.
+template <class Real, class Use>
+LH_INLINE bool read_in_place(const Tensor& x, const Use& use) {
+  if (x.dtype == compute_type<Real> && x.column_stride == AsTheyAre<Real>::bytes) return use(AsTheyAre<Real>{});
+  if constexpr (sizeof(Real) == sizeof(float)) {
+    if (x.dtype == DType::bf16 && x.column_stride == FromBf16::bytes) return use(FromBf16{});
+    if (x.dtype == DType::f16 && x.column_stride == FromF16::bytes) return use(FromF16{});
+  }
+  return false;
+}
+
+// Rows of numbers, `stride` bytes apart.
+struct Lines {
+  const char* data;
+  std::int64_t stride;
+};
+
+// --- sums across the lanes of many vectors at once ---
+
+constexpr int part_bytes = 16;  // within these and between these, shuffles are cheap on every CPU
+
+// Neighbours of both vectors added up: a's in the lower half of the result, b's in the upper half. In the small the
+// neighbours are lanes and the halves those of each part; in the large the neighbours are parts.
+template <class Real, bool large, int... lane>
+LH_INLINE Vector<Real> add_neighbours(Vector<Real> a, Vector<Real> b, Lanes<lane...>) {
+  constexpr int n = lanes<Real>, part = part_bytes / static_cast<int>(sizeof(Real));
+  constexpr int unit = large ? part : 1, field = large ? n : part;  // what is added to its neighbour, and within what
+  constexpr auto even = [](int l) {
+    const int place = l % field / unit, half = field / unit / 2;
+    return (place < half ? 0 : n) + l / field * field + place % half * 2 * unit + l % unit;
+  };
+  return __builtin_shufflevector(a, b, even(lane)...) + __builtin_shufflevector(a, b, (even(lane) + unit)...);
+}
+
+// Joins x[0 .. count) into x[0], so that lane i holds the sum of what belongs to x[i], when `count` is all lanes in the
+// end. `done` have been joined into each before. 15 times two shuffles give 16 sums, of which each alone takes 4.
+template <class Real, int count, int done>
+LH_INLINE Vector<Real> join(Vector<Real>* x) {
+  if constexpr (count == 1) {
+    return x[0];
+  } else {
+    constexpr bool large = done >= part_bytes / static_cast<int>(sizeof(Real));
+#pragma GCC unroll 8
+    for (int i = 0; i < count / 2; ++i)
+      x[i] = add_neighbours<Real, large>(x[2 * i], x[2 * i + 1], AllLanes<lanes<Real>>{});
+    return join<Real, count / 2, done * 2>(x);
   }
 }
 
-// Scores of keys [lo, lo + n) for `rows` queries that lie D apart.
+// --- the register tile: long stretches of a line first, many rows second ---
+//
+// Line after line, in order: it is the prefetchers that hide the latency of memory, and they want few streams. Reading
+// four lines abreast costs half of the bandwidth.
+
+constexpr int vectors_at_once = 8;
+constexpr int rows_at_once = tile_rows >= 12 ? 2 : 1;  // 16 of 32 registers, or 8 of 16: q here, acc there
+
+// A line longer than the tile is read in several goes, which is out of order for memory: so it is looked at beforehand,
+// in order. (A prefetch instruction in place of the load makes everything slower.)
+template <class Real, class Reader>
+LH_INLINE void fetch(const Lines& x, std::int64_t n, std::int64_t columns) {
+  if (columns <= vectors_at_once * lanes<Real>) return;
+  for (std::int64_t j = 0; j < n; ++j)
+    for (std::int64_t i = 0; i < columns * Reader::bytes; i += 64)
+      static_cast<void>(*static_cast<const volatile char*>(x.data + j * x.stride + i));
+}
+
+// --- scores ---
+
+// waiting (rows x lanes) += q (rows x vectors) . k (count x vectors), each dot product still spread over the lanes.
+template <class Real, int rows, int vectors, class Reader>
+[[gnu::noinline]] void dots_tile(const Real* q, std::int64_t D, const Lines& k, std::int64_t count, bool begins,
+                                 Vector<Real> (*waiting)[lanes<Real>]) {
+  Vector<Real> x[rows][vectors];
+#pragma GCC unroll 2
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < vectors; ++i) x[r][i] = load(q + r * D + i * lanes<Real>);
+  const char* at = k.data;
+  for (std::int64_t j = 0; j < count; ++j, at += k.stride) {
+    Vector<Real> total[rows];
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; ++r) total[r] = begins ? Vector<Real>{} : waiting[r][j];
+#pragma GCC unroll 8
+    for (int i = 0; i < vectors; ++i) {
+      const Vector<Real> key = Reader::some(at + i * lanes<Real> * Reader::bytes);
+#pragma GCC unroll 2
+      for (int r = 0; r < rows; ++r) total[r] += x[r][i] * key;
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; ++r) waiting[r][j] = total[r];
+  }
+}
+
+// What lines have beyond their whole vectors.
+template <class Real, int rows, class Reader>
+[[gnu::noinline]] void dots_rest(const Real* q, std::int64_t D, const Lines& k, std::int64_t count, std::int64_t n, bool begins,
+               Vector<Real> (*waiting)[lanes<Real>]) {
+  for (std::int64_t j = 0; j < count; ++j)
+    for (int r = 0; r < rows; ++r) {
+      Real rest = 0;
+      for (std::int64_t i = 0; i < n; ++i) rest = fused(q[r * D + i], Reader::one(k.data + j * k.stride + i * Reader::bytes), rest);
+      if (begins) waiting[r][j] = Vector<Real>{};
+      waiting[r][j][0] += rest;
+    }
+}
+
+template <class Real, int rows, int vectors, class Reader>
+LH_INLINE void dots_columns(const Real* q, std::int64_t D, std::int64_t from, const Lines& k, std::int64_t count,
+                            Vector<Real> (*waiting)[lanes<Real>]) {
+  constexpr int width = vectors * lanes<Real>;
+  for (; from + width <= D; from += width)
+    dots_tile<Real, rows, vectors, Reader>(q + from, D, {k.data + from * Reader::bytes, k.stride}, count, from == 0, waiting);
+  if constexpr (vectors > 1)
+    dots_columns<Real, rows, vectors / 2, Reader>(q, D, from, k, count, waiting);
+  else if (from < D)
+    dots_rest<Real, rows, Reader>(q + from, D, {k.data + from * Reader::bytes, k.stride}, count, D - from, from == 0, waiting);
+}
+
+// Scores of up to `lanes` keys (there is room for all of them behind s): they stay in L1 while the rows pass over them.
+template <class Real, int tile, class Reader>
+LH_INLINE void dots_rows(std::int64_t r, std::int64_t rows, const Real* q, const Lines& k, std::int64_t count,
+                         std::int64_t D, const Real* scale, Real* s, std::int64_t stride) {
+  Vector<Real> waiting[tile][lanes<Real>];
+  for (; r + tile <= rows; r += tile) {
+    if (count < lanes<Real> || D == 0)  // what no tile begins
+      for (int i = 0; i < tile * lanes<Real>; ++i) waiting[i / lanes<Real>][i % lanes<Real>] = Vector<Real>{};
+    dots_columns<Real, tile, vectors_at_once, Reader>(q + r * D, D, 0, k, count, waiting);
+    for (int i = 0; i < tile; ++i) store(s + (r + i) * stride, join<Real, lanes<Real>, 1>(waiting[i]) * scale[r + i]);
+  }
+  if constexpr (tile > 1) dots_rows<Real, tile / 2, Reader>(r, rows, q, k, count, D, scale, s, stride);
+}
+
+template <class Real, class Reader>
+void score_lines(const Real* q, std::int64_t rows, const Lines& k, std::int64_t n, std::int64_t D, const Real* scale,
+                 Real* s, std::int64_t stride) {
+  for (std::int64_t j = 0; j < n; j += lanes<Real>) {
+    const Lines here{k.data + j * k.stride, k.stride};
+    const std::int64_t count = least(lanes<Real>, n - j);
+    fetch<Real, Reader>(here, count, D);
+    dots_rows<Real, rows_at_once, Reader>(0, rows, q, here, count, D, scale, s + j, stride);
+  }
+}
+
+// Scores of keys [lo, lo + n) for `rows` queries that lie D apart. `spare` has room for `lanes` keys.
 template <class Real>
 void stream_keys(const Job& job, std::int64_t b, std::int64_t g, std::int64_t lo, std::int64_t n, const Real* q,
                  std::int64_t rows, const Real* scale, Real* s, Real* spare) {
   const std::int64_t D = job.plan->D, stride = job.plan->score_stride;
-  for (std::int64_t j = 0; j < n; j += keys_at_once) {
-    const Real* k[keys_at_once];
-    const std::int64_t count = least(keys_at_once, n - j);
-    for (std::int64_t i = 0; i < count; ++i)
-      k[i] = view_vector(job.problem->k, b, g, lo + j + i, D, job.problem->scoring.cosine, spare + i * D);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      Real* to = s + r * stride + j;
-      if (count == keys_at_once) {
-        dots<Real, keys_at_once>(q + r * D, k, D, to);
-      } else {
-        for (std::int64_t i = 0; i < count; ++i) dots<Real, 1>(q + r * D, k + i, D, to + i);
-      }
-      for (std::int64_t i = 0; i < count; ++i) to[i] *= scale[r];
-    }
+  const Tensor& k = job.problem->k;
+  const bool cosine = job.problem->scoring.cosine;
+  if (!cosine && read_in_place<Real>(k, [&](auto reader) {
+        score_lines<Real, decltype(reader)>(q, rows, {k.at(b, g, lo), k.row_stride}, n, D, scale, s, stride);
+        return true;
+      }))
+    return;
+  const Lines copies{reinterpret_cast<const char*>(spare), D * static_cast<std::int64_t>(sizeof(Real))};
+  for (std::int64_t j = 0; j < n; j += lanes<Real>) {
+    const std::int64_t count = least(lanes<Real>, n - j);
+    for (std::int64_t i = 0; i < count; ++i) read_vector(k, b, g, lo + j + i, D, cosine, spare + i * D);
+    score_lines<Real, AsTheyAre<Real>>(q, rows, copies, count, D, scale, s + j, stride);
   }
 }
 
-// Where value_tile finds the values of some keys: column panel c begins at data + c * panel_step.
-template <class Real>
-struct Values {
-  const Real* data;  // of the first key
-  std::int64_t row_step, panel_step;
-  bool tainted;
-};
+// --- values ---
 
-// Values of keys [lo, lo + n): in place when they have the compute type, whole panels and only finite numbers;
-// else written out row by row into `room`, with zeros for what is not finite.
+constexpr std::int64_t resident_keys = 8 * rows_at_once;  // whose values stay in L1 while all rows and columns pass
+
+// part (rows x vectors) += p (rows x n) . v (n x vectors).
+template <class Real, int rows, int vectors, class Reader>
+[[gnu::noinline]] void lines_tile(const Real* p, std::int64_t stride, const Lines& v, std::int64_t n, Real* part,
+                                  std::int64_t part_stride) {
+  Vector<Real> sum[rows][vectors];
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < vectors; ++i) sum[r][i] = load(part + r * part_stride + i * lanes<Real>);
+  const char* at = v.data;
+  for (std::int64_t j = 0; j < n; ++j, at += v.stride) {
+#pragma GCC unroll 8
+    for (int i = 0; i < vectors; ++i) {
+      const Vector<Real> value = Reader::some(at + i * lanes<Real> * Reader::bytes);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) sum[r][i] += p[r * stride + j] * value;
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < vectors; ++i) store(part + r * part_stride + i * lanes<Real>, sum[r][i]);
+}
+
+// The same for any number of vectors: as many at once as there are registers for, the rest in smaller tiles.
+template <class Real, int rows, int vectors, class Reader>
+LH_INLINE void lines_columns(const Real* p, std::int64_t stride, Lines v, std::int64_t n, std::int64_t left, Real* part,
+                             std::int64_t part_stride) {
+  for (; left >= vectors; left -= vectors, part += vectors * lanes<Real>, v.data += vectors * lanes<Real> * Reader::bytes)
+    lines_tile<Real, rows, vectors, Reader>(p, stride, v, n, part, part_stride);
+  if constexpr (vectors > 1) lines_columns<Real, rows, vectors / 2, Reader>(p, stride, v, n, left, part, part_stride);
+}
+template <class Real, int tile, class Reader>
+LH_INLINE void lines_rows(std::int64_t r, std::int64_t rows, const Real* p, std::int64_t stride, const Lines& v,
+                          std::int64_t n, std::int64_t vectors, Real* part, std::int64_t part_stride) {
+  for (; r + tile <= rows; r += tile)
+    lines_columns<Real, tile, vectors_at_once, Reader>(p + r * stride, stride, v, n, vectors, part + r * part_stride, part_stride);
+  if constexpr (tile > 1) lines_rows<Real, tile / 2, Reader>(r, rows, p, stride, v, n, vectors, part, part_stride);
+}
+
+// part = p . v; whether some row came out finite. Not one does when a value is not: zero times it is NaN.
+template <class Real, class Reader>
+bool weigh_lines(const Real* p, std::int64_t stride, std::int64_t rows, const Lines& v, std::int64_t n,
+                 std::int64_t vectors, Real* part, std::int64_t part_stride) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t i = 0; i < vectors * lanes<Real>; ++i) part[r * part_stride + i] = 0;
+  for (std::int64_t j = 0; j < n; j += resident_keys) {
+    const Lines here{v.data + j * v.stride, v.stride};
+    const std::int64_t count = least(resident_keys, n - j);
+    fetch<Real, Reader>(here, count, vectors * lanes<Real>);
+    lines_rows<Real, rows_at_once, Reader>(0, rows, p + j, stride, here, count, vectors, part, part_stride);
+  }
+  for (std::int64_t r = 0; r < rows; ++r)
+    if (all_finite(part + r * part_stride, vectors * lanes<Real>)) return true;
+  return false;
+}
+
+// Values of keys [lo, lo + n) as the compute type, with zeros for a value that is not finite. Whether all were.
 template <class Real>
-Values<Real> stream_values(const Job& job, std::int64_t b, std::int64_t g, std::int64_t lo, std::int64_t n, Real* room) {
+bool copy_values(const Job& job, std::int64_t b, std::int64_t g, std::int64_t lo, std::int64_t n, Real* room) {
+  const Plan& plan = *job.plan;
+  bool clean = true;
+  for (std::int64_t j = 0; j < n; ++j, room += plan.padded_columns) {
+    read_vector(job.problem->v, b, g, lo + j, plan.E, false, room);
+    const bool usable = all_finite(room, plan.E);
+    clean = clean && usable;
+    for (std::int64_t c = usable ? plan.E : 0; c < plan.padded_columns; ++c) room[c] = 0;
+  }
+  return clean;
+}
+
+// acc = share * acc + weights . V for keys [lo, lo + n) of the block that begins at `first`, in pieces that begin at
+// fixed keys (as in multiply_values). Values are read in place, and what came out is looked at afterwards: only where
+// it is not finite the values are copied and those that are not finite left to the caller. False when there are any.
+template <class Real>
+bool stream_values(const Job& job, std::int64_t b, std::int64_t g, std::int64_t first, std::int64_t lo, std::int64_t n,
+                   const Real* weights, std::int64_t rows, const Real* share, Real* part, Real* room, Real* acc) {
   const Plan& plan = *job.plan;
   const Tensor& v = job.problem->v;
-  constexpr std::int64_t bytes = sizeof(Real);
+  const std::int64_t stride = plan.score_stride, columns = plan.padded_columns, whole = plan.E / lanes<Real>;
   bool clean = true;
-  if (v.dtype == compute_type<Real> && v.column_stride == bytes && v.row_stride % bytes == 0 &&
-      plan.E == plan.padded_columns) {
-    for (std::int64_t j = 0; j < n && clean; ++j)
-      clean = all_finite(reinterpret_cast<const Real*>(v.at(b, g, lo + j)), plan.E);
-    if (clean) return {reinterpret_cast<const Real*>(v.at(b, g, lo)), v.row_stride / bytes, 1, false};
+  for (std::int64_t j = 0, end; j < n; j = end) {
+    end = least(n, (lo - first + j) / value_chunk * value_chunk + value_chunk - (lo - first));
+    const bool done = plan.E % lanes<Real> == 0 && read_in_place<Real>(v, [&](auto reader) {
+      return weigh_lines<Real, decltype(reader)>(weights + j, stride, rows, {v.at(b, g, lo + j), v.row_stride}, end - j,
+                                                 whole, part, columns);
+    });
+    if (!done) {
+      clean = copy_values(job, b, g, lo + j, end - j, room) && clean;
+      const Lines copies{reinterpret_cast<const char*>(room), columns * static_cast<std::int64_t>(sizeof(Real))};
+      weigh_lines<Real, AsTheyAre<Real>>(weights + j, stride, rows, copies, end - j, columns / lanes<Real>, part, columns);
+    }
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < plan.E; ++c) {
+        Real& to = acc[r * columns + c];
+        to = fused(to, j == 0 ? share[r] : Real(1), part[r * columns + c]);
+      }
   }
-  clean = true;
-  for (std::int64_t j = 0; j < n; ++j) {
-    Real* row = room + j * plan.padded_columns;
-    read_vector(v, b, g, lo + j, plan.E, false, row);
-    const bool usable = all_finite(row, plan.E);
-    clean = clean && usable;
-    for (std::int64_t c = usable ? plan.E : 0; c < plan.padded_columns; ++c) row[c] = 0;
-  }
-  return {room, plan.padded_columns, 1, !clean};
+  return clean;
 }
 
 }  // namespace

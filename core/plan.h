@@ -22,6 +22,7 @@ struct Plan {
   std::int64_t query_block;     // query rows of one task, a multiple of tile.rows
   std::int64_t split_blocks;    // key blocks of one task when there are few queries; else all
   std::int64_t splits;          // such tasks for the same rows, joined by merge
+  bool streams;                 // so few rows that K and V are read in place
   std::int64_t padded_columns;  // E up to whole panels
   std::int64_t score_stride;    // of the rows of a strip of scores
 
@@ -46,23 +47,27 @@ constexpr std::int64_t long_query_block = 96, short_query_block = 48, short_quer
 // in splits of fixed length (so that the bits do not depend on who computes what).
 constexpr std::int64_t few_queries = 16, split_keys = 1024;
 
-// Up to this many, not even a panel of keys pays for being made: K and V are read where they lie (kernel_stream.inl.h).
-constexpr std::int64_t streamed_queries = 4;
+// Up to this many rows of a kv head (queries times heads of the group), not even a panel of keys pays for being made: K
+// and V are read where they lie (kernel_stream.inl.h), and if they are read but once, in stretches as long as a split.
+constexpr std::int64_t streamed_rows = 16, streamed_block = 256;
 
 // A strip against a key block counts as a step for each row, and as so many for each of its two products: about how
 // their times compare. What comes next is fetched in step with them.
 constexpr std::int64_t product_steps = 3;
 
-inline Plan make_plan(Tile tile, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
+// `group` query heads share a kv head.
+inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
                       std::int64_t real_bytes) {
   Plan plan{};
   plan.tile = tile;
   plan.D = D;
   plan.E = E;
-  std::int64_t keys = block_bytes / ((D + E + 1) * real_bytes);
+  std::int64_t keys = D + E > 0 ? block_bytes / ((D + E) * real_bytes) : largest_key_block;
   if (keys > largest_key_block) keys = largest_key_block;
   if (keys < smallest_key_block) keys = smallest_key_block;
   keys = keys / smallest_key_block * smallest_key_block;
+  plan.streams = T <= few_queries && group * T <= streamed_rows;
+  if (plan.streams) keys = group * T <= tile.rows ? split_keys : streamed_block;
   plan.key_block = S < keys ? round_up(S > 0 ? S : 1, tile.panel) : keys;
   plan.blocks = (S + plan.key_block - 1) / plan.key_block;
   plan.query_block = T < short_queries ? short_query_block : long_query_block;

@@ -138,10 +138,16 @@ LH_INLINE Real smallest(Vector<Real> x) {
 }
 template <class Real>
 LH_INLINE bool any(Integers<Real> condition) {
+#if defined(__AVX512F__) && LEVELHEAD_VECTOR_BYTES == 64
+  return _mm512_test_epi64_mask((__m512i)condition, (__m512i)condition) != 0;
+#elif defined(__AVX2__) && LEVELHEAD_VECTOR_BYTES == 32
+  return !_mm256_testz_si256((__m256i)condition, (__m256i)condition);
+#else
   typename Bits<Real>::Int part[lanes<Real>], all = 0;
   __builtin_memcpy(part, &condition, sizeof part);
   for (int i = 0; i < lanes<Real>; ++i) all |= part[i];
   return all != 0;
+#endif
 }
 
 // --- half precision, one number at a time; rows of them in kernel_pack.inl.h ---

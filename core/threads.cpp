@@ -229,6 +229,57 @@ void Pool::wait_for_others() {
   }
 }
 
+// ---- A borrowed team -----------------------------------------------------------------------------------------
+
+thread_local Team borrowed;
+std::atomic<bool> forked{false};  // no team survives a fork
+[[maybe_unused]] const int noticed = pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
+
+// One loop on a team. Its threads come when they like and leave when there is nothing left to take.
+struct Shift {
+  Loop loop;
+  int workers;
+  const pthread_t caller = pthread_self();
+  alignas(64) std::atomic<std::int64_t> next{0};
+  alignas(64) std::atomic<int> came{1}, left{0};  // worker numbers given out, the caller's among them
+
+  void work(int worker) {
+    while (!loop.interrupt->requested(worker)) {
+      const std::int64_t index = next.fetch_add(1, std::memory_order_relaxed);
+      if (index >= loop.count) return;
+      loop.task(loop.context, index, worker);
+    }
+  }
+  // The team's own barrier would wait as well, but deaf to Ctrl-C.
+  void wait_for_others() {
+    const auto gone = [&] { return left.load(std::memory_order_acquire) + 1 >= came.load(std::memory_order_relaxed); };
+    while (!spin_until(gone)) {
+      loop.interrupt->requested(0);
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  void serve() {
+    if (pthread_equal(caller, pthread_self())) {
+      work(0);
+      return wait_for_others();
+    }
+    const int worker = came.fetch_add(1, std::memory_order_relaxed);
+    std::fenv_t own;
+    std::fegetenv(&own);
+    std::fesetenv(&loop.environment);
+    if (worker < workers) work(worker);
+    std::fesetenv(&own);
+    left.fetch_add(1, std::memory_order_release);
+  }
+};
+
+bool run_on(const Team& team, const Loop& wanted, int workers) {
+  Shift shift{wanted, workers};
+  std::fegetenv(&shift.loop.environment);
+  team.call([](void* data) { static_cast<Shift*>(data)->serve(); }, &shift, static_cast<unsigned>(team.size), 0);
+  return !wanted.interrupt->requested(0);
+}
+
 }  // namespace
 
 // ---- What threads.h promises ---------------------------------------------------------------------------------
@@ -283,8 +334,13 @@ bool Interrupt::requested(int worker) {
   return stopped_.load(std::memory_order_relaxed);
 }
 
+Borrow::Borrow(Team team) { borrowed = team; }
+Borrow::~Borrow() { borrowed = {}; }
+
 bool parallel_for(std::int64_t count, int threads, Task task, void* context, Interrupt& interrupt) {
   const auto useful = std::min<std::int64_t>({count, threads, max_threads});
+  if (useful > 1 && borrowed.call && !forked.load(std::memory_order_relaxed))
+    return run_on(borrowed, {count, task, context, &interrupt, {}}, static_cast<int>(useful));
   Pool* shared = useful > 1 ? pool() : nullptr;
   if (shared && !shared->taken.exchange(true, std::memory_order_acquire)) {
     const bool finished = shared->run({count, task, context, &interrupt, {}}, static_cast<int>(useful));

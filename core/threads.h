@@ -1,8 +1,9 @@
 // threads.h: how many threads to use, and one loop that uses them.
 //
 // The core needs exactly one parallel shape: "run this for every index, and stop early when told to". That is
-// all there is here: no futures, no queues, no nested jobs, no OpenMP (a second OpenMP runtime in one process
-// crashes or crawls, and a fork after its first use hangs the child).
+// all there is here: no futures, no queues, no nested jobs, no OpenMP of our own (a second OpenMP runtime in one
+// process crashes or crawls, and a fork after its first use hangs the child). A team that a caller's framework
+// already keeps awake can be borrowed for a call, so that two pools do not fight over the same cores.
 //
 // Results cannot depend on the number of threads as long as a task's result depends on its index alone: which
 // worker runs an index, and when, is the only thing that varies.
@@ -61,5 +62,23 @@ using Task = void (*)(void* context, std::int64_t index, int worker);
 // Callers may come from any number of threads at once: whoever finds the pool taken works alone. Tasks run in
 // the floating-point environment (rounding, flush to zero) of the caller, whichever thread they land on.
 bool parallel_for(std::int64_t count, int threads, Task task, void* context, Interrupt& interrupt);
+
+// Threads of another runtime: runs body(data) on `threads` of them at once, the caller's own among them, and returns
+// when all have returned. This is GOMP_parallel's signature.
+using TeamCall = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+struct Team {
+  TeamCall call = nullptr;  // null: there is none
+  int size = 0;             // always called with this many: a team of another size would be built anew each time
+};
+
+// While it lives, the loops of this thread run on `team` instead of the pool. Not in a forked child, where the threads
+// of a team do not exist: there the pool serves again.
+class Borrow {
+ public:
+  explicit Borrow(Team team);
+  ~Borrow();
+  Borrow(const Borrow&) = delete;
+  Borrow& operator=(const Borrow&) = delete;
+};
 
 }  // namespace levelhead

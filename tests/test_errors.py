@@ -37,11 +37,17 @@ class Touched(AssertionError):
 @pytest.fixture(autouse=True)
 def untouched_core(monkeypatch: pytest.MonkeyPatch) -> None:
     core = importlib.import_module("levelhead._core")
+    through_the_door = core.attend
 
     def forward(*args: object, **kwargs: object) -> None:
         raise Touched
 
+    def attend(*args: object) -> None:
+        if through_the_door(*args) is not None:
+            raise Touched
+
     monkeypatch.setattr(core, "forward", forward)
+    monkeypatch.setattr(core, "attend", attend)
 
 
 def test_the_guard_sees_a_good_call() -> None:

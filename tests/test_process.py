@@ -488,3 +488,62 @@ for threads in (1, 2, 5):
     assert lh.attention(x, x, x, threads=threads).tobytes() == nearest, "a worker stayed upward"
 """
     )
+
+
+# ---- PyTorch's team ---------------------------------------------------------
+
+TEAM = """
+import torch
+torch.set_num_threads(3)
+tensor = torch.from_numpy(numbers(3, 2, 300, 16))
+def alike(**options):
+    got = lh.attention(tensor, tensor, tensor, causal=True, **options).numpy()
+    assert got.tobytes() == right.tobytes(), "other bits than from NumPy"
+def threads():
+    return len(os.listdir("/proc/self/task"))
+"""
+
+
+def test_tensors_are_served_by_torchs_own_threads() -> None:
+    # The prelude's NumPy call may have started a pool of its own: it runs on one thread here.
+    printed = fresh(
+        TEAM
+        + """
+torch.ones(1 << 22).sin()  # torch's team is there from now on
+before = threads()
+alike()
+print(before, threads())
+alike(threads=2)  # told a number: levelhead's own
+print(threads())
+""",
+        LEVELHEAD_NUM_THREADS="1",
+    )
+    before, after, own = map(int, printed.split())
+    assert before == after, "a second team was started"
+    assert own == after + 1
+
+
+def test_torchs_team_does_not_cross_a_fork() -> None:
+    fresh(
+        TEAM
+        + """
+alike()
+child = os.fork()
+if not child:
+    alike(threads=3)
+    torch.set_num_threads(1)
+    alike()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+alike()
+"""
+    )
+
+
+def test_ctrl_c_while_torchs_team_works() -> None:
+    code = """
+x = torch.from_numpy(numbers(32768, 64)).expand(256, 32768, 64)
+show(lambda: lh.attention(x, x, x), deadline)
+"""
+    printed = fresh(TEAM + LATE + f"deadline = {DEADLINE}\n" + code, timeout=120)
+    assert max(map(float, printed.split())) <= DEADLINE

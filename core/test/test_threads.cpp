@@ -353,6 +353,56 @@ TEST(tasks_run_in_the_callers_floating_point_environment) {
 #endif
 }
 
+// A stand-in for OpenMP: `threads` bodies at once, the caller's among them, and back when all are.
+void plain_team(void (*body)(void*), void* data, unsigned threads, unsigned) {
+  std::vector<std::thread> others;
+  for (unsigned i = 1; i < threads; ++i) others.emplace_back(body, data);
+  body(data);
+  for (std::thread& other : others) other.join();
+}
+// One that has nobody to spare, as inside a parallel region.
+void lonely_team(void (*body)(void*), void* data, unsigned, unsigned) { body(data); }
+
+TEST(a_borrowed_team_does_every_index_once) {
+  for (const Team team : {Team{plain_team, 4}, Team{plain_team, 2}, Team{plain_team, 1}, Team{lonely_team, 4}}) {
+    const Borrow borrow(team);
+    for (std::int64_t count : {0, 1, 2, 3, 100})
+      for (int threads : {1, 2, 4}) CHECK(visits_each_once(count, threads), "%lld indices", static_cast<long long>(count));
+  }
+  CHECK(visits_each_once(100, 4));  // the pool again
+}
+
+TEST(a_borrowed_team_hears_the_interrupt) {
+  const Borrow borrow(Team{plain_team, 3});
+  Interrupt interrupt([](void*) { return true; }, nullptr);
+  std::atomic<int> ran{0};
+  const bool finished = loop(1000, 3, [&](std::int64_t, int worker) {
+    ++ran;
+    const auto start = Clock::now();  // one long task each: the caller must go on asking while it waits
+    while (!interrupt.requested(worker) && milliseconds_since(start) < 5000) sleep_ms(1);
+  }, interrupt);
+  CHECK(!finished && ran <= 3, "%d tasks ran", ran.load());
+}
+
+TEST(a_borrowed_team_works_in_the_callers_floating_point_environment_and_keeps_its_own) {
+  static std::atomic<int> spoilt{0};
+  const TeamCall watchful = [](void (*body)(void*), void* data, unsigned, unsigned) {
+    std::thread other([&] {
+      const int before = std::fegetround();
+      body(data);
+      if (std::fegetround() != before) ++spoilt;
+    });
+    body(data);
+    other.join();
+  };
+  std::atomic<int> strange{0};
+  const Borrow borrow(Team{watchful, 2});
+  std::fesetround(FE_UPWARD);
+  loop(1000, 2, [&](std::int64_t, int) { strange += std::fegetround() != FE_UPWARD; });
+  std::fesetround(FE_TONEAREST);
+  CHECK(strange == 0 && spoilt == 0);
+}
+
 TEST(number_of_threads) {
   unsetenv("LEVELHEAD_NUM_THREADS");
   const int all = default_threads();

@@ -1,5 +1,6 @@
-// The only binding file: Python arrays in, core calls out. No arithmetic and no policy; arguments arrive checked
-// (scoring.py, arrays.py), and what is checked again here is only what memory safety needs.
+// The binding: Python arrays in, core calls out. No arithmetic and no policy; arguments arrive checked (scoring.py,
+// arrays.py), and what is checked again here is only what memory safety needs. The plain call has a door of its own
+// (_door.cpp); everything else comes this way.
 //
 // Arrays come through the buffer protocol: any strides in bytes, read-only memory, no copies. bfloat16 has no
 // buffer format and travels as its bits in uint16.
@@ -9,15 +10,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <pthread.h>
-
-#include <atomic>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "_binding.h"
 #include "attention.h"
 #include "dispatch.h"
 #include "machine.h"
@@ -30,6 +29,12 @@ using namespace levelhead;
 namespace {
 
 using Shape = std::vector<std::int64_t>;
+
+std::int64_t product(const Shape& shape, std::size_t count) {
+  std::int64_t total = 1;
+  for (std::size_t i = 0; i < count; ++i) total *= shape[i];
+  return total;
+}
 
 // A borrowed array, and where its batch rows lie.
 class Array {
@@ -84,19 +89,9 @@ class Array {
  private:
   // One stride for all leading dimensions if there is one; else fills the table of offsets.
   std::int64_t batch_stride() {
-    const int leading = rank() - 3;
-    std::int64_t inner = 0, extent = 0, total = 1;
-    bool started = false, uniform = true;
-    for (int axis = leading - 1; axis >= 0; --axis) {
-      const std::int64_t n = view_.shape[axis], stride = view_.strides[axis];
-      total *= n;
-      if (n == 1) continue;
-      if (started) uniform = uniform && stride == extent;
-      else inner = stride;
-      started = true;
-      extent = stride * n;
-    }
-    if (uniform || total <= 1) return inner;
+    const int leading = std::max(rank() - 3, 0);
+    if (const auto stride = joint_stride(view_.shape, view_.strides, leading)) return *stride;
+    const std::int64_t total = product(shape(), leading);
     offsets_.reserve(total);
     for (std::int64_t b = 0; b < total; ++b) {
       std::int64_t rest = b, offset = 0;
@@ -138,12 +133,6 @@ class MaybeArray {
   std::optional<Array> array_;
 };
 
-std::int64_t product(const Shape& shape, std::size_t count) {
-  std::int64_t total = 1;
-  for (std::size_t i = 0; i < count; ++i) total *= shape[i];
-  return total;
-}
-
 Shape extended(Shape shape, std::int64_t last) {
   shape.push_back(last);
   return shape;
@@ -163,21 +152,6 @@ std::vector<Run> runs_from(const std::optional<std::vector<std::tuple<std::int64
   return runs;
 }
 
-// Signals are handled on Python's main thread alone; others must not even ask, since a thread that waits for the
-// GIL while the interpreter shuts down is killed there. A forked child's only thread is its main one.
-std::atomic<unsigned long> main_thread{0};
-
-void remember_main_thread() {
-  const nb::object main = nb::module_::import_("threading").attr("main_thread")();
-  main_thread = nb::cast<unsigned long>(main.attr("ident"));
-  pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });
-}
-
-bool python_wants_to_stop(void*) {
-  nb::gil_scoped_acquire hold;
-  return PyErr_CheckSignals() != 0;
-}
-
 void require(bool holds, const char* what) {
   if (!holds) throw nb::value_error(what);
 }
@@ -189,7 +163,7 @@ void forward_arrays(nb::handle q_, nb::handle k_, nb::handle v_, nb::handle out_
                     std::optional<std::int64_t> left, std::optional<std::int64_t> right, nb::handle mask_,
                     std::optional<double> softcap, nb::handle sinks_, nb::handle alibi_, nb::handle key_lengths_,
                     nb::handle query_segments_, nb::handle key_segments_, nb::handle query_start_,
-                    const Runs& query_runs_, const Runs& key_runs_, double dropout, std::uint64_t seed, int threads) {
+                    const Runs& query_runs_, const Runs& key_runs_, double dropout, std::uint64_t seed, int threads, bool torchs_team) {
   Array q(q_, "q"), k(k_, "k"), scale(scale_, "scale");
   MaybeArray v(v_, "v"), out(out_, "out", true), acc(acc_, "acc", true), sums(sums_, "sums", true),
       counts(counts_, "counts", true), mask(mask_, "mask"), sinks(sinks_, "sinks"), alibi(alibi_, "alibi"),
@@ -256,15 +230,7 @@ void forward_arrays(nb::handle q_, nb::handle k_, nb::handle v_, nb::handle out_
   result.sums = sums.contiguous<void>(extended(rows, row_sums), !sums || sums->format() == real);
   result.counts = counts.integers(extended(rows, row_counts));
 
-  Interrupt interrupt(PyThread_get_thread_ident() == main_thread ? python_wants_to_stop : nullptr, nullptr);
-  bool finished;
-  {
-    nb::gil_scoped_release release;
-    finished = forward(problem, result, threads, interrupt);
-  }
-  if (finished) return;
-  if (PyErr_Occurred()) throw nb::python_error();
-  throw std::runtime_error("interrupted");  // a fork inside a signal handler: the child's loop has lost its team
+  run(problem, result, threads, torchs_team);
 }
 
 void finish_arrays(nb::handle acc_, nb::handle sums_, nb::handle sinks_, nb::handle out_) {
@@ -345,6 +311,7 @@ double sweep_array(nb::handle x_, int threads) {
 
 NB_MODULE(_core, m) {
   remember_main_thread();
+  meet_numpy();
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
     try {
       std::rethrow_exception(error);
@@ -359,7 +326,11 @@ NB_MODULE(_core, m) {
         nb::arg("right") = none, nb::arg("mask") = none, nb::arg("softcap") = none, nb::arg("sinks") = none,
         nb::arg("alibi") = none, nb::arg("key_lengths") = none, nb::arg("query_segments") = none,
         nb::arg("key_segments") = none, nb::arg("query_start") = none, nb::arg("query_runs") = none,
-        nb::arg("key_runs") = none, nb::arg("dropout") = 0.0, nb::arg("seed") = 0, nb::arg("threads") = 1);
+        nb::arg("key_runs") = none, nb::arg("dropout") = 0.0, nb::arg("seed") = 0, nb::arg("threads") = 1,
+        nb::arg("torchs_team") = false);
+  m.def("attend", attend, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("scale").none(),
+        nb::arg("causal").none(), nb::arg("threads").none());
+  m.def("meet_tensors", meet_tensors, nb::arg("torch"));
   m.def("finish", finish_arrays, nb::arg("acc"), nb::arg("sums"), nb::arg("sinks").none(), nb::arg("out"));
   m.def("merge", merge_arrays, nb::arg("sums_a"), nb::arg("counts_a"), nb::arg("acc_a").none(), nb::arg("sums_b"),
         nb::arg("counts_b"), nb::arg("acc_b").none(), nb::arg("shift"), nb::arg("sums"), nb::arg("counts"),

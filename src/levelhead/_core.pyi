@@ -1,7 +1,9 @@
 """The compiled core: memory, sizes and options in, results written in place. It checks memory
-safety and nothing else; `attention.py` is where a user's mistakes are explained."""
+safety and nothing else; `attention.py` is where a user's mistakes are explained. `attend` alone
+takes what a user passed: it serves plain calls whole, and says None to all others."""
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, TypeAlias, TypedDict
 
 from numpy.typing import NDArray
@@ -42,7 +44,10 @@ def forward(
     dropout: float = 0.0,
     seed: int = 0,
     threads: int,
+    torchs_team: bool = False,
 ) -> None: ...
+def attend(q: Any, k: Any, v: Any, scale: Any, causal: Any, threads: Any) -> Any | None: ...
+def meet_tensors(torch: ModuleType) -> None: ...
 def finish(acc: _Memory, sums: _Memory, sinks: _Memory | None, out: _Memory) -> None: ...
 def merge(
     sums_a: _Memory,

@@ -2,8 +2,8 @@
 
 Everything a caller can get wrong is refused here, before any memory for a result exists. The
 arithmetic lives in the core, the meaning of the options in `scoring`, the families of arrays in
-`arrays`; this file only leads from one to the next, and keeps the plain call short: shapes that
-were seen before skip straight to the core.
+`arrays`; this file only leads from one to the next. Plain calls are short: most go straight through
+`_core.attend`, and what that leaves of them is described once per shape.
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ def attention(
     >>> attention(q, q, q, causal=True).shape
     (2, 3, 4)
     """
-    q, k, v, origin = arrays.take(q, k, v)
-    if (
+    plain = (
         mask is None
         and window is None
         and softcap is None
@@ -90,8 +89,13 @@ def attention(
         and seed is None
         and type(dropout) is float
         and dropout == 0.0
-        and (scale is None or type(scale) is float or type(scale) is str)
-    ):
+    )
+    if plain and out is None:
+        done = _core.attend(q, k, v, scale, causal, threads)
+        if done is not None:
+            return done
+    q, k, v, origin = arrays.take(q, k, v)
+    if plain and (scale is None or type(scale) is float or type(scale) is str):
         shape, options = _plain(q.shape, k.shape, v.shape, origin.dtype, scale, causal)
     else:
         shape = (*q.shape[:-1], v.shape[-1])
@@ -114,11 +118,11 @@ def attention(
     team = _team(threads, origin)
     if out is None:
         result = np.empty(shape, origin.storage)
-        _core.forward(q, k, v, out=result, threads=team, **options)
+        _core.forward(q, k, v, out=result, **team, **options)
         return origin.give(result)
     inputs = (("q", q), ("k", k), ("v", v), *options.items())
     view = arrays.take_out(out, shape, origin, inputs)
-    _core.forward(q, k, v, out=view, threads=team, **options)
+    _core.forward(q, k, v, out=view, **team, **options)
     arrays.mark_written(out, origin)
     return out
 
@@ -181,11 +185,11 @@ def observe(
     sums = np.empty((*rows, len(SUMS)), origin.wide)
     counts = np.empty((*rows, len(COUNTS)), np.int64)
     if v_view is None:
-        _core.forward(q, k, None, sums=sums, counts=counts, threads=team, **options)
+        _core.forward(q, k, None, sums=sums, counts=counts, **team, **options)
         return Observation(State(sums, counts, None, shape.S), options.get("sinks"), origin)
     acc = np.empty((*rows, v_view.shape[-1]), origin.wide)
     out = np.empty(acc.shape, origin.storage)
-    _core.forward(q, k, v_view, out=out, acc=acc, sums=sums, counts=counts, threads=team, **options)
+    _core.forward(q, k, v_view, out=out, acc=acc, sums=sums, counts=counts, **team, **options)
     seen = Observation(State(sums, counts, acc, shape.S), options.get("sinks"), origin)
     vars(seen)["output"] = origin.give(out)  # what reading it off would give, made by all threads
     return seen
@@ -239,13 +243,14 @@ def _solid(ids: Array | None) -> Array | None:
     return None if ids is None else np.ascontiguousarray(ids)
 
 
-def _team(threads: int | None, origin: Origin) -> int:
+def _team(threads: int | None, origin: Origin) -> dict[str, Any]:
+    """How many threads, and whose: torch's own, which are awake, unless told a number."""
     if threads is None:
         if origin.family == "torch":
-            return int(sys.modules["torch"].get_num_threads())
-        return _core.default_threads()
+            return {"threads": sys.modules["torch"].get_num_threads(), "torchs_team": True}
+        return {"threads": _core.default_threads()}
     what, advice = "an integer of at least 1", "Leave it out to use what the machine allows"
     team = checks.integer("threads", threads, what, advice)
     if team < 1:
         raise LevelheadValueError(expected("threads", what, team, advice))
-    return min(team, _MOST_THREADS)
+    return {"threads": min(team, _MOST_THREADS)}

@@ -95,8 +95,8 @@ def _header(
         levelhead=info.version,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=dict(
-            cpu=_cpu(), cpus=os.cpu_count(), system=platform.system(), machine=platform.machine(),
-            isa=info.isa, available=list(info.available),
+            cpu=cpu_name(), cpus=os.cpu_count(), system=platform.system(),
+            machine=platform.machine(), isa=info.isa, available=list(info.available),
         ),
         versions=versions,
         threads=threads,
@@ -105,7 +105,7 @@ def _header(
     )  # fmt: skip
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     try:
         with open("/proc/cpuinfo") as lines:
             names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]

@@ -1,0 +1,43 @@
+// What the files of the binding share: one way to run the core under Python, one way to read strides.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "attention.h"
+
+namespace levelhead {
+
+// _run.cpp: forward() with the GIL released and Ctrl-C heard; throws what a signal handler raised.
+// On PyTorch's team `threads` must be PyTorch's own number: its workers are awake after its last operation, on the
+// cores that ours would want.
+void run(const Problem& problem, const Result& result, int threads, bool on_torchs_team);
+void meet_team(const char* library);  // where PyTorch's libtorch_cpu lies
+void remember_main_thread();
+
+// _door.cpp: the plain call from objects to result, or None: not served here, take the long way (attention.py).
+nanobind::object attend(nanobind::handle q, nanobind::handle k, nanobind::handle v, nanobind::handle scale,
+                        nanobind::handle causal, nanobind::handle threads);
+void meet_numpy();
+void meet_tensors(nanobind::handle torch);  // from now on the door knows tensors, if they can be read from C
+
+// The one stride that walks `count` dimensions, the last one fastest, as if they were one; if there is one.
+template <class Int>
+std::optional<std::int64_t> joint_stride(const Int* shape, const Int* strides, int count) {
+  std::int64_t stride = 0, extent = 0, total = 1;
+  bool started = false, uniform = true;
+  for (int axis = count - 1; axis >= 0; --axis) {
+    total *= shape[axis];
+    if (shape[axis] == 1) continue;
+    if (!started) stride = strides[axis];
+    else uniform = uniform && strides[axis] == extent;
+    started = true;
+    extent = strides[axis] * shape[axis];
+  }
+  if (uniform || total <= 1) return stride;
+  return std::nullopt;
+}
+
+}  // namespace levelhead

@@ -1,0 +1,349 @@
+// The fast door: a plain call goes from Python's objects to the core and back without a line of Python.
+//
+// Plain is: three NumPy arrays, or three torch tensors, of one dtype and of shapes that fit, no option but a scale,
+// causality and a number of threads, and a result of moderate size. Whatever else comes is not judged here: the door
+// answers None before any work, and the long way (attention.py) serves it or explains what is wrong. Both ways lead to
+// the same forward() with the same numbers, hence to the same bits; the door only saves the microseconds of Python,
+// which are most of what a tiny call costs.
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "_binding.h"
+#include "_dlpack.h"
+#include "plan.h"
+#include "threads.h"
+
+namespace nb = nanobind;
+
+namespace levelhead {
+namespace {
+
+constexpr int most_axes = 8;
+constexpr std::int64_t line = 64;  // bytes; torch aligns its own tensors so
+
+// Beyond a megabyte of results the microseconds saved do not show, and NumPy's large pages do.
+constexpr double most_bytes = 1 << 20;
+constexpr double most_work = 1e15;  // multiply-adds, hours of work: no product of sizes below it overflows
+
+// About 5 us of one core, most of it the beginning of each head: over before a sleeping thread wakes (tens of us),
+// and far below what Python lets a thread wait for the GIL. Such a call keeps the GIL and asks neither the system nor
+// torch for threads.
+constexpr double tiny_work = 1 << 16, tiny_heads = 4;
+
+// An array as the door sees it, whoever owns it; strides in bytes.
+struct Seen {
+  char* data;
+  DType dtype;
+  int rank;
+  std::int64_t shape[most_axes], strides[most_axes];
+
+  std::int64_t size(int axis) const { return shape[rank + axis]; }
+};
+
+std::int64_t item_bytes(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+
+template <class Int>
+bool copy_axes(Seen& seen, int rank, const Int* shape, const Int* strides, std::int64_t unit) {
+  if (rank < 2 || rank > most_axes) return false;
+  seen.rank = rank;
+  for (int axis = 0; axis < rank; ++axis) {
+    if (shape[axis] == 0) return false;
+    seen.shape[axis] = shape[axis];
+    seen.strides[axis] = strides[axis] * unit;
+  }
+  return true;
+}
+
+// ---- NumPy ---------------------------------------------------------------------------------------------------
+
+struct {
+  PyTypeObject* array;
+  PyObject* empty;
+  PyObject* dtypes[3];  // of f32, f64, f16
+} numpy;
+
+class Buffer {
+ public:
+  Buffer() { view_.obj = nullptr; }
+  ~Buffer() { PyBuffer_Release(&view_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  // A format of more than one letter is another byte order, or a dtype that is no float.
+  bool look(PyObject* array, Seen& seen) {
+    if (PyObject_GetBuffer(array, &view_, PyBUF_RECORDS_RO) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    if (view_.format[0] == '\0' || view_.format[1] != '\0') return false;
+    switch (view_.format[0]) {
+      case 'f': seen.dtype = DType::f32; break;
+      case 'd': seen.dtype = DType::f64; break;
+      case 'e': seen.dtype = DType::f16; break;
+      default: return false;
+    }
+    seen.data = static_cast<char*>(view_.buf);
+    return copy_axes(seen, view_.ndim, view_.shape, view_.strides, 1);
+  }
+
+ private:
+  Py_buffer view_;
+};
+
+class Arrays {
+ public:
+  static constexpr bool has_team = false;
+
+  bool look(int which, PyObject* array, Seen& seen) { return buffers_[which].look(array, seen); }
+
+  nb::object fresh(Seen& out) {
+    nb::object shape = nb::steal(PyTuple_New(out.rank));
+    for (int axis = 0; shape.is_valid() && axis < out.rank; ++axis) {
+      PyObject* size = PyLong_FromLongLong(out.shape[axis]);
+      if (!size || PyTuple_SetItem(shape.ptr(), axis, size) != 0) shape.reset();
+    }
+    if (!shape.is_valid()) throw nb::python_error();
+    PyObject* arguments[] = {shape.ptr(), numpy.dtypes[static_cast<int>(out.dtype)]};
+    nb::object array = nb::steal(PyObject_Vectorcall(numpy.empty, arguments, 2, nullptr));
+    if (!array.is_valid()) throw nb::python_error();
+    if (!buffers_[3].look(array.ptr(), out)) throw std::bad_alloc();  // the only reason left
+    return array;
+  }
+  int threads() const { return default_threads(); }
+
+ private:
+  Buffer buffers_[4];
+};
+
+// ---- torch ---------------------------------------------------------------------------------------------------
+
+struct {
+  PyTypeObject* tensor;  // null: not met
+  const dlpack::ExchangeApi* api;
+  PyObject *module, *is_grad_enabled, *requires_grad, *is_neg;
+  PyObject* is_tracing;  // null: this torch cannot trace
+} torch;
+
+bool says_no(PyObject* answer) {
+  if (!answer) PyErr_Clear();
+  const bool no = answer == Py_False;
+  Py_XDECREF(answer);
+  return no;
+}
+
+class Tensors {
+ public:
+  static constexpr bool has_team = true;
+
+  // The long way's: a tensor that autograd would follow, one whose memory holds the opposite sign, and anything while
+  // torch.jit.trace looks on, which has something to say about tensors that leave torch.
+  bool look(int, PyObject* tensor, Seen& seen) {
+    if (!untraced_) return false;
+    if (!unfollowed_ && !says_no(PyObject_GetAttr(tensor, torch.requires_grad))) return false;
+    if (!says_no(PyObject_VectorcallMethod(torch.is_neg, &tensor, 1, nullptr))) return false;
+    dlpack::Tensor view;
+    if (torch.api->borrow(tensor, &view) != 0) {  // no plain memory: sparse, wrapped by vmap, ...
+      PyErr_Clear();
+      return false;
+    }
+    const auto [code, bits, lanes] = view.dtype;
+    if (view.device.type != dlpack::cpu || !view.data || lanes != 1) return false;
+    if (code == dlpack::ieee_float && bits == 32) seen.dtype = DType::f32;
+    else if (code == dlpack::ieee_float && bits == 64) seen.dtype = DType::f64;
+    else if (code == dlpack::ieee_float && bits == 16) seen.dtype = DType::f16;
+    else if (code == dlpack::brain_float && bits == 16) seen.dtype = DType::bf16;
+    else return false;
+    seen.data = static_cast<char*>(view.data) + view.byte_offset;
+    return copy_axes(seen, view.rank, view.shape, view.strides, item_bytes(seen.dtype));
+  }
+
+  // One block of our own holds numbers and description; torch gives it back when the last tensor on it dies.
+  nb::object fresh(Seen& out) {
+    struct Block {
+      dlpack::ManagedTensor managed;
+      std::int64_t shape[most_axes], strides[most_axes];
+    };
+    const std::int64_t unit = item_bytes(out.dtype);
+    std::int64_t count = 1;
+    Block block;
+    for (int axis = out.rank - 1; axis >= 0; --axis) {
+      block.shape[axis] = out.shape[axis];
+      block.strides[axis] = count;
+      out.strides[axis] = count * unit;
+      count *= out.shape[axis];
+    }
+    void* const memory = std::malloc(sizeof(Block) + line + count * unit);  // aligned_alloc takes 50 ns more
+    if (!memory) throw std::bad_alloc();
+    Block* const kept = new (memory) Block(block);
+    out.data = reinterpret_cast<char*>(round_up(reinterpret_cast<std::intptr_t>(kept + 1), line));
+    const bool brain = out.dtype == DType::bf16;
+    const dlpack::DataType dtype{brain ? dlpack::brain_float : dlpack::ieee_float, static_cast<std::uint8_t>(unit * 8), 1};
+    kept->managed = {{dlpack::major_version, dlpack::minor_version}, nullptr, [](dlpack::ManagedTensor* self) { std::free(self); },
+                     0, {out.data, {dlpack::cpu, 0}, out.rank, dtype, kept->shape, kept->strides, 0}};
+    void* tensor = nullptr;
+    if (torch.api->import_managed(&kept->managed, &tensor) != 0) throw nb::python_error();
+    return nb::steal(static_cast<PyObject*>(tensor));
+  }
+  int threads() const { return nb::cast<int>(nb::handle(torch.module).attr("get_num_threads")()); }
+
+ private:
+  const bool untraced_ = !torch.is_tracing || says_no(PyObject_CallNoArgs(torch.is_tracing));
+  const bool unfollowed_ = says_no(PyObject_CallNoArgs(torch.is_grad_enabled));
+};
+
+// ---- The call ------------------------------------------------------------------------------------------------
+
+struct Options {
+  bool causal;
+  std::optional<double> scale;
+  std::optional<int> threads;
+};
+
+std::optional<Options> read_options(nb::handle scale, nb::handle causal, nb::handle threads) {
+  Options options{causal.ptr() == Py_True, {}, {}};
+  if (!options.causal && causal.ptr() != Py_False) return {};
+  if (PyFloat_CheckExact(scale.ptr())) options.scale = PyFloat_AsDouble(scale.ptr());
+  else if (!scale.is_none()) return {};
+  if (PyLong_CheckExact(threads.ptr())) {
+    int overflow = 0;
+    const long wanted = PyLong_AsLongAndOverflow(threads.ptr(), &overflow);
+    if (overflow != 0 || wanted < 1) return {};
+    options.threads = static_cast<int>(std::min<long>(wanted, max_threads));
+  } else if (!threads.is_none()) {
+    return {};
+  }
+  return options;
+}
+
+bool fit(const Seen& q, const Seen& k, const Seen& v) {
+  if (k.dtype != q.dtype || v.dtype != q.dtype || k.rank != q.rank || v.rank != q.rank) return false;
+  for (int axis = 0; axis < q.rank - 3; ++axis)
+    if (k.shape[axis] != q.shape[axis] || v.shape[axis] != q.shape[axis]) return false;
+  if (q.rank > 2 && (q.size(-3) % k.size(-3) != 0 || v.size(-3) != k.size(-3))) return false;
+  return k.size(-1) == q.size(-1) && v.size(-2) == k.size(-2);
+}
+
+// False when the leading dimensions need a table of offsets.
+template <class Byte>
+bool place(const Seen& seen, View<Byte>& view) {
+  const int leading = std::max(seen.rank - 3, 0);
+  const auto batch_stride = joint_stride(seen.shape, seen.strides, leading);
+  if (!batch_stride) return false;
+  view = {seen.data, seen.dtype, nullptr, *batch_stride, seen.rank > 2 ? seen.strides[leading] : 0,
+          seen.strides[seen.rank - 2], seen.strides[seen.rank - 1]};
+  return true;
+}
+
+// The problem, and what it points to.
+struct Described {
+  Problem problem;
+  std::vector<double> scales;
+  Run queries, keys;
+  double work, bytes;  // multiply-adds; size of the result
+  bool tiny;
+};
+
+// False when the arrays do not fit together, or are nothing for this door.
+bool describe(const Seen& q, const Seen& k, const Seen& v, const Options& options, Described& plain) {
+  Problem& problem = plain.problem;
+  if (!fit(q, k, v) || !place(q, problem.q) || !place(k, problem.k) || !place(v, problem.v)) return false;
+  problem.H = q.rank > 2 ? q.size(-3) : 1;
+  problem.G = q.rank > 2 ? k.size(-3) : 1;
+  problem.T = q.size(-2);
+  problem.S = k.size(-2);
+  problem.D = q.size(-1);
+  problem.E = v.size(-1);
+  double batch = 1;  // doubles do not overflow; views of stride 0 can be larger than memory
+  for (int axis = 0; axis < q.rank - 3; ++axis) batch *= double(q.shape[axis]);
+  const double rows = batch * double(problem.H) * double(problem.T);
+  plain.work = rows * double(problem.S) * (double(problem.D) + double(problem.E));
+  plain.tiny = plain.work <= tiny_work && batch * double(problem.H) <= tiny_heads;
+  plain.bytes = rows * double(problem.E) * double(item_bytes(q.dtype));
+  if (plain.work > most_work || plain.bytes > most_bytes) return false;
+  problem.B = static_cast<std::int64_t>(batch);
+
+  // What scaling.py makes of None, and what scoring.py lets pass.
+  const double scale = options.scale.value_or(1.0 / std::sqrt(double(problem.D)));
+  const double reach = q.dtype == DType::f64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+  if (!(std::abs(scale) <= reach)) return false;
+  plain.scales.assign(problem.H, scale);
+  plain.queries = {problem.S - problem.T, problem.T, 1};  // the last query meets the last key
+  plain.keys = {0, problem.S, 1};
+  problem.scoring.scale = plain.scales.data();
+  problem.scoring.causal = options.causal;
+  problem.scoring.queries = {&plain.queries, 1, nullptr};
+  problem.scoring.keys = {&plain.keys, 1, nullptr};
+  return true;
+}
+
+template <class Family>
+nb::object serve(nb::handle q_, nb::handle k_, nb::handle v_, const Options& options) {
+  Family family;
+  Seen q, k, v;
+  Described plain;
+  if (!family.look(0, q_.ptr(), q) || !family.look(1, k_.ptr(), k) || !family.look(2, v_.ptr(), v) ||
+      !describe(q, k, v, options, plain))
+    return nb::none();
+  Seen out = q;
+  out.shape[out.rank - 1] = plain.problem.E;
+  nb::object fresh = family.fresh(out);
+  Result result;
+  place(out, result.out);
+  if (plain.tiny) {
+    Interrupt nobody;
+    forward(plain.problem, result, 1, nobody);
+  } else {
+    const bool wish = options.threads.has_value();
+    run(plain.problem, result, wish ? *options.threads : family.threads(), !wish && Family::has_team);
+  }
+  return fresh;
+}
+
+}  // namespace
+
+nb::object attend(nb::handle q, nb::handle k, nb::handle v, nb::handle scale, nb::handle causal, nb::handle threads) {
+  PyTypeObject* const kind = Py_TYPE(q.ptr());
+  if (Py_TYPE(k.ptr()) != kind || Py_TYPE(v.ptr()) != kind) return nb::none();
+  const bool arrays = kind == numpy.array;
+  if (!arrays && kind != torch.tensor) return nb::none();
+  const auto options = read_options(scale, causal, threads);
+  if (!options) return nb::none();
+  return arrays ? serve<Arrays>(q, k, v, *options) : serve<Tensors>(q, k, v, *options);
+}
+
+void meet_numpy() {
+  const nb::module_ module = nb::module_::import_("numpy");
+  numpy.array = reinterpret_cast<PyTypeObject*>(nb::object(module.attr("ndarray")).release().ptr());
+  numpy.empty = nb::object(module.attr("empty")).release().ptr();
+  const char* const names[] = {"float32", "float64", "float16"};
+  for (int i = 0; i < 3; ++i) numpy.dtypes[i] = module.attr("dtype")(names[i]).release().ptr();
+}
+
+void meet_tensors(nb::handle module) {
+  static bool met = false;  // the GIL guards it
+  if (met) return;
+  met = true;
+  const std::string file = nb::str(nb::getattr(module, "__file__", nb::none())).c_str();
+  meet_team((file.substr(0, file.rfind('/') + 1) + "lib/libtorch_cpu.so").c_str());
+  const nb::object tensor = module.attr("Tensor"), capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return;  // an older torch
+  auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  while (api && api->version.major != dlpack::major_version) api = api->previous;
+  if (!api || !api->borrow) return;
+  torch.api = api;
+  torch.module = nb::object(nb::borrow(module)).release().ptr();
+  torch.is_grad_enabled = nb::object(module.attr("is_grad_enabled")).release().ptr();
+  // torch.jit.is_tracing is a Python function around the other one, at about twice its cost.
+  const nb::object jit = nb::getattr(module, "jit", nb::none()), direct = nb::getattr(module, "_C", nb::none());
+  torch.is_tracing = nb::getattr(direct, "_is_tracing", nb::getattr(jit, "is_tracing", nb::object())).release().ptr();
+  torch.requires_grad = PyUnicode_InternFromString("requires_grad");
+  torch.is_neg = PyUnicode_InternFromString("is_neg");
+  torch.tensor = reinterpret_cast<PyTypeObject*>(nb::object(tensor).release().ptr());
+}
+
+}  // namespace levelhead

@@ -1,0 +1,67 @@
+"""docs/kernel.md says what the committed measurements say, and its tools still fit the core.
+
+That the ladder's steps are right is checked where it is built: core/test/CMakeLists.txt.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results"
+LADDERS = sorted(RESULTS.glob("ladder-*.json"))
+
+
+def script(root: Path, name: str) -> ModuleType:
+    """bench/`name`.py as a module; it is no package, and not installed."""
+    found = importlib.util.spec_from_file_location(f"bench_{name}", root / "bench" / f"{name}.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # dataclasses look their module up
+    found.loader.exec_module(module)
+    return module
+
+
+def test_every_table_is_its_file(root: Path) -> None:
+    tables = script(root, "tables")
+    text = (root / "docs" / "kernel.md").read_text()
+    assert tables.filled(text) == text, "python bench/tables.py"
+    assert text.count("<!-- end -->") == len(tables.PLACE.findall(text)) > 0
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_every_tile_size_can_be_tried(root: Path, isa: str) -> None:
+    tiles = script(root, "tiles")
+    variants = tiles.variants(isa)
+    assert len({variant.name for variant in variants}) == len(variants)
+    for variant in variants:
+        for file, old, new in variant.changes:
+            text = (root / "core" / file).read_text()
+            changed = tiles.changed(variant, file, text)
+            assert new in changed
+            assert changed != text or old == new
+
+
+def test_a_constant_that_is_gone_is_an_error(root: Path) -> None:
+    tiles = script(root, "tiles")
+    stale = tiles.Variant("key block", "7", (("plan.h", "no_such_constant = 1", "x"),))
+    with pytest.raises(SystemExit, match="no_such_constant"):
+        tiles.changed(stale, "plan.h", (root / "core" / "plan.h").read_text())
+
+
+@pytest.mark.parametrize("path", LADDERS, ids=[path.stem for path in LADDERS])
+def test_a_ladder_is_whole(path: Path) -> None:
+    result: dict[str, Any] = json.loads(path.read_text())
+    assert {"date", "cpu", "compiler", "isa", "threads", "tokens"} <= result.keys()
+    for race in result["races"]:
+        names = [step["step"] for step in race["steps"]]
+        assert names == [*"012345678", "7a", "7b", "7c"]
+        for step in race["steps"]:
+            assert step["best"] == pytest.approx(min(step["samples"]), rel=1e-3)
+            assert step["error"] is None if step["step"][1:] else step["error"] < 5e-6
