@@ -20,10 +20,19 @@ namespace {
 constexpr double short_head_flops = 5e7;  // about half a millisecond of one core
 constexpr double even_head_flops = 5e8;   // the same where the heads deal out evenly: no worker waits for the last
 constexpr std::int64_t heads_per_thread = 4;
-constexpr std::int64_t runs_per_thread = 16;  // of short tasks: enough for workers to end at about the same time
+// Short tasks come in runs: enough of them for workers to end at about the same time, and none so long that nobody
+// asks about an interrupt (a clock is read for that, which a task of half a microsecond would feel).
+constexpr std::int64_t runs_per_thread = 16, longest_run = 64;
+
+// A head is fetched while the one before it is computed, up to this size of all four arrays: both must fit into an L2.
+constexpr std::int64_t fetched_bytes = std::int64_t(256) << 10;
 
 // Shared packs are made for a few kv heads at a time once they would take more than this.
 constexpr std::int64_t shared_pack_bytes = std::int64_t(256) << 20;
+
+std::int64_t bytes_of(DType dtype) {
+  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : dtype == DType::boolean ? 1 : 2;
+}
 
 class Call {
  public:
@@ -122,11 +131,35 @@ class Call {
     return {kv_head / problem_.G, kv_head % problem_.G, row0, std::min(row0 + plan_.query_block, group_ * problem_.T), 0,
             plan_.blocks};
   }
-  void attend(const Packed& packed, std::int64_t kv_head, std::int64_t row_block, int worker) {
-    kernel_.attend(job_, packed, false, rows_of(kv_head, row_block), nullptr, 0, worker, scratch(worker));
+  void attend(const Packed& packed, std::int64_t kv_head, std::int64_t row_block, int worker, Ahead* ahead = nullptr) {
+    Piece piece = rows_of(kv_head, row_block);
+    piece.ahead = ahead;
+    kernel_.attend(job_, packed, false, piece, nullptr, 0, worker, scratch(worker));
   }
   void pack(const Packed& packed, std::int64_t kv_head, std::int64_t block, int worker) {
     kernel_.pack(job_, kv_head / problem_.G, kv_head % problem_.G, block, packed, scratch(worker));
+  }
+
+  // What a kv head reads and writes, to be fetched ahead; nothing for a long one.
+  Ahead ahead_of(std::int64_t kv_head) const {
+    const std::int64_t b = kv_head / problem_.G, g = kv_head % problem_.G, rows = group_ * problem_.T;
+    const auto array = [&](const auto& x, std::int64_t head, std::int64_t count, std::int64_t width) -> Ahead::Rows {
+      const std::int64_t bytes = width * bytes_of(x.dtype);
+      if (!x) return {nullptr, 0, 0, 0};
+      if (x.row_stride == bytes) return {x.at(b, head, 0), 0, 1, count * bytes};
+      return {x.at(b, head, 0), x.row_stride, count, bytes};
+    };
+    const auto even = [&](const auto& x) { return x.head_stride == problem_.T * x.row_stride ? rows : problem_.T; };
+    const MutableTensor& out = job_.result->out;
+    Ahead ahead{{array(problem_.k, g, problem_.S, problem_.D), array(problem_.v, g, problem_.S, problem_.E),
+                 array(problem_.q, g * group_, even(problem_.q), problem_.D),
+                 array(out, g * group_, even(out), problem_.E)}};
+    std::int64_t bytes = 0;
+    for (const Ahead::Rows& part : ahead.arrays) bytes += part.count * part.bytes;
+    const std::int64_t strips = (rows + plan_.tile.rows - 1) / plan_.tile.rows;
+    const std::int64_t steps = std::max<std::int64_t>(1, plan_.blocks * (rows + 2 * product_steps * strips));
+    if (bytes <= fetched_bytes) ahead.lines = (bytes / 64 + steps - 1) / steps;
+    return ahead;
   }
 
   template <class Body>
@@ -137,13 +170,13 @@ class Call {
   }
 
   // The same, where tasks may be as small as a microsecond: neighbours are dealt in runs. A run takes one turn at the
-  // counter instead of many, and its heads lie one after another in memory, where fetching ahead finds them.
+  // counter instead of many, and its worker knows what it will do next: body is told whether there is more.
   template <class Body>
   bool deal_runs(std::int64_t count, const Body& body) {
-    const std::int64_t runs = std::min<std::int64_t>(count, runs_per_thread * threads_);
+    const std::int64_t runs = std::min(count, std::max(runs_per_thread * threads_, count / longest_run));
     return deal(runs, [&](std::int64_t run, int worker) {
       const std::int64_t last = count * (run + 1) / runs;
-      for (std::int64_t i = count * run / runs; i < last && !interrupt_.requested(worker); ++i) body(i, worker);
+      for (std::int64_t i = count * run / runs; i < last; ++i) body(i, i + 1 < last, worker);
     });
   }
 
@@ -151,8 +184,13 @@ class Call {
     const bool split = plan_.splits > 1;
     reserve(threads_, 1, split ? problem_.B * problem_.H * problem_.T * plan_.splits : 0);
     const std::int64_t blocks = row_blocks();
-    const bool done = deal_runs(kv_heads_ * blocks * plan_.splits, [&](std::int64_t i, int worker) {
+    const bool done = deal_runs(kv_heads_ * blocks * plan_.splits, [&](std::int64_t i, bool more, int worker) {
       Piece piece = rows_of(i / plan_.splits / blocks, i / plan_.splits % blocks);
+      Ahead ahead;
+      if (more && blocks * plan_.splits == 1) {
+        ahead = ahead_of(i + 1);
+        piece.ahead = &ahead;
+      }
       piece.block0 = i % plan_.splits * plan_.split_blocks;
       piece.block1 = std::min(piece.block0 + plan_.split_blocks, plan_.blocks);
       kernel_.attend(job_, packs_[worker], true, piece, split ? &partials_ : nullptr, i % plan_.splits, worker,
@@ -166,11 +204,12 @@ class Call {
 
   bool run_whole_heads() {
     reserve(threads_, plan_.blocks, 0);
-    return deal_runs(kv_heads_, [&](std::int64_t kv_head, int worker) {
-      for (std::int64_t block = 0; block < plan_.blocks && !interrupt_.requested(worker); ++block)
+    return deal_runs(kv_heads_, [&](std::int64_t kv_head, bool more, int worker) {
+      Ahead ahead = more ? ahead_of(kv_head + 1) : Ahead{};
+      for (std::int64_t block = 0; block < plan_.blocks && (block == 0 || !interrupt_.requested(worker)); ++block)
         pack(packs_[worker], kv_head, block, worker);
-      for (std::int64_t i = 0; i < row_blocks() && !interrupt_.requested(worker); ++i)
-        attend(packs_[worker], kv_head, i, worker);
+      for (std::int64_t i = 0; i < row_blocks() && (i == 0 || !interrupt_.requested(worker)); ++i)
+        attend(packs_[worker], kv_head, i, worker, &ahead);
     });
   }
 

@@ -16,10 +16,24 @@ struct Packed {
   std::int64_t first_block = 0;
 };
 
+// What a worker reads next, asked for bit by bit while it computes. A short head would else be over before the memory
+// has answered, and the CPU's own prefetching begins anew with each; asked for all at once, the lines would queue.
+struct Ahead {
+  struct Rows {
+    const char* at;
+    std::int64_t stride, count, bytes;
+  };
+  Rows arrays[4];
+  int array = 0;           // the first that is not done
+  std::int64_t byte = 0;   // of its first row
+  std::int64_t lines = 0;  // cache lines for each step of the computation
+};
+
 // Query rows of one kv head: row i belongs to query head g * (H / G) + i / T and query i % T, so that all heads of
 // a group can share a pass over the keys. Against key blocks [block0, block1).
 struct Piece {
   std::int64_t b, g, row0, row1, block0, block1;
+  Ahead* ahead = nullptr;
 };
 
 // States of rows over one split of the keys each, waiting for fold(): (B, H, T, splits).

@@ -147,7 +147,7 @@ LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Valu
       part.to += c;
       if (j > 0) part.share = ones;
       if (end < n) {
-        part.factor = nullptr;
+        part.below = nullptr;
         part.to = acc + c;
         part.step = plan.padded_columns;
       }
@@ -182,11 +182,12 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
   const std::int64_t first = block * plan.key_block;
   const std::int64_t lo = first + (span.lo - first) / width * width, n = round_up(span.hi - lo, width);
 
-  Real scale[tile_rows], share[tile_rows], factor[tile_rows];
+  Real scale[tile_rows], share[tile_rows], below[tile_rows];
   for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
   // From the panel where the span begins to its last key; what follows up to a whole panel is hidden below.
   const std::int64_t real = span.hi - lo;
   Real* room = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
+  fetch_ahead(piece.ahead, product_steps);
   bool tainted = !streams && problem.v && packed.tainted[block - packed.first_block];
   if (streams) {
     stream_keys(job, piece.b, piece.g, lo, real, progress.q, strip.rows, scale, scratch.scores, scratch.row);
@@ -200,15 +201,17 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
 
   // Streamed values show only afterwards whether they are finite; a look at few rows costs nothing.
   if (streams || tainted) note_visible(strip, scratch.scores, plan.score_stride, n, scratch.sees);
-  for (int r = 0; r < tile_rows; ++r) share[r] = factor[r] = 1;
+  for (int r = 0; r < tile_rows; ++r) share[r] = below[r] = 1;
   for (int r = 0; r < strip.rows; ++r) {
     Real* s = scratch.scores + r * plan.score_stride;
     share[r] = hidden ? softmax_row<Real, statistics, true>(job, s, lo, n, rows[r])
                       : softmax_row<Real, statistics, false>(job, s, lo, n, rows[r]);
+    fetch_ahead(piece.ahead, 1);
     if (problem.scoring.dropout > 0)
       drop_row(job, piece.b, strip.head[r], strip.position[r], s, lo, least(n, problem.S - lo));
   }
   if (!problem.v) return;
+  fetch_ahead(piece.ahead, product_steps);
   if (streams) {
     if (!progress.begun) clear(strip, plan, acc);
     tainted = !stream_values(job, piece.b, piece.g, first, lo, real, scratch.scores, strip.rows, share, scratch.part, room,
@@ -221,8 +224,8 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
     Target<Real> target{progress.begun ? share : nullptr, nullptr, acc, plan.padded_columns, acc, plan.padded_columns};
     if (last && !tainted && ends_in_output<Real>(job, strip)) {
       const MutableTensor& out = job.result->out;
-      for (int r = 0; r < strip.rows; ++r) factor[r] = settled_factor(job, rows[r], strip.head[r]);
-      target.factor = factor;
+      for (int r = 0; r < strip.rows; ++r) below[r] = settled_divisor(job, rows[r], strip.head[r]);
+      target.below = below;
       target.to = reinterpret_cast<Real*>(out.at(piece.b, strip.head[0], strip.t[0]));
       target.step = out.row_stride / static_cast<std::int64_t>(sizeof(Real));
       progress.written = true;

@@ -150,18 +150,22 @@ LH_INLINE bool all_finite(const Real* x, std::int64_t n) {
   return probe.finite();
 }
 
-LH_INLINE std::int64_t bytes_of(DType dtype) {
-  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : dtype == DType::boolean ? 1 : 2;
-}
-
-// Asks for `count` rows, to be there when they are read. Never faults: what lies beyond the last row of a short head
-// is, as a rule, the first of the next one, which the same worker packs next.
-LH_INLINE void fetch_rows(const Tensor& x, std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t count,
-                          std::int64_t width) {
-  const std::int64_t bytes = width * bytes_of(x.dtype);
-  const char* p = x.at(b, head, row);
-  for (std::int64_t i = 0; i < count; ++i, p += x.row_stride)
-    for (std::int64_t c = 0; c < bytes; c += 64) __builtin_prefetch(p + c);
+// Asks for the lines that are due after so many steps. Never faults.
+LH_INLINE void fetch_ahead(Ahead* ahead, std::int64_t steps) {
+  constexpr std::int64_t line = 64;
+  if (!ahead) return;
+  for (std::int64_t lines = steps * ahead->lines; lines > 0 && ahead->array < 4;) {
+    Ahead::Rows& rows = ahead->arrays[ahead->array];
+    if (rows.count == 0) {
+      ++ahead->array;
+      continue;
+    }
+    for (; lines > 0 && ahead->byte < rows.bytes; ahead->byte += line, --lines) __builtin_prefetch(rows.at + ahead->byte);
+    if (ahead->byte < rows.bytes) return;
+    ahead->byte = 0;
+    rows.at += rows.stride;
+    --rows.count;
+  }
 }
 
 // lanes x lanes numbers, rows to columns, by log2(lanes) exchanges of blocks between rows `unit` apart. They are those
@@ -222,14 +226,18 @@ void pack_keys(const Problem& problem, std::int64_t b, std::int64_t g, std::int6
                Real* spare) {
   constexpr int width = panel<Real>, n = lanes<Real>;
   const std::int64_t D = problem.D;
+  const bool in_place = lies_as_computed<Real>(problem.k) && !problem.scoring.cosine;
+  const char* row = problem.k.at(b, g, first);
   Real* nothing = spare + n * D;
   if (count % n != 0)
     for (std::int64_t d = 0; d < D; ++d) nothing[d] = 0;
   for (std::int64_t j = 0; j < count; j += n) {
-    fetch_rows(problem.k, b, g, first + j + n, n, D);
     const Real* rows[n];
-    for (int i = 0; i < n; ++i)
-      rows[i] = j + i < count ? view_vector(problem.k, b, g, first + j + i, D, problem.scoring.cosine, spare + i * D) : nothing;
+    for (int i = 0; i < n; ++i, row += problem.k.row_stride) {
+      rows[i] = j + i >= count ? nothing : in_place ? reinterpret_cast<const Real*>(row) : spare + i * D;
+      if (!in_place && j + i < count)
+        read_vector(problem.k, b, g, first + j + i, D, problem.scoring.cosine, spare + i * D);
+    }
     pack_key_columns<Real>(rows, D, to + j / width * width * D + j % width);
   }
 }
@@ -244,7 +252,6 @@ bool pack_values(const Problem& problem, const Plan& plan, std::int64_t b, std::
   const std::int64_t E = plan.E, whole = E / n * n;
   Probe<Real> probe;
   for (std::int64_t j = 0; j < count; ++j, to += width) {
-    fetch_rows(problem.v, b, g, first + j + n, 1, E);
     const Real* row = view_vector(problem.v, b, g, first + j, E, false, spare);
     probe.show(row, E);
     if (careful && !all_finite(row, E)) {
@@ -269,10 +276,9 @@ LH_INLINE bool values_in_place(const Problem& problem) {
 template <class Real>
 bool finite_values(const Problem& problem, std::int64_t b, std::int64_t g, std::int64_t first, std::int64_t count) {
   Probe<Real> probe;
-  for (std::int64_t j = 0; j < count; ++j) {
-    fetch_rows(problem.v, b, g, first + j + lanes<Real>, 1, problem.E);
-    probe.show(reinterpret_cast<const Real*>(problem.v.at(b, g, first + j)), problem.E);
-  }
+  const char* row = problem.v.at(b, g, first);
+  for (std::int64_t j = 0; j < count; ++j, row += problem.v.row_stride)
+    probe.show(reinterpret_cast<const Real*>(row), problem.E);
   return probe.finite();
 }
 

@@ -80,11 +80,12 @@ template <class Real, int rows, int vectors>
 }
 
 // What becomes of a product with values: share * acc is added when a part of the sum is there already (the
-// rescaling, due when a row's maximum moved, rides on the joining), and it is multiplied with `factor` at the end.
+// rescaling, due when a row's maximum moved, rides on the joining), and the whole is divided by `below` at the end (a
+// product with 1 / below would be a third less exact over few keys).
 template <class Real>
 struct Target {
   const Real* share;   // or null: acc holds nothing yet
-  const Real* factor;  // or null: more is to come
+  const Real* below;   // or null: more is to come
   const Real* acc;
   std::int64_t acc_step;  // between rows
   Real* to;
@@ -111,11 +112,11 @@ template <class Real, int rows, int vectors>
 #pragma GCC unroll 2
       for (int i = 0; i < vectors; ++i) sum[r][i] += load(target.acc + r * target.acc_step + i * lanes<Real>) * target.share[r];
   }
-  if (target.factor) {
+  if (target.below) {
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 2
-      for (int i = 0; i < vectors; ++i) sum[r][i] *= target.factor[r];
+      for (int i = 0; i < vectors; ++i) sum[r][i] = sum[r][i] / target.below[r];
   }
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r)

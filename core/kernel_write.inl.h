@@ -12,33 +12,33 @@ LH_INLINE std::int64_t row_index(const Problem& problem, std::int64_t b, std::in
   return (b * problem.H + head) * problem.T + t;
 }
 
-// What acc is multiplied with. One where nothing was seen: acc is zero then.
+// What acc is divided by. One where nothing was seen: acc is zero then.
 template <class Real>
-LH_INLINE Real output_factor(Real max, Real l, const double* sink) {
+LH_INLINE Real output_divisor(Real max, Real l, const double* sink) {
   const Real below = denominator(max, l, sink);
-  return below == 0 ? Real(1) : 1 / below;
+  return below == 0 ? Real(1) : below;
 }
 
-// acc * factor, straight to its place when that has the compute type.
+// acc / below, straight to its place when that has the compute type.
 template <class Real>
-LH_INLINE void write_output(const Real* acc, Real factor, std::int64_t E, Real* spare, DType dtype, char* to,
+LH_INLINE void write_output(const Real* acc, Real below, std::int64_t E, Real* spare, DType dtype, char* to,
                             std::int64_t stride) {
   const bool direct = dtype == compute_type<Real> && stride == static_cast<std::int64_t>(sizeof(Real));
-  Real* products = direct ? reinterpret_cast<Real*>(to) : spare;
+  Real* quotients = direct ? reinterpret_cast<Real*>(to) : spare;
   std::int64_t c = 0;
-  for (; c + lanes<Real> <= E; c += lanes<Real>) store(products + c, load(acc + c) * factor);
+  for (; c + lanes<Real> <= E; c += lanes<Real>) store(quotients + c, load(acc + c) / below);
   for (; c < E; ++c) {
-    const Real product = acc[c] * factor;
-    __builtin_memcpy(products + c, &product, sizeof product);
+    const Real quotient = acc[c] / below;
+    __builtin_memcpy(quotients + c, &quotient, sizeof quotient);
   }
   if (!direct) narrow(spare, E, dtype, to, stride);
 }
 
 // The same for a row that has seen all its keys.
 template <class Real>
-LH_INLINE Real settled_factor(const Job& job, Row<Real>& row, std::int64_t head) {
+LH_INLINE Real settled_divisor(const Job& job, Row<Real>& row, std::int64_t head) {
   settle(row);
-  return output_factor(row.max, row.l, job.result->sinks ? job.result->sinks + head : nullptr);
+  return output_divisor(row.max, row.l, job.result->sinks ? job.result->sinks + head : nullptr);
 }
 
 // With `written`, the output is in its place already.
@@ -48,12 +48,12 @@ void write_row(const Job& job, Row<Real>& row, const Real* acc, bool written, st
   const Problem& problem = *job.problem;
   const Result& result = *job.result;
   const std::int64_t index = row_index(problem, b, head, t);
-  const Real factor = settled_factor(job, row, head);
+  const Real below = settled_divisor(job, row, head);
   if (result.sums) store_row(row, static_cast<Real*>(result.sums) + index * row_sums, result.counts + index * row_counts);
   if (result.acc)
     for (std::int64_t c = 0; c < problem.E; ++c) static_cast<Real*>(result.acc)[index * problem.E + c] = acc[c];
   if (result.out && !written)
-    write_output(acc, factor, problem.E, spare, result.out.dtype, result.out.at(b, head, t), result.out.column_stride);
+    write_output(acc, below, problem.E, spare, result.out.dtype, result.out.at(b, head, t), result.out.column_stride);
 }
 
 template <class Real>
@@ -64,9 +64,9 @@ void finish_rows(const void* acc, std::int64_t acc_stride, const void* sums, std
   Real spare[piece];
   for (std::int64_t i = 0; i < n; ++i) {
     const Real* row = static_cast<const Real*>(sums) + i * sums_stride;
-    const Real factor = output_factor(row[0], row[1], sink);
+    const Real below = output_divisor(row[0], row[1], sink);
     for (std::int64_t c = 0; c < E; c += piece)
-      write_output(static_cast<const Real*>(acc) + i * acc_stride + c, factor, least(piece, E - c), spare, out.dtype,
+      write_output(static_cast<const Real*>(acc) + i * acc_stride + c, below, least(piece, E - c), spare, out.dtype,
                    out.at(b, head, t + i) + c * out.column_stride, out.column_stride);
   }
 }

@@ -51,6 +51,10 @@ constexpr std::int64_t few_queries = 16, split_keys = 1024;
 // and V are read where they lie (kernel_stream.inl.h), and if they are read but once, in stretches as long as a split.
 constexpr std::int64_t streamed_rows = 16, streamed_block = 256;
 
+// A strip against a key block counts as a step for each row, and as so many for each of its two products: about how
+// their times compare. What comes next is fetched in step with them.
+constexpr std::int64_t product_steps = 3;
+
 // `group` query heads share a kv head.
 inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
                       std::int64_t real_bytes) {
