@@ -88,15 +88,20 @@ void add_tainted(const Job& job, const Strip& strip, const Span& span, std::int6
 
 // --- one strip against one key block ---
 
-// Scores of n keys, the last of which end a panel or not.
+// Scores of keys [from, from + n) of a packed block; `from` is whole vectors. Half a panel where no more is wanted.
 template <class Real, int rows>
-LH_INLINE void multiply_keys(const Real* q, const Real* keys, std::int64_t n, std::int64_t D, const Real* scale, Real* s,
-                             std::int64_t stride) {
-  for (std::int64_t j = 0; j < n; j += panel<Real>) {
-    if (n - j > lanes<Real>)
-      score_tile<Real, rows, 2>(q, keys + j * D, D, scale, s + j, stride);
-    else
-      score_tile<Real, rows, 1>(q, keys + j * D, D, scale, s + j, stride);
+LH_INLINE void multiply_keys(const Real* q, const Real* keys, std::int64_t from, std::int64_t n, std::int64_t D,
+                             const Real* scale, Real* s, std::int64_t stride) {
+  for (std::int64_t j = from, end = from + n; j < end;) {
+    const std::int64_t within = j % panel<Real>;
+    const Real* k = keys + (j - within) * D + within;
+    if (within == 0 && end - j > lanes<Real>) {
+      score_tile<Real, rows, 2>(q, k, D, scale, s + j - from, stride);
+      j += panel<Real>;
+    } else {
+      score_tile<Real, rows, 1>(q, k, D, scale, s + j - from, stride);
+      j += lanes<Real>;
+    }
   }
 }
 
@@ -125,11 +130,11 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
   if (span.lo >= span.hi) return;
   constexpr int width = panel<Real>;
   const std::int64_t first = block * plan.key_block;
-  const std::int64_t lo = first + (span.lo - first) / width * width, n = round_up(span.hi - lo, width);
+  // From the vector where the span begins to its last key; what follows up to a whole panel is hidden below.
+  const std::int64_t lo = first + (span.lo - first) / lanes<Real> * lanes<Real>, n = round_up(span.hi - lo, width);
 
   Real scale[tile_rows], share[tile_rows];
   for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
-  // From the panel where the span begins to its last key; what follows up to a whole panel is hidden below.
   const std::int64_t real = span.hi - lo;
   const bool few = strip.rows <= few_rows;
   Real* room = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
@@ -138,7 +143,7 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
     stream_keys(job, piece.b, piece.g, lo, real, q, strip.rows, scale, scratch.scores, scratch.row);
   } else {
     const auto multiply = few ? multiply_keys<Real, few_rows> : multiply_keys<Real, tile_rows>;
-    multiply(q, room + (lo - first) * plan.D, real, plan.D, scale, scratch.scores, plan.score_stride);
+    multiply(q, room, lo - first, real, plan.D, scale, scratch.scores, plan.score_stride);
   }
   const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, lo, n, scratch.row);
 
@@ -158,7 +163,7 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
                              acc);
   } else {
     const auto add = few ? multiply_values<Real, few_rows> : multiply_values<Real, tile_rows>;
-    add(plan, scratch.scores, room + plan.key_elements(), lo - first, real, share, acc);
+    add(plan, scratch.scores + (span.lo - lo), room + plan.key_elements(), span.lo - first, span.hi - span.lo, share, acc);
   }
   if (tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, lo, n, acc);
 }
