@@ -86,7 +86,7 @@ class Call {
   bool gather_facts() {
     const std::int64_t* segments = problem_.scoring.key_segments;
     if (!segments && !job_.key_positions) return true;
-    facts_.assign(problem_.B * plan_.blocks, {INT64_MAX, INT64_MIN, INT64_MAX, INT64_MIN});
+    facts_.assign(problem_.B * plan_.blocks, {INT64_MAX, INT64_MIN, INT64_MAX, INT64_MIN, true});
     job_.facts = facts_.data();
     return deal(problem_.B * plan_.blocks, [&](std::int64_t i, int) {
       const std::int64_t b = i / plan_.blocks, first = i % plan_.blocks * plan_.key_block;
@@ -95,7 +95,8 @@ class Call {
         const std::int64_t position = job_.key_positions ? job_.key_positions[j] : job_.key_start + j;
         const std::int64_t segment = segments ? segments[b * problem_.S + j] : 0;
         facts = {std::min(facts.min_position, position), std::max(facts.max_position, position),
-                 std::min(facts.min_segment, segment), std::max(facts.max_segment, segment)};
+                 std::min(facts.min_segment, segment), std::max(facts.max_segment, segment),
+                 facts.sorted && segment >= facts.max_segment};
       }
       facts_[i] = facts;
     });

@@ -45,6 +45,7 @@ struct Partials {
 // Structural facts of a key block, to skip it or to know that nothing in it is hidden.
 struct BlockFacts {
   std::int64_t min_position, max_position, min_segment, max_segment;
+  bool sorted;  // segments never fall from one key to the next
 };
 
 // Everything attend() reads that does not depend on the query block.

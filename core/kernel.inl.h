@@ -113,15 +113,20 @@ void add_tainted(const Job& job, const Strip& strip, const Span& span, std::int6
 
 // --- one strip against one key block ---
 
-// Scores of n keys, the last of which end a panel or not.
+// Scores of keys [from, from + n) of a packed block; `from` is whole vectors. Half a panel where no more is wanted.
 template <class Real, int rows>
-LH_INLINE void multiply_keys(const Progress<Real>& strip, const Real* keys, std::int64_t n, std::int64_t D,
-                             const Real* scale, Real* s, std::int64_t stride) {
-  for (std::int64_t j = 0; j < n; j += panel<Real>) {
-    if (n - j > lanes<Real>)
-      score_tile<Real, rows, 2>(strip.q, strip.q_step, keys + j * D, D, scale, s + j, stride);
-    else
-      score_tile<Real, rows, 1>(strip.q, strip.q_step, keys + j * D, D, scale, s + j, stride);
+LH_INLINE void multiply_keys(const Progress<Real>& strip, const Real* keys, std::int64_t from, std::int64_t n,
+                             std::int64_t D, const Real* scale, Real* s, std::int64_t stride) {
+  for (std::int64_t j = from, end = from + n; j < end;) {
+    const std::int64_t within = j % panel<Real>;
+    const Real* k = keys + (j - within) * D + within;
+    if (within == 0 && end - j > lanes<Real>) {
+      score_tile<Real, rows, 2>(strip.q, strip.q_step, k, D, scale, s + j - from, stride);
+      j += panel<Real>;
+    } else {
+      score_tile<Real, rows, 1>(strip.q, strip.q_step, k, D, scale, s + j - from, stride);
+      j += lanes<Real>;
+    }
   }
 }
 
@@ -170,6 +175,64 @@ LH_INLINE bool ends_in_output(const Job& job, const Strip& strip) {
          tile_in_place<Real>(result.out, *job.problem, strip);
 }
 
+// The keys of a block that a strip sees and those it computes: from the vector where these begin, on
+// to whole panels; what lies beyond the last is hidden.
+struct Stretch {
+  std::int64_t first, lo, n;  // the block's first key, the first computed, how many
+  Span seen;
+
+  LH_INLINE std::int64_t real() const { return seen.hi - lo; }
+};
+
+template <class Real>
+LH_INLINE Stretch stretch_of(const Span& span, std::int64_t first) {
+  const std::int64_t lo = first + (span.lo - first) / lanes<Real> * lanes<Real>;
+  return {first, lo, round_up(span.hi - lo, panel<Real>), span};
+}
+
+// Scores of a strip become weights; share[r] is what is left of what row r had before.
+template <class Real, bool statistics>
+LH_INLINE void weigh(const Job& job, const Strip& strip, const Piece& piece, const Stretch& keys, bool hidden, Real* scores,
+                     Row<Real>* rows, Real* share) {
+  for (int r = 0; r < tile_rows; ++r) share[r] = 1;
+  for (int r = 0; r < strip.rows; ++r) {
+    Real* s = scores + r * job.plan->score_stride;
+    share[r] = hidden ? softmax_row<Real, statistics, true>(job, s, keys.lo, keys.n, rows[r])
+                      : softmax_row<Real, statistics, false>(job, s, keys.lo, keys.n, rows[r]);
+    fetch_ahead(piece.ahead, 1);
+    if (job.problem->scoring.dropout > 0)
+      drop_row(job, piece.b, strip.head[r], strip.position[r], s, keys.lo, least(keys.n, job.problem->S - keys.lo));
+  }
+}
+
+// acc = share * acc + weights . values; the last time, if a tile can, divided and straight to the output.
+template <class Real>
+void add_values(const Job& job, const Strip& strip, const Piece& piece, const Stretch& keys, const Real* packed,
+                bool in_place, bool ends, const Real* weights, const Real* share, Progress<Real>& progress,
+                Row<Real>* rows, Real* acc) {
+  const Plan& plan = *job.plan;
+  const auto& v = job.problem->v;
+  const std::int64_t from = keys.seen.lo - keys.first;
+  Values<Real> values{packed + from * panel<Real>, panel<Real>, plan.key_block};
+  if (in_place)
+    values = {reinterpret_cast<const Real*>(v.at(piece.b, piece.g, keys.seen.lo)),
+              v.row_stride / static_cast<std::int64_t>(sizeof(Real)), 1};
+  Target<Real> target{progress.begun ? share : nullptr, nullptr, acc, plan.padded_columns, acc, plan.padded_columns};
+  Real below[tile_rows];
+  if (ends) {
+    const MutableTensor& out = job.result->out;
+    for (int r = 0; r < tile_rows; ++r) below[r] = r < strip.rows ? settled_divisor(job, rows[r], strip.head[r]) : Real(1);
+    target.below = below;
+    target.to = reinterpret_cast<Real*>(out.at(piece.b, strip.head[0], strip.t[0]));
+    target.step = out.row_stride / static_cast<std::int64_t>(sizeof(Real));
+    progress.written = true;
+  }
+  with_tile(strip.rows, [&](auto n_rows) {
+    multiply_values<Real, n_rows.value>(plan, weights + (keys.seen.lo - keys.lo), values, from,
+                                        keys.seen.hi - keys.seen.lo, target, acc);
+  });
+}
+
 template <class Real, bool statistics>
 void attend_block(const Job& job, const Packed& packed, bool streams, const Strip& strip, const Piece& piece,
                   std::int64_t block, bool last, const Scratch<Real>& scratch, Progress<Real>& progress, Row<Real>* rows,
@@ -178,64 +241,38 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
   const Plan& plan = *job.plan;
   const Span span = visible_span(job, piece.b, block, strip);
   if (span.lo >= span.hi) return;
-  constexpr int width = panel<Real>;
-  const std::int64_t first = block * plan.key_block;
-  const std::int64_t lo = first + (span.lo - first) / width * width, n = round_up(span.hi - lo, width);
-
-  Real scale[tile_rows], share[tile_rows], below[tile_rows];
-  for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
-  // From the panel where the span begins to its last key; what follows up to a whole panel is hidden below.
-  const std::int64_t real = span.hi - lo;
+  const Stretch keys = stretch_of<Real>(span, block * plan.key_block);
   Real* room = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
+  Real scale[tile_rows], share[tile_rows];
+  for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
+
   fetch_ahead(piece.ahead, product_steps);
-  bool tainted = !streams && problem.v && packed.tainted[block - packed.first_block];
-  if (streams) {
-    stream_keys(job, piece.b, piece.g, lo, real, progress.q, strip.rows, scale, scratch.scores, scratch.row);
-  } else {
+  if (streams)
+    stream_keys(job, piece.b, piece.g, keys.lo, keys.real(), progress.q, strip.rows, scale, scratch.scores, scratch.row);
+  else
     with_tile(strip.rows, [&](auto n_rows) {
-      multiply_keys<Real, n_rows.value>(progress, room + (lo - first) * plan.D, real, plan.D, scale, scratch.scores,
+      multiply_keys<Real, n_rows.value>(progress, room, keys.lo - keys.first, keys.real(), plan.D, scale, scratch.scores,
                                         plan.score_stride);
     });
-  }
-  const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, lo, n, scratch.row);
+  const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, keys.lo, keys.n, scratch.row);
 
+  bool tainted = !streams && problem.v && packed.tainted[block - packed.first_block];
   // Streamed values show only afterwards whether they are finite; a look at few rows costs nothing.
-  if (streams || tainted) note_visible(strip, scratch.scores, plan.score_stride, n, scratch.sees);
-  for (int r = 0; r < tile_rows; ++r) share[r] = below[r] = 1;
-  for (int r = 0; r < strip.rows; ++r) {
-    Real* s = scratch.scores + r * plan.score_stride;
-    share[r] = hidden ? softmax_row<Real, statistics, true>(job, s, lo, n, rows[r])
-                      : softmax_row<Real, statistics, false>(job, s, lo, n, rows[r]);
-    fetch_ahead(piece.ahead, 1);
-    if (problem.scoring.dropout > 0)
-      drop_row(job, piece.b, strip.head[r], strip.position[r], s, lo, least(n, problem.S - lo));
-  }
+  if (streams || tainted) note_visible(strip, scratch.scores, plan.score_stride, keys.n, scratch.sees);
+  weigh<Real, statistics>(job, strip, piece, keys, hidden, scratch.scores, rows, share);
   if (!problem.v) return;
+
   fetch_ahead(piece.ahead, product_steps);
   if (streams) {
     if (!progress.begun) clear(strip, plan, acc);
-    tainted = !stream_values(job, piece.b, piece.g, first, lo, real, scratch.scores, strip.rows, share, scratch.part, room,
-                             acc);
+    tainted = !stream_values(job, piece.b, piece.g, keys.first, keys.lo, keys.real(), scratch.scores, strip.rows, share,
+                             scratch.part, room, acc);
   } else {
-    Values<Real> values{room + plan.key_elements() + (lo - first) * width, width, plan.key_block};
-    if (!tainted && values_in_place<Real>(problem))
-      values = {reinterpret_cast<const Real*>(problem.v.at(piece.b, piece.g, lo)),
-                problem.v.row_stride / static_cast<std::int64_t>(sizeof(Real)), 1};
-    Target<Real> target{progress.begun ? share : nullptr, nullptr, acc, plan.padded_columns, acc, plan.padded_columns};
-    if (last && !tainted && ends_in_output<Real>(job, strip)) {
-      const MutableTensor& out = job.result->out;
-      for (int r = 0; r < strip.rows; ++r) below[r] = settled_divisor(job, rows[r], strip.head[r]);
-      target.below = below;
-      target.to = reinterpret_cast<Real*>(out.at(piece.b, strip.head[0], strip.t[0]));
-      target.step = out.row_stride / static_cast<std::int64_t>(sizeof(Real));
-      progress.written = true;
-    }
-    with_tile(strip.rows, [&](auto n_rows) {
-      multiply_values<Real, n_rows.value>(plan, scratch.scores, values, lo - first, real, target, acc);
-    });
+    add_values(job, strip, piece, keys, room + plan.key_elements(), !tainted && values_in_place<Real>(problem),
+               last && !tainted && ends_in_output<Real>(job, strip), scratch.scores, share, progress, rows, acc);
   }
   progress.begun = true;
-  if (tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, lo, n, acc);
+  if (tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, keys.lo, keys.n, acc);
 }
 
 // --- a piece of work ---

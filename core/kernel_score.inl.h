@@ -23,10 +23,11 @@ struct Strip {
   double scale[tile_rows];  // what the dot products are multiplied with
 };
 
-// Keys [lo, hi) of a block that some row of the strip may see; `hide` when not every row sees all of them.
+// Keys [lo, hi) of a block that some row of the strip may see; `hide` when not every row sees all of them, `segments`
+// when that takes a look at each key's segment.
 struct Span {
   std::int64_t lo, hi;
-  bool hide;
+  bool hide, segments;
 };
 
 std::int64_t position_of(const Positions& positions, std::int64_t b, std::int64_t index) {
@@ -114,7 +115,11 @@ LH_INLINE bool lets_see(const char* p, DType dtype) {
 }
 
 bool row_sees_any(const char* mask, DType dtype, std::int64_t stride, std::int64_t n) {
-  for (std::int64_t j = 0; j < n; ++j)
+  std::int64_t j = 0;
+  if (dtype == DType::boolean && stride == 1)
+    for (; j + 8 <= n; j += 8)
+      if (read<std::uint64_t>(mask + j)) return true;
+  for (; j < n; ++j)
     if (lets_see(mask + j * stride, dtype)) return true;
   return false;
 }
@@ -136,15 +141,30 @@ void narrow_by_mask(const Tensor& mask, std::int64_t b, const Strip& strip, Span
 
 // --- the span of a block ---
 
+// Sorted ids (packed sequences) are searched, and lie in one run each; others are looked at one by one.
 void narrow_by_segments(const Job& job, std::int64_t b, std::int64_t block, const Strip& strip, Span& span) {
   const BlockFacts& facts = job.facts[b * job.plan->blocks + block];
   const std::int64_t* ids = job.problem->scoring.key_segments + b * job.problem->S;
-  const auto related = [&](std::int64_t j) { return ids[j] >= strip.min_segment && ids[j] <= strip.max_segment; };
   if (facts.max_segment < strip.min_segment || facts.min_segment > strip.max_segment) span.hi = span.lo;
-  while (span.lo < span.hi && !related(span.lo)) ++span.lo;
-  while (span.lo < span.hi && !related(span.hi - 1)) --span.hi;
-  const bool one = facts.min_segment == facts.max_segment && strip.min_segment == strip.max_segment;
-  span.hide = span.hide || !one;
+  if (facts.sorted) {
+    const auto first_above = [&](std::int64_t bound) {  // the first key of the span whose id is at least `bound`
+      std::int64_t lo = span.lo, hi = span.hi;
+      while (lo < hi) {
+        const std::int64_t middle = lo + (hi - lo) / 2;
+        (ids[middle] < bound ? lo : hi) = ids[middle] < bound ? middle + 1 : middle;
+      }
+      return lo;
+    };
+    span.lo = first_above(strip.min_segment);
+    if (strip.max_segment < INT64_MAX) span.hi = first_above(strip.max_segment + 1);
+  } else {
+    const auto related = [&](std::int64_t j) { return ids[j] >= strip.min_segment && ids[j] <= strip.max_segment; };
+    while (span.lo < span.hi && !related(span.lo)) ++span.lo;
+    while (span.lo < span.hi && !related(span.hi - 1)) --span.hi;
+  }
+  const bool one_run = facts.sorted || facts.min_segment == facts.max_segment;
+  span.segments = !(one_run && strip.min_segment == strip.max_segment);
+  span.hide = span.hide || span.segments;
 }
 
 void narrow_by_positions(const Job& job, std::int64_t b, std::int64_t block, const Strip& strip, Span& span) {
@@ -163,7 +183,7 @@ void narrow_by_positions(const Job& job, std::int64_t b, std::int64_t block, con
 Span visible_span(const Job& job, std::int64_t b, std::int64_t block, const Strip& strip) {
   const Scoring& scoring = job.problem->scoring;
   const std::int64_t first = block * job.plan->key_block;
-  Span span{most(first, strip.first), least(first + job.plan->key_block, strip.last), false};
+  Span span{most(first, strip.first), least(first + job.plan->key_block, strip.last), false, false};
   if (span.lo >= span.hi) return span;
   span.hide = span.lo < strip.common_first || span.hi > strip.common_last;
   if (job.key_positions) narrow_by_positions(job, b, block, strip, span);
@@ -180,9 +200,23 @@ void softcap_row(Real* s, std::int64_t n, Real cap) {
   for (std::int64_t j = 0; j < n; j += lanes<Real>) store(s + j, tanh<Real>(load(s + j)) * cap * static_cast<Real>(log2_e));
 }
 
+// 0, 1, 2, ... in the lanes.
+template <class Real, int... lane>
+LH_INLINE Integers<Real> count_up(Lanes<lane...>) {
+  return Integers<Real>{lane...};
+}
+
+// Distances are whole numbers: up to 2^24 (2^53) they are exact in the compute type, lane by lane.
 template <class Real>
 void alibi_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, std::int64_t position, Real slope) {
-  for (std::int64_t j = 0; j < n; ++j) {
+  const std::int64_t ahead = position - job.key_start - lo, exact = std::int64_t(1) << (Bits<Real>::mantissa + 1);
+  if (!job.key_positions && ahead < exact && n - ahead < exact) {
+    Vector<Real> distance = static_cast<Real>(ahead) - __builtin_convertvector(count_up<Real>(AllLanes<lanes<Real>>{}), Vector<Real>);
+    for (std::int64_t j = 0; j < n; j += lanes<Real>, distance -= Real(lanes<Real>))
+      store(s + j, load(s + j) - slope * larger(-distance, distance));
+    return;
+  }
+  for (std::int64_t j = 0; j < least(n, job.problem->S - lo); ++j) {
     const std::int64_t distance = position - (job.key_positions ? job.key_positions[lo + j] : job.key_start + lo + j);
     s[j] -= slope * static_cast<Real>(distance < 0 ? -distance : distance);
   }
@@ -190,36 +224,70 @@ void alibi_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, std::in
 
 // A mask's usual "minus as much as there is" must not become the -inf that hides: a row of nothing else is uniform.
 template <class Real>
-void bias_row(const Tensor& mask, const char* row, Real* s, std::int64_t n, Real* spare) {
-  widen(row, mask.dtype, mask.column_stride, n, spare);
+LH_INLINE Vector<Real> biased(Vector<Real> s, Vector<Real> bias) {
   constexpr Real lowest = sizeof(Real) == sizeof(double) ? Real(-__DBL_MAX__) : Real(-__FLT_MAX__);
-  for (std::int64_t j = 0; j < n; ++j) {
-    const Real bias = spare[j] * static_cast<Real>(log2_e);
-    s[j] = spare[j] == -infinity<Real> ? -infinity<Real> : s[j] + (bias < lowest ? lowest : bias);
-  }
+  const Vector<Real> nothing = splat(-infinity<Real>);
+  return select(bias == nothing, nothing, s + larger(splat(lowest), bias * static_cast<Real>(log2_e)));
+}
+
+// n is the number of real keys. `spare` has room for a key block; what is not whole vectors in place goes through it.
+template <class Real>
+void bias_row(const Tensor& mask, const char* row, Real* s, std::int64_t n, Real* spare) {
+  std::int64_t j = 0;
+  read_in_place<Real>(mask, [&](auto reader) {
+    for (; j + lanes<Real> <= n; j += lanes<Real>) store(s + j, biased<Real>(load(s + j), reader.some(row + j * reader.bytes)));
+    return true;
+  });
+  if (j == n) return;
+  const std::int64_t whole = round_up(n - j, lanes<Real>);
+  widen(row + j * mask.column_stride, mask.dtype, mask.column_stride, n - j, spare);
+  for (std::int64_t i = n - j; i < whole; ++i) spare[i] = 0;
+  for (std::int64_t i = 0; i < whole; i += lanes<Real>) store(s + j + i, biased<Real>(load(s + j + i), load(spare + i)));
+}
+
+// Only the vectors at the edges are touched. n is whole vectors.
+template <class Real>
+LH_INLINE void hide_outside(Real* s, std::int64_t from, std::int64_t to, std::int64_t n) {
+  using Int = typename Bits<Real>::Int;
+  const Integers<Real> lane = count_up<Real>(AllLanes<lanes<Real>>{});
+  const Vector<Real> nothing = splat(-infinity<Real>);
+  for (std::int64_t j = 0; j < from; j += lanes<Real>)
+    store(s + j, select(lane < static_cast<Int>(from - j), nothing, load(s + j)));
+  for (std::int64_t j = to / lanes<Real> * lanes<Real>; j < n; j += lanes<Real>)
+    store(s + j, select(lane >= static_cast<Int>(to - j), nothing, load(s + j)));
 }
 
 template <class Real>
-void hide_row(const Job& job, const Strip& strip, int r, std::int64_t b, const char* mask, Real* s, std::int64_t lo,
-              std::int64_t n) {
+LH_INLINE void hide_by_bytes(const char* mask, std::int64_t stride, Real* s, std::int64_t n) {
+  typedef std::uint8_t Bytes __attribute__((vector_size(lanes<Real>), aligned(1), may_alias));
+  std::int64_t j = 0;
+  if (stride == 1)
+    for (; j + lanes<Real> <= n; j += lanes<Real>) {
+      const auto seen = __builtin_convertvector(*reinterpret_cast<const Bytes*>(mask + j), Integers<Real>) != 0;
+      store(s + j, select(seen, load(s + j), splat(-infinity<Real>)));
+    }
+  for (; j < n; ++j) s[j] = mask[j * stride] ? s[j] : -infinity<Real>;
+}
+
+// Keys that no row of the strip sees lie outside the span; the others are told apart by position, segment and mask.
+template <class Real>
+void hide_row(const Job& job, const Strip& strip, const Span& span, int r, std::int64_t b, const char* mask, Real* s,
+              std::int64_t lo, std::int64_t n) {
   const Problem& problem = *job.problem;
-  const std::int64_t from = least(most(strip.begin[r] - lo, 0), n), to = most(least(strip.end[r] - lo, n), from);
-  for (std::int64_t j = 0; j < from; ++j) s[j] = -infinity<Real>;
-  for (std::int64_t j = to; j < n; ++j) s[j] = -infinity<Real>;
+  const std::int64_t from = least(most(most(strip.begin[r], span.lo) - lo, 0), n);
+  const std::int64_t to = most(least(least(strip.end[r], span.hi) - lo, n), from);
+  hide_outside(s, from, to, n);
   if (job.key_positions) {
     const std::int64_t* position = job.key_positions + lo;
     for (std::int64_t j = from; j < to; ++j)
       s[j] = position[j] >= strip.low[r] && position[j] <= strip.high[r] ? s[j] : -infinity<Real>;
   }
-  if (problem.scoring.key_segments) {
+  if (span.segments) {
     const std::int64_t* ids = problem.scoring.key_segments + b * problem.S + lo;
     for (std::int64_t j = from; j < to; ++j) s[j] = ids[j] == strip.segment[r] ? s[j] : -infinity<Real>;
   }
-  if (mask && problem.scoring.mask.column_stride == 1) {
-    for (std::int64_t j = from; j < to; ++j) s[j] = mask[j] ? s[j] : -infinity<Real>;
-  } else if (mask) {
-    for (std::int64_t j = from; j < to; ++j) s[j] = mask[j * problem.scoring.mask.column_stride] ? s[j] : -infinity<Real>;
-  }
+  const std::int64_t stride = problem.scoring.mask.column_stride;
+  if (mask) hide_by_bytes(mask + from * stride, stride, s + from, to - from);
 }
 
 // Scores of the strip for keys [lo, lo + n), in place. Returns whether any of them may be hidden.
@@ -236,9 +304,9 @@ bool score_strip(const Job& job, const Strip& strip, const Span& span, std::int6
     const std::int64_t head = strip.head[r];
     const char* mask = scoring.mask ? scoring.mask.at(b, head, strip.t[r]) + lo * scoring.mask.column_stride : nullptr;
     if (scoring.softcap > 0) softcap_row(s, n, static_cast<Real>(scoring.softcap));
-    if (scoring.alibi) alibi_row(job, s, lo, real_keys, strip.position[r], static_cast<Real>(scoring.alibi[head] * log2_e));
+    if (scoring.alibi) alibi_row(job, s, lo, n, strip.position[r], static_cast<Real>(scoring.alibi[head] * log2_e));
     if (bias) bias_row(scoring.mask, mask, s, real_keys, spare);
-    if (hide) hide_row(job, strip, r, b, bias ? nullptr : mask, s, lo, n);
+    if (hide) hide_row(job, strip, span, r, b, bias ? nullptr : mask, s, lo, n);
   }
   return hide || bias;
 }

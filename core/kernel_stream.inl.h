@@ -8,50 +8,7 @@
 namespace levelhead {
 namespace {
 
-// --- numbers in memory as vectors of the compute type ---
-
-template <class Real>
-struct AsTheyAre {
-  static constexpr std::int64_t bytes = sizeof(Real);
-  LH_INLINE static Vector<Real> some(const char* p) { return load(reinterpret_cast<const Real*>(p)); }
-  LH_INLINE static Real one(const char* p) { return read<Real>(p); }
-};
-struct FromBf16 {
-  static constexpr std::int64_t bytes = 2;
-  LH_INLINE static Vector<float> some(const char* p) {
-    typedef std::uint16_t Halves __attribute__((vector_size(LEVELHEAD_VECTOR_BYTES / 2), aligned(1), may_alias));
-    return (Vector<float>)(__builtin_convertvector(*reinterpret_cast<const Halves*>(p), Integers<float>) << 16);
-  }
-  LH_INLINE static float one(const char* p) { return widen_bf16(read<std::uint16_t>(p)); }
-};
-struct FromF16 {
-  static constexpr std::int64_t bytes = 2;
-  LH_INLINE static Vector<float> some(const char* p) {
-    Vector<float> x;
-#if defined(__AVX512F__) && LEVELHEAD_VECTOR_BYTES == 64
-    x = _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#elif defined(__F16C__) && LEVELHEAD_VECTOR_BYTES == 32
-    x = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#else
-    float lane[lanes<float>];
-    for (int i = 0; i < lanes<float>; ++i) lane[i] = one(p + 2 * i);
-    x = load(lane);
-#endif
-    return x;
-  }
-  LH_INLINE static float one(const char* p) { return widen_f16(read<std::uint16_t>(p)); }
-};
-
-// Calls use(reader) with the one for numbers that can be read in place; false when there is none.
-template <class Real, class Use>
-LH_INLINE bool read_in_place(const Tensor& x, const Use& use) {
-  if (x.dtype == compute_type<Real> && x.column_stride == AsTheyAre<Real>::bytes) return use(AsTheyAre<Real>{});
-  if constexpr (sizeof(Real) == sizeof(float)) {
-    if (x.dtype == DType::bf16 && x.column_stride == FromBf16::bytes) return use(FromBf16{});
-    if (x.dtype == DType::f16 && x.column_stride == FromF16::bytes) return use(FromF16{});
-  }
-  return false;
-}
+// --- lines ---
 
 // Rows of numbers, `stride` bytes apart.
 struct Lines {
