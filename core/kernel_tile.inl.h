@@ -35,11 +35,9 @@ LH_INLINE void with_tile(std::int64_t rows, const Work& work) {
     work(Count<tile_rows>{});
 }
 
-// A long sum is taken in pieces: n terms in pieces of b have a rounding error of about sqrt(b / n + 1 / b) of that
-// in one go. Shorter pieces cost more loads and stores; halves of a key cost 2 to 3 % at d 64, the rest nothing
-// one can measure (docs/kernel.md).
-constexpr std::int64_t value_chunk = 256;                                                 // keys
-LH_INLINE std::int64_t score_chunk(std::int64_t D) { return D <= 16 ? D : (D + 1) / 2; }  // numbers of a key
+// A long sum is taken in pieces (Plan::score_chunk has the law for scores): here of the values of so many keys, which
+// costs nothing one can measure (docs/kernel.md).
+constexpr std::int64_t value_chunk = 256;
 
 // A number that may be aligned to nothing, being the caller's.
 template <class Real>
@@ -49,11 +47,10 @@ LH_INLINE Real number(const Real* p) {
   return x;
 }
 
-// s (rows x vectors) = scale * q (rows x D, q_step apart) . k (D x panel).
+// s (rows x vectors) = scale * q (rows x D, q_step apart) . k (D x panel), `chunk` numbers of each key at a time.
 template <class Real, int rows, int vectors>
-[[gnu::noinline]] void score_tile(const Real* q, std::int64_t q_step, const Real* k, std::int64_t D, const Real* scale,
-                                  Real* s, std::int64_t stride) {
-  const std::int64_t chunk = score_chunk(D);
+[[gnu::noinline]] void score_tile(const Real* q, std::int64_t q_step, const Real* k, std::int64_t D, std::int64_t chunk,
+                                  const Real* scale, Real* s, std::int64_t stride) {
   for (std::int64_t first = 0, end;; first = end) {
     end = first + chunk < D ? first + chunk : D;
     Vector<Real> sum[rows][vectors] = {};

@@ -25,6 +25,7 @@ struct Plan {
   bool streams;                 // so few rows that K and V are read in place
   std::int64_t padded_columns;  // E up to whole panels
   std::int64_t score_stride;    // of the rows of a strip of scores
+  std::int64_t score_chunk;     // numbers of a key that are summed in one go
 
   [[gnu::always_inline]] std::int64_t strips() const { return query_block / tile.rows; }
   // Elements of one packed key block: keys, then values.
@@ -52,6 +53,14 @@ constexpr std::int64_t few_queries = 16, split_keys = 1024;
 // is faster, 1.2 to 1.6 times at eight, however many keys there are.
 constexpr std::int64_t streamed_rows = 4;
 
+// n terms in pieces of b have a rounding error of about sqrt(b / n + 1 / b) of that in one go. Halves of a key cost 2 to
+// 3 % at d 64 and are needed to be as exact as PyTorch; with few queries memory sets the pace, quarters are free, and with
+// few keys the weights' errors have nobody to average out with.
+inline std::int64_t chunk_of_score(std::int64_t D, std::int64_t T) {
+  const std::int64_t pieces = D <= 16 ? 1 : T <= few_queries ? 4 : 2;
+  return (D + pieces - 1) / pieces;
+}
+
 // A strip against a key block counts as a step for each row, and as so many for each of its two products: about how
 // their times compare. What comes next is fetched in step with them.
 constexpr std::int64_t product_steps = 3;
@@ -78,6 +87,7 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
   plan.padded_columns = round_up(E, tile.panel);
   // One cache line more than the block, so that the rows of a strip do not fall into the same sets.
   plan.score_stride = plan.key_block + 64 / real_bytes;
+  plan.score_chunk = chunk_of_score(D, T);
   return plan;
 }
 
