@@ -1,4 +1,4 @@
-// The one public header of the core: what a problem is, and forward().
+// The one public header of the core: what a problem is, forward() and backward().
 //
 // The core knows pointers, sizes and strides. It knows no Python, no framework and no model, allocates
 // O(tokens * width) scratch, and trusts its caller to have checked shapes and dtypes.
@@ -85,6 +85,20 @@ struct Result {
 // Computes on up to `threads` threads; false when interrupted (the results are then unspecified).
 // Throws std::bad_alloc when there is no memory for the scratch.
 bool forward(const Problem& problem, const Result& result, int threads, Interrupt& interrupt);
+
+// What backward() is given beside the problem, and where it writes. Arrays of the compute type are C-contiguous.
+struct Gradients {
+  Tensor out, dout;                            // (B, H, T, E)
+  const void* logsumexp = nullptr;             // (B, H, T) of the compute type: natural, sinks included
+  const void* dlogsumexp = nullptr;            // the same, or null: zero
+  const double* sinks = nullptr;               // (H,)
+  MutableTensor dq, dk, dv;                    // what is absent is not computed
+  MutableTensor dmask;                         // of the compute type, zero before; stride 0 where the bias was broadcast
+  double *dsinks = nullptr, *dscale = nullptr;  // (H,)
+};
+
+// The same promises as forward(): O(tokens * width) scratch, the same bits for any number of threads.
+bool backward(const Problem& problem, const Gradients& gradients, int threads, Interrupt& interrupt);
 
 // Reads the output off finished states with the code forward() uses, hence with the same bits.
 void finish(std::int64_t B, std::int64_t H, std::int64_t T, std::int64_t E, DType compute, const void* acc,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "frame.h"
 #include "kernel.h"
 #include "state.h"
 #include "threads.h"
@@ -48,14 +49,13 @@ class Call {
         threads_(workers(threads)),
         block_bytes_(plan_.pack_elements() * real_bytes),
         scratch_bytes_(kernel.scratch_bytes(plan_)),
-        partial_acc_bytes_(plan_.E * real_bytes) {
-    job_ = {&problem, &result, &plan_, nullptr, 0, nullptr, &interrupt};
-    place_keys();
-  }
+        partial_acc_bytes_(plan_.E * real_bytes),
+        frame_(problem, &result, plan_, threads_, interrupt),
+        job_(frame_.job) {}
 
   bool run() {
     if (kv_heads_ == 0 || problem_.T == 0) return true;
-    if (!gather_facts()) return false;
+    if (!frame_.gather_facts()) return false;
     if (problem_.T <= few_queries) return run_few_queries();
     const double flops = 2.0 * double(group_) * double(problem_.T) * double(problem_.S) * double(problem_.D + problem_.E);
     const double whole_flops = kv_heads_ % threads_ == 0 ? even_head_flops : short_head_flops;
@@ -68,40 +68,6 @@ class Call {
   }
 
  private:
-  // Keys with consecutive positions are the rule; others get their positions written out.
-  void place_keys() {
-    const Positions& keys = problem_.scoring.keys;
-    if (keys.run_count == 1 && keys.runs[0].stride == 1) {
-      job_.key_start = keys.runs[0].start;
-      return;
-    }
-    positions_.reserve(problem_.S);
-    for (std::int64_t i = 0; i < keys.run_count; ++i)
-      for (std::int64_t n = 0; n < keys.runs[i].length; ++n)
-        positions_.push_back(keys.runs[i].start + n * keys.runs[i].stride);
-    job_.key_positions = positions_.data();
-  }
-
-  // Segments and scattered positions of each key block, by batch row.
-  bool gather_facts() {
-    const std::int64_t* segments = problem_.scoring.key_segments;
-    if (!segments && !job_.key_positions) return true;
-    facts_.assign(problem_.B * plan_.blocks, {INT64_MAX, INT64_MIN, INT64_MAX, INT64_MIN, true});
-    job_.facts = facts_.data();
-    return deal(problem_.B * plan_.blocks, [&](std::int64_t i, int) {
-      const std::int64_t b = i / plan_.blocks, first = i % plan_.blocks * plan_.key_block;
-      BlockFacts facts = facts_[i];
-      for (std::int64_t j = first; j < std::min(first + plan_.key_block, problem_.S); ++j) {
-        const std::int64_t position = job_.key_positions ? job_.key_positions[j] : job_.key_start + j;
-        const std::int64_t segment = segments ? segments[b * problem_.S + j] : 0;
-        facts = {std::min(facts.min_position, position), std::max(facts.max_position, position),
-                 std::min(facts.min_segment, segment), std::max(facts.max_segment, segment),
-                 facts.sorted && segment >= facts.max_segment};
-      }
-      facts_[i] = facts;
-    });
-  }
-
   // Query rows of a kv head come in blocks of whole heads' rows, one after another.
   std::int64_t row_blocks() const { return (group_ * problem_.T + plan_.query_block - 1) / plan_.query_block; }
 
@@ -163,19 +129,12 @@ class Call {
     return ahead;
   }
 
-  template <class Body>
-  bool deal(std::int64_t count, const Body& body) {
-    return parallel_for(
-        count, threads_, [](void* self, std::int64_t i, int worker) { (*static_cast<const Body*>(self))(i, worker); },
-        const_cast<Body*>(&body), interrupt_);
-  }
-
-  // The same, where tasks may be as small as a microsecond: neighbours are dealt in runs. A run takes one turn at the
+  // Frame::deal where tasks may be as small as a microsecond: neighbours are dealt in runs. A run takes one turn at the
   // counter instead of many, and its worker knows what it will do next: body is told whether there is more.
   template <class Body>
   bool deal_runs(std::int64_t count, const Body& body) {
     const std::int64_t runs = std::min(count, std::max(runs_per_thread * threads_, count / longest_run));
-    return deal(runs, [&](std::int64_t run, int worker) {
+    return frame_.deal(runs, [&](std::int64_t run, int worker) {
       const std::int64_t last = count * (run + 1) / runs;
       for (std::int64_t i = count * run / runs; i < last; ++i) body(i, i + 1 < last, worker);
     });
@@ -197,7 +156,7 @@ class Call {
       kernel_.attend(job_, packs_[worker], true, piece, split ? &partials_ : nullptr, i % plan_.splits, worker,
                      scratch(worker));
     });
-    return done && (!split || deal(problem_.B * problem_.H * problem_.T, [&](std::int64_t i, int worker) {
+    return done && (!split || frame_.deal(problem_.B * problem_.H * problem_.T, [&](std::int64_t i, int worker) {
              const std::int64_t head = i / problem_.T;
              kernel_.fold(job_, partials_, head / problem_.H, head % problem_.H, i % problem_.T, scratch(worker));
            }));
@@ -217,11 +176,11 @@ class Call {
   // kv heads [first, first + count). Later query rows first: under a causal mask they see the most.
   bool run_shared(std::int64_t first, std::int64_t count) {
     reserve(count, plan_.blocks, 0);
-    const bool packed = deal(count * plan_.blocks, [&](std::int64_t i, int worker) {
+    const bool packed = frame_.deal(count * plan_.blocks, [&](std::int64_t i, int worker) {
       pack(packs_[i / plan_.blocks], first + i / plan_.blocks, i % plan_.blocks, worker);
     });
     const std::int64_t blocks = row_blocks();
-    return packed && deal(count * blocks, [&](std::int64_t i, int worker) {
+    return packed && frame_.deal(count * blocks, [&](std::int64_t i, int worker) {
              attend(packs_[i / blocks], first + i / blocks, blocks - 1 - i % blocks, worker);
            });
   }
@@ -233,9 +192,8 @@ class Call {
   const std::int64_t group_, kv_heads_;  // query heads per kv head; kv heads of all batch rows
   const int threads_;
   const std::int64_t block_bytes_, scratch_bytes_, partial_acc_bytes_;
-  Job job_;
-  std::vector<std::int64_t> positions_;
-  std::vector<BlockFacts> facts_;
+  Frame frame_;
+  const Job& job_;
   std::optional<Workspace> workspace_;
   std::vector<Packed> packs_;
   Partials partials_;

@@ -59,6 +59,15 @@ struct Job {
   Interrupt* interrupt = nullptr;
 };
 
+// Everything the backward pass reads beside the job.
+struct Backward {
+  const Gradients* given;
+  void *lse, *delta;              // (B, H, T) of the compute type, made by gradient_rows
+  double* dscale;                 // (B, H, T), or null: not wanted
+  std::int64_t value_chunk;       // Plan::score_chunk for dout . v
+  bool parts;                     // whether dq is summed at all
+};
+
 struct KernelTable {
   Tile tile;
   std::int64_t (*scratch_bytes)(const Plan&);  // what each worker brings along
@@ -76,6 +85,15 @@ struct KernelTable {
                  std::int64_t n, std::int64_t E, const double* sink, const MutableTensor& out,
                  std::int64_t b, std::int64_t head, std::int64_t t);
   void (*exponential)(const void* x, void* y, std::int64_t n);
+
+  // The backward pass (kernel_backward.inl.h): once per head, then once per kv head and slice, then for all rows.
+  // `part` has a row of whole panels for each query row of the kv head, and tile.rows more.
+  std::int64_t (*gradient_scratch_bytes)(const Plan&);
+  void (*gradient_rows)(const Job&, const Backward&, std::int64_t b, std::int64_t head, void* scratch);
+  void (*gradient_slice)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t slice, void* part, int worker,
+                         void* scratch);
+  void (*gradient_fold)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t row0, std::int64_t row1,
+                        const void* parts, std::int64_t part_bytes, void* scratch);
 };
 
 struct Kernel {

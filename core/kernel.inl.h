@@ -10,6 +10,7 @@
 // Included by each isa_*.cpp, which sets LEVELHEAD_VECTOR_BYTES, LEVELHEAD_TILE_ROWS and the table's name.
 #pragma once
 
+#include "kernel_backward.inl.h"
 #include "kernel_machine.inl.h"
 #include "kernel_pack.inl.h"
 #include "kernel_score.inl.h"
@@ -371,7 +372,8 @@ void exponentials(const void* from, void* to, std::int64_t n) {
 template <class Real>
 constexpr KernelTable table_for = {
     {tile_rows, panel<Real>}, scratch_bytes<Real>, sizeof(Row<Real>),  pack<Real>,
-    attend<Real>,             fold<Real>,          finish_rows<Real>, exponentials<Real>};
+    attend<Real>,             fold<Real>,          finish_rows<Real>, exponentials<Real>,
+    gradient_scratch_bytes<Real>, gradient_rows<Real>, gradient_slice<Real>, gradient_fold<Real>};
 
 }  // namespace
 }  // namespace levelhead

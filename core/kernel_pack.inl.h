@@ -269,21 +269,20 @@ LH_INLINE void pack_key_columns(const Real* const (&keys)[lanes<Real>], std::int
 // Keys [first, first + count) in panels of `panel` keys, each D x panel; keys beyond the last are zero up to a whole
 // vector. `spare` has room for `lanes` keys and one more.
 template <class Real>
-void pack_keys(const Problem& problem, std::int64_t b, std::int64_t g, std::int64_t first, std::int64_t count, Real* to,
-               Real* spare) {
+void pack_keys(const Tensor& k, bool cosine, std::int64_t D, std::int64_t b, std::int64_t g, std::int64_t first,
+               std::int64_t count, Real* to, Real* spare) {
   constexpr int width = panel<Real>, n = lanes<Real>;
-  const std::int64_t D = problem.D;
-  const bool in_place = lies_as_computed<Real>(problem.k) && !problem.scoring.cosine;
-  const char* row = problem.k.at(b, g, first);
+  const bool in_place = lies_as_computed<Real>(k) && !cosine;
+  const char* row = k.at(b, g, first);
   Real* nothing = spare + n * D;
   if (count % n != 0)
     for (std::int64_t d = 0; d < D; ++d) nothing[d] = 0;
   for (std::int64_t j = 0; j < count; j += n) {
     const Real* rows[n];
-    for (int i = 0; i < n; ++i, row += problem.k.row_stride) {
+    for (int i = 0; i < n; ++i, row += k.row_stride) {
       rows[i] = j + i >= count ? nothing : in_place ? reinterpret_cast<const Real*>(row) : spare + i * D;
       if (!in_place && j + i < count)
-        read_vector(problem.k, b, g, first + j + i, D, problem.scoring.cosine, spare + i * D);
+        read_vector(k, b, g, first + j + i, D, cosine, spare + i * D);
     }
     pack_key_columns<Real>(rows, D, to + j / width * width * D + j % width);
   }
@@ -338,7 +337,7 @@ void pack(const Job& job, std::int64_t b, std::int64_t g, std::int64_t block, co
   Real* spare = static_cast<Real*>(scratch);
   Real* keys = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
   Real* values = keys + plan.key_elements();
-  pack_keys(problem, b, g, first, count, keys, spare);
+  pack_keys(problem.k, problem.scoring.cosine, plan.D, b, g, first, count, keys, spare);
   if (!problem.v) return;
   const bool finite = values_in_place<Real>(problem) ? finite_values<Real>(problem, b, g, first, count)
                                                      : pack_values(problem, plan, b, g, first, count, false, values, spare);

@@ -89,8 +89,9 @@ struct Target {
   std::int64_t step;
 };
 
-// p (rows x n) . v (n x vectors, rows v_step apart)
-template <class Real, int rows, int vectors>
+// p (rows x n) . v (n x vectors, rows v_step apart). With `turned`, p is n x rows: a gradient sums over queries, which
+// are the rows of the scores.
+template <class Real, int rows, int vectors, bool turned = false>
 [[gnu::noinline]] void value_tile(const Real* p, std::int64_t stride, const Real* v, std::int64_t v_step,
                                   std::int64_t n, const Target<Real>& target) {
   Vector<Real> sum[rows][vectors] = {};
@@ -101,7 +102,7 @@ template <class Real, int rows, int vectors>
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 2
-      for (int i = 0; i < vectors; ++i) sum[r][i] += p[r * stride + j] * value[i];
+      for (int i = 0; i < vectors; ++i) sum[r][i] += p[turned ? j * stride + r : r * stride + j] * value[i];
   }
   if (target.share) {
 #pragma GCC unroll 16

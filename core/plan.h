@@ -91,4 +91,25 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
   return plan;
 }
 
+// --- gradients ---
+
+// A task of the backward pass owns every `slices`-th key block of a kv head and sums its own part of dQ; the parts are
+// folded in order. The stripes make the tasks alike under a causal mask, and their number, from the length alone, leaves
+// work for several cores where there is but one head. Queries and keys go 96 by 96: the two matrices of a block, and
+// what is packed and summed of its queries and keys, stay in L2; 96 is whole tiles and panels of every ISA.
+constexpr std::int64_t gradient_block = 96, most_slices = 8, slice_keys = 128;
+
+inline Plan make_gradient_plan(Tile tile, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
+                               std::int64_t real_bytes) {
+  Plan plan = make_plan(tile, 1, T, S, D, E, real_bytes);
+  plan.streams = false;
+  plan.key_block = S < gradient_block ? round_up(S > 0 ? S : 1, tile.panel) : gradient_block;
+  plan.blocks = (S + plan.key_block - 1) / plan.key_block;
+  plan.query_block = gradient_block;
+  plan.splits = S / slice_keys < 1 ? 1 : S / slice_keys > most_slices ? most_slices : S / slice_keys;
+  plan.split_blocks = 1;
+  plan.score_stride = plan.key_block + 64 / real_bytes;
+  return plan;
+}
+
 }  // namespace levelhead

@@ -22,6 +22,7 @@ LAYERS = [set(layer.split()) for layer in (
     "arrays info",
     "observation",
     "attention",
+    "gradients",
     "onnx",
     "__init__",
     "bench",

@@ -13,6 +13,7 @@ from levelhead import scaling, scoring, stats
 from levelhead._version import __version__
 from levelhead.attention import attention, observe
 from levelhead.errors import LevelheadError
+from levelhead.gradients import attention_backward
 from levelhead.info import info
 from levelhead.observation import Observation, merge
 
@@ -24,6 +25,7 @@ __all__ = [
     "Observation",
     "__version__",
     "attention",
+    "attention_backward",
     "info",
     "merge",
     "observe",

@@ -10,10 +10,17 @@
 
 namespace levelhead {
 
-// _run.cpp: forward() with the GIL released and Ctrl-C heard; throws what a signal handler raised.
-// On PyTorch's team `threads` must be PyTorch's own number: its workers are awake after its last operation, on the
-// cores that ours would want.
-void run(const Problem& problem, const Result& result, int threads, bool on_torchs_team);
+// _run.cpp: a call of the core (false: interrupted) with the GIL released and Ctrl-C heard; throws what a signal handler
+// raised. On PyTorch's team `threads` must be PyTorch's own number: its workers are awake after its last operation, on
+// the cores that ours would want.
+using CoreCall = bool (*)(const void* self, Interrupt& interrupt);
+void run(int threads, bool on_torchs_team, CoreCall call, const void* self);
+
+template <class Call>
+void run(int threads, bool on_torchs_team, const Call& call) {
+  run(threads, on_torchs_team,
+      [](const void* self, Interrupt& interrupt) { return (*static_cast<const Call*>(self))(interrupt); }, &call);
+}
 void meet_team(const char* library);  // where PyTorch's libtorch_cpu lies
 void remember_main_thread();
 

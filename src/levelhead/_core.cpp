@@ -5,17 +5,12 @@
 // Arrays come through the buffer protocol: any strides in bytes, read-only memory, no copies. bfloat16 has no
 // buffer format and travels as its bits in uint16.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
+#include "_arrays.h"
 #include "_binding.h"
 #include "attention.h"
 #include "dispatch.h"
@@ -23,214 +18,61 @@
 #include "state.h"
 #include "threads.h"
 
-namespace nb = nanobind;
 using namespace levelhead;
 
 namespace {
 
-using Shape = std::vector<std::int64_t>;
-
-std::int64_t product(const Shape& shape, std::size_t count) {
-  std::int64_t total = 1;
-  for (std::size_t i = 0; i < count; ++i) total *= shape[i];
-  return total;
-}
-
-// A borrowed array, and where its batch rows lie.
-class Array {
- public:
-  Array(nb::handle object, const char* name, bool writable = false) : name_(name) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_RECORDS : PyBUF_RECORDS_RO) != 0) throw nb::python_error();
-  }
-  ~Array() { PyBuffer_Release(&view_); }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-
-  int rank() const { return view_.ndim; }
-  std::int64_t size(int axis) const { return view_.shape[axis < 0 ? rank() + axis : axis]; }
-  Shape shape() const { return {view_.shape, view_.shape + rank()}; }
-
-  char format() const { return view_.format[std::strspn(view_.format, "@=<")]; }
-  DType dtype() const {
-    switch (format()) {
-      case 'f': return DType::f32;
-      case 'd': return DType::f64;
-      case 'e': return DType::f16;
-      case 'H': return DType::bf16;
-      case '?': return DType::boolean;
-      default: throw nb::type_error((std::string(name_) + ": unsupported buffer format " + view_.format).c_str());
-    }
-  }
-  bool is_integers() const { return format() == 'l' || format() == 'q'; }
-
-  // As (B, heads, rows, columns); an array of rank 2 is one head.
-  template <class Byte>
-  View<Byte> tensor() {
-    if (rank() < 2) throw nb::value_error((std::string(name_) + ": expected rank 2 or more").c_str());
-    View<Byte> result;
-    result.data = static_cast<Byte*>(view_.buf);
-    result.dtype = dtype();
-    result.row_stride = view_.strides[rank() - 2];
-    result.column_stride = view_.strides[rank() - 1];
-    if (rank() >= 3) result.head_stride = view_.strides[rank() - 3];
-    result.batch_stride = batch_stride();
-    if (!offsets_.empty()) result.batch_offsets = offsets_.data();
-    return result;
-  }
-
-  // The array's memory, when it is C-contiguous with just this shape and format.
-  template <class Item>
-  Item* contiguous(const Shape& expected, bool fitting_format) {
-    if (!fitting_format || shape() != expected || !PyBuffer_IsContiguous(&view_, 'C'))
-      throw nb::value_error((std::string(name_) + ": not a C-contiguous array of the agreed shape and type").c_str());
-    return static_cast<Item*>(view_.buf);
-  }
-
- private:
-  // One stride for all leading dimensions if there is one; else fills the table of offsets.
-  std::int64_t batch_stride() {
-    const int leading = std::max(rank() - 3, 0);
-    if (const auto stride = joint_stride(view_.shape, view_.strides, leading)) return *stride;
-    const std::int64_t total = product(shape(), leading);
-    offsets_.reserve(total);
-    for (std::int64_t b = 0; b < total; ++b) {
-      std::int64_t rest = b, offset = 0;
-      for (int axis = leading - 1; axis >= 0; --axis) {
-        offset += rest % view_.shape[axis] * view_.strides[axis];
-        rest /= view_.shape[axis];
-      }
-      offsets_.push_back(offset);
-    }
-    return 0;
-  }
-
-  Py_buffer view_;
-  const char* name_;
-  std::vector<std::int64_t> offsets_;
-};
-
-// An argument that may be None; the array lives as long as this does.
-class MaybeArray {
- public:
-  MaybeArray(nb::handle object, const char* name, bool writable = false) {
-    if (!object.is_none()) array_.emplace(object, name, writable);
-  }
-  explicit operator bool() const { return array_.has_value(); }
-  Array* operator->() { return &*array_; }
-
-  template <class Item>
-  Item* contiguous(const Shape& expected, bool fitting_format) {
-    return array_ ? array_->contiguous<Item>(expected, fitting_format) : nullptr;
-  }
-  const double* doubles(const Shape& expected) {
-    return array_ ? array_->contiguous<double>(expected, array_->format() == 'd') : nullptr;
-  }
-  std::int64_t* integers(const Shape& expected) {
-    return array_ ? array_->contiguous<std::int64_t>(expected, array_->is_integers()) : nullptr;
-  }
-
- private:
-  std::optional<Array> array_;
-};
-
-Shape extended(Shape shape, std::int64_t last) {
-  shape.push_back(last);
-  return shape;
-}
-
-std::vector<Run> runs_from(const std::optional<std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>>& given,
-                           std::int64_t tokens) {
-  std::vector<Run> runs;
-  if (!given) return {{0, tokens, 1}};
-  std::int64_t total = 0;
-  for (const auto& [start, length, stride] : *given) {
-    if (length < 0) throw nb::value_error("runs: a length is negative");
-    runs.push_back({start, length, stride});
-    total += length;
-  }
-  if (total != tokens) throw nb::value_error("runs: the lengths do not add up to the number of tokens");
-  return runs;
-}
-
-void require(bool holds, const char* what) {
-  if (!holds) throw nb::value_error(what);
-}
-
-using Runs = std::optional<std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>>;
-
-void forward_arrays(nb::handle q_, nb::handle k_, nb::handle v_, nb::handle out_, nb::handle acc_, nb::handle sums_,
-                    nb::handle counts_, nb::handle scale_, bool cosine, bool log_n, bool causal,
-                    std::optional<std::int64_t> left, std::optional<std::int64_t> right, nb::handle mask_,
-                    std::optional<double> softcap, nb::handle sinks_, nb::handle alibi_, nb::handle key_lengths_,
-                    nb::handle query_segments_, nb::handle key_segments_, nb::handle query_start_,
-                    const Runs& query_runs_, const Runs& key_runs_, double dropout, std::uint64_t seed, int threads, bool torchs_team) {
-  Array q(q_, "q"), k(k_, "k"), scale(scale_, "scale");
-  MaybeArray v(v_, "v"), out(out_, "out", true), acc(acc_, "acc", true), sums(sums_, "sums", true),
-      counts(counts_, "counts", true), mask(mask_, "mask"), sinks(sinks_, "sinks"), alibi(alibi_, "alibi"),
-      key_lengths(key_lengths_, "key_lengths"), query_segments(query_segments_, "query_segments"),
-      key_segments(key_segments_, "key_segments"), query_start(query_start_, "query_start");
-
-  Problem problem;
-  problem.q = q.tensor<const char>();
-  problem.k = k.tensor<const char>();
-  if (v) problem.v = v->tensor<const char>();
-  const int rank = q.rank();
-  const Shape rows = [&] { Shape s = q.shape(); s.pop_back(); return s; }();
-  problem.B = product(rows, rank >= 3 ? rank - 3 : 0);
-  problem.H = rank >= 3 ? q.size(-3) : 1;
-  problem.G = rank >= 3 && k.rank() >= 3 ? k.size(-3) : 1;
-  problem.T = q.size(-2);
-  problem.S = k.size(-2);
-  problem.D = q.size(-1);
-  problem.E = v ? v->size(-1) : 0;
-  require(k.rank() == rank && k.size(-1) == problem.D && (problem.G > 0 ? problem.H % problem.G == 0 : problem.H == 0),
-          "q and k do not fit together");
-  require(!v || (v->rank() == rank && v->size(-2) == problem.S && (rank < 3 || v->size(-3) == problem.G)),
-          "k and v do not fit together");
-  for (int axis = 0; axis < rank - 3; ++axis)
-    require(k.size(axis) == q.size(axis) && (!v || v->size(axis) == q.size(axis)), "batch dimensions differ");
-  const bool wide = problem.q.dtype == DType::f64;
-  require((problem.k.dtype == DType::f64) == wide && (!v || (problem.v.dtype == DType::f64) == wide), "dtypes differ");
-
-  Scoring& scoring = problem.scoring;
-  scoring.scale = scale.contiguous<double>({problem.H}, scale.format() == 'd');
-  scoring.cosine = cosine;
-  scoring.log_n = log_n;
-  scoring.causal = causal;
-  scoring.left = std::min(left.value_or(unlimited), unlimited);
-  scoring.right = std::min(right.value_or(unlimited), unlimited);
-  scoring.softcap = softcap.value_or(0);
-  scoring.alibi = alibi.doubles({problem.H});
-  if (mask) {
-    require(mask->rank() == std::max(rank, 2) && mask->size(-1) == problem.S && mask->size(-2) == problem.T, "mask does not fit");
-    for (int axis = 0; axis < rank - 2; ++axis) require(mask->size(axis) == q.size(axis), "mask does not fit");
-    scoring.mask = mask->tensor<const char>();
-  }
-  scoring.key_lengths = key_lengths.integers({problem.B});
-  scoring.query_segments = query_segments.integers({problem.B, problem.T});
-  scoring.key_segments = key_segments.integers({problem.B, problem.S});
-  require(!scoring.query_segments == !scoring.key_segments, "segments come in pairs");
-  const std::vector<Run> query_runs = runs_from(query_runs_, problem.T), key_runs = runs_from(key_runs_, problem.S);
-  scoring.queries = {query_runs.data(), static_cast<std::int64_t>(query_runs.size()), query_start.integers({problem.B})};
-  scoring.keys = {key_runs.data(), static_cast<std::int64_t>(key_runs.size()), nullptr};
-  scoring.dropout = dropout;
-  scoring.seed = seed;
-
+void forward_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out_, nb::handle acc_, nb::handle sums_,
+                    nb::handle counts_, nb::handle sinks_, int threads, bool torchs_team, const nb::kwargs& options) {
+  Given given(q, k, v, Options(options));
+  MaybeArray out(out_, "out", true), acc(acc_, "acc", true), sums(sums_, "sums", true), counts(counts_, "counts", true),
+      sinks(sinks_, "sinks");
+  const Problem& problem = given.problem;
   Result result;
   if (out) {
-    require(out->rank() == rank && v, "out does not fit");
-    for (int axis = 0; axis < rank - 1; ++axis) require(out->size(axis) == q.size(axis), "out does not fit");
-    require(out->size(-1) == problem.E, "out does not fit");
+    require(given.v && given.fits_rows(*out, problem.E), "out does not fit");
     result.out = out->tensor<char>();
   }
   result.sinks = sinks.doubles({problem.H});
-  const char real = wide ? 'd' : 'f';
+  const char real = given.wide ? 'd' : 'f';
   require(!sums == !counts, "sums and counts come together");
-  result.acc = acc.contiguous<void>(extended(rows, problem.E), !acc || acc->format() == real);
-  result.sums = sums.contiguous<void>(extended(rows, row_sums), !sums || sums->format() == real);
-  result.counts = counts.integers(extended(rows, row_counts));
+  result.acc = acc.contiguous<void>(extended(given.rows, problem.E), !acc || acc->format() == real);
+  result.sums = sums.contiguous<void>(extended(given.rows, row_sums), !sums || sums->format() == real);
+  result.counts = counts.integers(extended(given.rows, row_counts));
+  run(threads, torchs_team, [&](Interrupt& interrupt) { return forward(problem, result, threads, interrupt); });
+}
 
-  run(problem, result, threads, torchs_team);
+// An array that a gradient is written to, or none: it is not wanted.
+MutableTensor gradient(MaybeArray& array, bool fits) {
+  require(!array || fits, "a gradient does not fit what it is of");
+  return array ? array->tensor<char>() : MutableTensor{};
+}
+
+void backward_arrays(nb::handle dout_, nb::handle q, nb::handle k, nb::handle v, nb::handle out_, nb::handle logsumexp_,
+                     nb::handle dlogsumexp_, nb::handle sinks_, nb::handle dq_, nb::handle dk_, nb::handle dv_,
+                     nb::handle dmask_, nb::handle dsinks_, nb::handle dscale_, int threads, bool torchs_team,
+                     const nb::kwargs& options) {
+  Given given(q, k, v, Options(options));
+  Array dout(dout_, "dout"), out(out_, "out"), logsumexp(logsumexp_, "logsumexp");
+  MaybeArray dlogsumexp(dlogsumexp_, "dlogsumexp"), sinks(sinks_, "sinks"), dq(dq_, "dq", true), dk(dk_, "dk", true),
+      dv(dv_, "dv", true), dmask(dmask_, "dmask", true), dsinks(dsinks_, "dsinks", true), dscale(dscale_, "dscale", true);
+  const Problem& problem = given.problem;
+  const char real = given.wide ? 'd' : 'f';
+  require(given.v && given.fits_rows(out, problem.E) && given.fits_rows(dout, problem.E), "out and dout do not fit");
+  Gradients gradients;
+  gradients.out = out.tensor<const char>();
+  gradients.dout = dout.tensor<const char>();
+  gradients.logsumexp = logsumexp.contiguous<void>(given.rows, logsumexp.format() == real);
+  gradients.dlogsumexp = dlogsumexp.contiguous<void>(given.rows, !dlogsumexp || dlogsumexp->format() == real);
+  gradients.sinks = sinks.doubles({problem.H});
+  gradients.dq = gradient(dq, dq && dq->shape() == given.q.shape());
+  gradients.dk = gradient(dk, dk && dk->shape() == given.k.shape());
+  gradients.dv = gradient(dv, dv && dv->shape() == given.v->shape());
+  gradients.dmask = gradient(dmask, dmask && given.mask && given.fits_rows(*dmask, problem.S) && dmask->format() == real);
+  gradients.dsinks = const_cast<double*>(dsinks.doubles({problem.H}));
+  gradients.dscale = const_cast<double*>(dscale.doubles({problem.H}));
+  require(!gradients.dsinks || gradients.sinks, "there are no sinks to differentiate by");
+  run(threads, torchs_team, [&](Interrupt& interrupt) { return backward(problem, gradients, threads, interrupt); });
 }
 
 void finish_arrays(nb::handle acc_, nb::handle sums_, nb::handle sinks_, nb::handle out_) {
@@ -321,13 +163,12 @@ NB_MODULE(_core, m) {
   });
   const auto none = nb::none();
   m.def("forward", forward_arrays, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::kw_only(), nb::arg("out") = none,
-        nb::arg("acc") = none, nb::arg("sums") = none, nb::arg("counts") = none, nb::arg("scale"),
-        nb::arg("cosine") = false, nb::arg("log_n") = false, nb::arg("causal") = false, nb::arg("left") = none,
-        nb::arg("right") = none, nb::arg("mask") = none, nb::arg("softcap") = none, nb::arg("sinks") = none,
-        nb::arg("alibi") = none, nb::arg("key_lengths") = none, nb::arg("query_segments") = none,
-        nb::arg("key_segments") = none, nb::arg("query_start") = none, nb::arg("query_runs") = none,
-        nb::arg("key_runs") = none, nb::arg("dropout") = 0.0, nb::arg("seed") = 0, nb::arg("threads") = 1,
-        nb::arg("torchs_team") = false);
+        nb::arg("acc") = none, nb::arg("sums") = none, nb::arg("counts") = none, nb::arg("sinks") = none,
+        nb::arg("threads") = 1, nb::arg("torchs_team") = false, nb::arg("options"));
+  m.def("backward", backward_arrays, nb::arg("dout"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
+        nb::arg("logsumexp"), nb::kw_only(), nb::arg("dlogsumexp") = none, nb::arg("sinks") = none, nb::arg("dq") = none,
+        nb::arg("dk") = none, nb::arg("dv") = none, nb::arg("dmask") = none, nb::arg("dsinks") = none,
+        nb::arg("dscale") = none, nb::arg("threads") = 1, nb::arg("torchs_team") = false, nb::arg("options"));
   m.def("attend", attend, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("scale").none(),
         nb::arg("causal").none(), nb::arg("threads").none());
   m.def("meet_tensors", meet_tensors, nb::arg("torch"));

@@ -46,6 +46,25 @@ def forward(
     threads: int,
     torchs_team: bool = False,
 ) -> None: ...
+def backward(
+    dout: _Memory,
+    q: _Memory,
+    k: _Memory,
+    v: _Memory,
+    out: _Memory,
+    logsumexp: _Memory,
+    *,
+    dlogsumexp: _Memory | None = None,
+    dq: _Memory | None = None,
+    dk: _Memory | None = None,
+    dv: _Memory | None = None,
+    dmask: _Memory | None = None,
+    dsinks: _Memory | None = None,
+    dscale: _Memory | None = None,
+    threads: int,
+    torchs_team: bool = False,
+    **options: Any,  # those of `forward`
+) -> None: ...
 def attend(q: Any, k: Any, v: Any, scale: Any, causal: Any, threads: Any) -> Any | None: ...
 def meet_tensors(torch: ModuleType) -> None: ...
 def finish(acc: _Memory, sums: _Memory, sinks: _Memory | None, out: _Memory) -> None: ...

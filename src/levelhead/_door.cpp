@@ -299,7 +299,9 @@ nb::object serve(nb::handle q_, nb::handle k_, nb::handle v_, const Options& opt
     forward(plain.problem, result, 1, nobody);
   } else {
     const bool wish = options.threads.has_value();
-    run(plain.problem, result, wish ? *options.threads : family.threads(), !wish && Family::has_team);
+    const int threads = wish ? *options.threads : family.threads();
+    run(threads, !wish && Family::has_team,
+        [&](Interrupt& interrupt) { return forward(plain.problem, result, threads, interrupt); });
   }
   return fresh;
 }

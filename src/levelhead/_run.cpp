@@ -41,13 +41,13 @@ void remember_main_thread() {
   pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });
 }
 
-void run(const Problem& problem, const Result& result, int threads, bool on_torchs_team) {
+void run(int threads, bool on_torchs_team, CoreCall call, const void* self) {
   Interrupt interrupt(PyThread_get_thread_ident() == main_thread ? python_wants_to_stop : nullptr, nullptr);
   bool finished;
   {
     nb::gil_scoped_release release;
     const Borrow team(on_torchs_team ? Team{torch_team, threads} : Team{});
-    finished = forward(problem, result, threads, interrupt);
+    finished = call(self, interrupt);
   }
   if (finished) return;
   if (PyErr_Occurred()) throw nb::python_error();

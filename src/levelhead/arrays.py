@@ -89,7 +89,7 @@ def take(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Origin]:
     if views is not None:
         return views
     q_view, origin = _floats("q", q)
-    return q_view, _alike("k", k, origin), _alike("v", v, origin), origin
+    return q_view, alike("k", k, origin), alike("v", v, origin), origin
 
 
 def _take_plain(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Origin] | None:
@@ -120,7 +120,7 @@ def _take_plain(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Origin] | 
 def take_pair(q: Any, k: Any) -> tuple[Array, Array, Origin]:
     """As `take`, for calls without values."""
     q_view, origin = _floats("q", q)
-    return q_view, _alike("k", k, origin), origin
+    return q_view, alike("k", k, origin), origin
 
 
 def option(name: str, value: Any) -> Any:
@@ -197,7 +197,8 @@ def _floats(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin
     return view, origin
 
 
-def _alike(name: str, x: Any, origin: Origin) -> Array:
+def alike(name: str, x: Any, origin: Origin) -> Array:
+    """A view of another array of q's family and dtype."""
     view, theirs = _floats(name, x)
     if theirs.family != origin.family:
         wanted = f"the family of q, {origin.family}"

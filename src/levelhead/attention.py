@@ -99,7 +99,7 @@ def attention(
         shape, options = _plain(q.shape, k.shape, v.shape, origin.dtype, scale, causal)
     else:
         shape = (*q.shape[:-1], v.shape[-1])
-        options = _options(
+        options = options_for_core(
             scoring.shape_of(q.shape, k.shape, v.shape),
             origin,
             scale=scale,
@@ -115,7 +115,7 @@ def attention(
             dropout=dropout,
             seed=seed,
         )
-    team = _team(threads, origin)
+    team = team_for(threads, origin)
     if out is None:
         result = np.empty(shape, origin.storage)
         _core.forward(q, k, v, out=result, **team, **options)
@@ -164,7 +164,7 @@ def observe(
     else:
         q, k, v_view, origin = arrays.take(q, k, v)
     shape = scoring.shape_of(q.shape, k.shape, None if v_view is None else v_view.shape)
-    options = _options(
+    options = options_for_core(
         shape,
         origin,
         scale=scale,
@@ -180,7 +180,7 @@ def observe(
         dropout=dropout,
         seed=seed,
     )
-    team = _team(threads, origin)
+    team = team_for(threads, origin)
     rows: Sizes = q.shape[:-1]
     sums = np.empty((*rows, len(SUMS)), origin.wide)
     counts = np.empty((*rows, len(COUNTS)), np.int64)
@@ -205,7 +205,8 @@ def _plain(
     return (*q[:-1], v[-1]), _for_core(scored)
 
 
-def _options(shape: scoring.Shape, origin: Origin, **options: Any) -> dict[str, Any]:
+def options_for_core(shape: scoring.Shape, origin: Origin, **options: Any) -> dict[str, Any]:
+    """The scoring options of a call, checked, as the core's keywords."""
     options["mask"] = arrays.take_mask(options["mask"], origin)
     for name in ("scale", "sinks", "alibi", "key_lengths", "segments", "query_start"):
         options[name] = arrays.option(name, options[name])
@@ -243,7 +244,7 @@ def _solid(ids: Array | None) -> Array | None:
     return None if ids is None else np.ascontiguousarray(ids)
 
 
-def _team(threads: int | None, origin: Origin) -> dict[str, Any]:
+def team_for(threads: int | None, origin: Origin) -> dict[str, Any]:
     """How many threads, and whose: torch's own, which are awake, unless told a number."""
     if threads is None:
         if origin.family == "torch":

@@ -1,4 +1,4 @@
-"""The definition of truth: exact attention, its statistics and its merge, in float64 NumPy.
+"""The definition of truth: exact attention, its statistics, merge and gradients, in float64 NumPy.
 
 Every other path of levelhead is tested against this one. It stores the whole matrix of logits and
 is written to be read, not to be fast. Options are those of `levelhead.attention`; arrays are NumPy
@@ -9,7 +9,7 @@ length, stride), say where queries (from query_start) and keys sit in a longer s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +20,17 @@ from levelhead.dropout import dropout_keep
 from levelhead.scoring import Scoring, Shape, describe, shape_of
 from levelhead.state import State
 
-__all__ = ["Observed", "State", "attention", "dropout_keep", "finish", "logits", "merge", "observe"]
+__all__ = [
+    "Observed",
+    "State",
+    "attention",
+    "attention_backward",
+    "dropout_keep",
+    "finish",
+    "logits",
+    "merge",
+    "observe",
+]
 
 Array: TypeAlias = NDArray[Any]
 Runs: TypeAlias = Sequence[tuple[int, int, int]]
@@ -99,6 +109,84 @@ def logits(q: Array, k: Array, **options: Any) -> Array:
     with np.errstate(all="ignore"):
         s = _logits(q, k, shape, scoring, p, j)
     return s.reshape(*shape.lead, shape.T, shape.S)
+
+
+def attention_backward(
+    dout: Array, q: Array, k: Array, v: Array, dlogsumexp: Array | None = None, **options: Any
+) -> dict[str, Array]:
+    """Gradients by name: q, k, v, a float mask, sinks (H,) and the scale's factors (H,)."""
+    mask = options.get("mask")
+    shape, scoring, p, j = _setup(q, k, v, options)
+    heads = (*shape.batch, shape.H, shape.T)
+    with np.errstate(all="ignore"):
+        s = _logits(q, k, shape, scoring, p, j)
+        seen = s != -np.inf
+        sinks = np.full(shape.H, -np.inf) if scoring.sinks is None else scoring.sinks
+        sink = np.broadcast_to(sinks[:, None, None], (*heads, 1))
+        m = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), sink)
+        e, e_sink = np.where(seen, np.exp(s - m), 0.0), np.where(sink == -np.inf, 0.0, np.exp(sink - m))
+        total = e.sum(-1, keepdims=True) + e_sink
+        total = np.where(total == 0, 1.0, total)
+        w, w_sink = e / total, e_sink / total
+        kept = np.ones_like(w)
+        if scoring.dropout > 0:
+            keep = dropout_keep(scoring.seed, scoring.dropout, shape.H, p, j).reshape(w.shape)
+            kept = keep / (1.0 - scoring.dropout)
+        dout = _wide(dout).reshape(*heads, v.shape[-1])
+        values = _spread_heads(v, shape)
+        dw = np.where(seen, kept * (dout @ np.swapaxes(values, -1, -2)), 0.0)
+        dlse = 0.0 if dlogsumexp is None else np.reshape(dlogsumexp, (*heads, 1))
+        delta = (w * dw).sum(-1, keepdims=True) - dlse
+        ds = np.where(seen, w * (dw - delta), 0.0)
+        found = {"v": np.swapaxes(kept * w, -1, -2) @ dout, "sinks": -(w_sink * delta)}
+        if mask is not None:
+            found["mask"] = _unbroadcast(ds, np.shape(mask))
+        slope, n = _slope_of_softcap(q, k, shape, scoring, p, j)
+        ds = ds * slope
+        wide_q = _wide(q).reshape(*heads, shape.D)
+        wide_k = _spread_heads(k, shape)
+        unit_q, unit_k = (_unit(x) if scoring.scale.cosine else x for x in (wide_q, wide_k))
+        found["scale"] = ds * n * (unit_q @ np.swapaxes(unit_k, -1, -2))
+        ds = ds * n * scoring.scale.factor[:, None, None]
+        found["q"], found["k"] = ds @ unit_k, np.swapaxes(ds, -1, -2) @ unit_q
+        if scoring.scale.cosine:
+            found["q"] = _through_unit(wide_q, found["q"])
+            found["k"] = _through_unit(wide_k, found["k"])
+    for name in ("k", "v"):  # heads of a group share a key
+        by_group = found[name].reshape(*shape.batch, shape.G, -1, *found[name].shape[-2:])
+        found[name] = by_group.sum(-3).reshape({"k": k, "v": v}[name].shape)
+    found["q"] = found["q"].reshape(q.shape)
+    for name in ("sinks", "scale"):
+        found[name] = np.moveaxis(found[name], -3, 0).reshape(shape.H, -1).sum(-1)
+    return found
+
+
+def _slope_of_softcap(
+    q: Array, k: Array, shape: Shape, scoring: Scoring, p: Array, j: Array
+) -> tuple[Array | float, Array | float]:
+    """d(capped) / d(scaled) of every logit, and ln(n_i) of every row; 1 where there is no such."""
+    n: Array | float = 1.0
+    if scoring.scale.log_n:
+        n = np.log(np.maximum(_seen(shape, scoring, p, j).sum(-1, keepdims=True), 1))
+    if scoring.softcap is None:
+        return 1.0, n
+    capped = _logits(q, k, shape, replace(scoring, alibi=None, mask=None), p, j)
+    return np.where(capped == -np.inf, 0.0, 1.0 - (capped / scoring.softcap) ** 2), n
+
+
+def _through_unit(x: Array, gradient: Array) -> Array:
+    """The gradient by x of what was computed from x / |x|; 0 for the zero row."""
+    unit = _unit(x)
+    across = gradient - unit * (unit * gradient).sum(-1, keepdims=True)
+    norm = np.linalg.norm(x, axis=-1, keepdims=True)
+    return np.where(norm == 0, 0.0, across / np.where(norm == 0, 1.0, norm))
+
+
+def _unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    """x summed over the axes along which `shape` was broadcast to x's."""
+    x = x.sum(tuple(range(x.ndim - len(shape)))) if x.ndim > len(shape) else x
+    stretched = tuple(i for i, n in enumerate(shape) if n == 1 and x.shape[i] != 1)
+    return x.sum(stretched, keepdims=True).reshape(shape)
 
 
 def _setup(

@@ -1,0 +1,135 @@
+// Deals the work of one backward pass out to threads: rows, then slices of keys, then the folding of their parts of dq.
+// Who computes what never changes the order of a sum.
+#include <cmath>
+#include <optional>
+
+#include "attention.h"
+#include "frame.h"
+#include "kernel.h"
+#include "workspace.h"
+
+namespace levelhead {
+namespace {
+
+// Parts of dq are kept for as many kv heads at a time as fit into this, and for one at least.
+constexpr std::int64_t parts_bytes = std::int64_t(64) << 20;
+
+class BackwardCall {
+ public:
+  BackwardCall(const Problem& problem, const Gradients& gradients, const KernelTable& kernel, std::int64_t real_bytes,
+               int threads, Interrupt& interrupt)
+      : problem_(problem),
+        gradients_(gradients),
+        kernel_(kernel),
+        plan_(make_gradient_plan(kernel.tile, problem.T, problem.S, problem.D, problem.E, real_bytes)),
+        real_bytes_(real_bytes),
+        rows_(problem.G > 0 ? problem.H / problem.G * problem.T : 0),
+        threads_(std::clamp(threads, 1, max_threads)),
+        frame_(problem, nullptr, plan_, threads_, interrupt) {}
+
+  bool run() {
+    if (problem_.B * problem_.G == 0) return true;
+    reserve();
+    if (!frame_.gather_facts()) return false;
+    if (!frame_.deal(problem_.B * problem_.H, [&](std::int64_t i, int worker) {
+          kernel_.gradient_rows(frame_.job, backward_, i / problem_.H, i % problem_.H, scratch(worker));
+        }))
+      return false;
+    for (std::int64_t first = 0; first < problem_.B * problem_.G; first += together_)
+      if (!run_heads(first, std::min(together_, problem_.B * problem_.G - first))) return false;
+    sum_over_rows();
+    return true;
+  }
+
+ private:
+  // A bias that several heads share is summed head after head.
+  bool shares_bias() const {
+    const MutableTensor& dmask = gradients_.dmask;
+    return dmask && (dmask.batch_offsets || (problem_.B > 1 && dmask.batch_stride == 0) ||
+                     (problem_.H > 1 && dmask.head_stride == 0));
+  }
+
+  void reserve() {
+    const std::int64_t rows = problem_.B * problem_.H * problem_.T, scratch_bytes = kernel_.gradient_scratch_bytes(plan_);
+    backward_ = {&gradients_, nullptr, nullptr, nullptr, chunk_of_score(problem_.E, problem_.T),
+                 bool(gradients_.dq) || gradients_.dscale};
+    part_bytes_ = backward_.parts ? (rows_ + plan_.tile.rows) * round_up(problem_.D, plan_.tile.panel) * real_bytes_ : 0;
+    const std::int64_t heads = problem_.B * problem_.G;
+    together_ = shares_bias() ? 1 : std::clamp<std::int64_t>(parts_bytes / std::max<std::int64_t>(part_bytes_ * plan_.splits, 1), 1, heads);
+    const std::int64_t doubles = gradients_.dscale ? rows * std::int64_t(sizeof(double)) : 0;
+    workspace_.emplace(2 * round_up(rows * real_bytes_, 64) + round_up(doubles, 64) + round_up(scratch_bytes * threads_, 64) +
+                       round_up(together_ * plan_.splits * part_bytes_, 64));
+    backward_.lse = workspace_->take(rows * real_bytes_);
+    backward_.delta = workspace_->take(rows * real_bytes_);
+    if (gradients_.dscale) backward_.dscale = reinterpret_cast<double*>(workspace_->take(doubles));
+    scratch_ = workspace_->take(scratch_bytes * threads_);
+    scratch_bytes_ = scratch_bytes;
+    parts_ = workspace_->take(together_ * plan_.splits * part_bytes_);
+  }
+
+  char* scratch(int worker) const { return scratch_ + worker * scratch_bytes_; }
+  char* parts(std::int64_t head) const { return parts_ + head * plan_.splits * part_bytes_; }
+
+  // kv heads [first, first + count).
+  bool run_heads(std::int64_t first, std::int64_t count) {
+    const auto slice = [&](std::int64_t i, int worker) {
+      const std::int64_t head = i / plan_.splits, kv_head = first + head, which = i % plan_.splits;
+      kernel_.gradient_slice(frame_.job, backward_, kv_head / problem_.G, kv_head % problem_.G, which,
+                             parts(head) + which * part_bytes_, worker, scratch(worker));
+    };
+    // A bias that all keys share is summed slice after slice.
+    if (gradients_.dmask && gradients_.dmask.column_stride == 0) {
+      for (std::int64_t i = 0; i < count * plan_.splits; ++i) slice(i, 0);
+    } else if (!frame_.deal(count * plan_.splits, slice)) {
+      return false;
+    }
+    if (frame_.job.interrupt->requested(0)) return false;
+    const std::int64_t blocks = backward_.parts ? (rows_ + plan_.query_block - 1) / plan_.query_block : 0;
+    return frame_.deal(count * blocks, [&](std::int64_t i, int worker) {
+      const std::int64_t head = i / blocks, row = i % blocks * plan_.query_block;
+      kernel_.gradient_fold(frame_.job, backward_, (first + head) / problem_.G, (first + head) % problem_.G, row,
+                            std::min(row + plan_.query_block, rows_), parts(head), part_bytes_, scratch(worker));
+    });
+  }
+
+  double real(const void* array, std::int64_t i) const {
+    return real_bytes_ == sizeof(double) ? static_cast<const double*>(array)[i] : static_cast<const float*>(array)[i];
+  }
+
+  // Of a sink: its weight times what is missing from it, - p (delta); and the scale's sums.
+  void sum_over_rows() {
+    for (std::int64_t h = 0; h < problem_.H; ++h) {
+      double sink = 0, scale = 0;
+      for (std::int64_t b = 0; b < problem_.B; ++b)
+        for (std::int64_t i = (b * problem_.H + h) * problem_.T; i < (b * problem_.H + h + 1) * problem_.T; ++i) {
+          if (gradients_.dsinks) sink -= std::exp(gradients_.sinks[h] - real(gradients_.logsumexp, i)) * real(backward_.delta, i);
+          if (gradients_.dscale) scale += backward_.dscale[i];
+        }
+      if (gradients_.dsinks) gradients_.dsinks[h] = sink;
+      if (gradients_.dscale) gradients_.dscale[h] = scale;
+    }
+  }
+
+  const Problem& problem_;
+  const Gradients& gradients_;
+  const KernelTable& kernel_;
+  const Plan plan_;
+  const std::int64_t real_bytes_, rows_;  // query rows of a kv head
+  const int threads_;
+  Frame frame_;
+  Backward backward_{};
+  std::int64_t part_bytes_ = 0, scratch_bytes_ = 0, together_ = 1;
+  std::optional<Workspace> workspace_;
+  char *scratch_ = nullptr, *parts_ = nullptr;
+};
+
+}  // namespace
+
+bool backward(const Problem& problem, const Gradients& gradients, int threads, Interrupt& interrupt) {
+  const bool wide = problem.q.dtype == DType::f64;
+  return BackwardCall(problem, gradients, wide ? kernel().f64 : kernel().f32, wide ? sizeof(double) : sizeof(float), threads,
+                      interrupt)
+      .run();
+}
+
+}  // namespace levelhead

@@ -1,0 +1,394 @@
+// The backward pass: weights are recomputed from the logsumexp, 96 queries by 96 keys at a time, in five products.
+//
+//   for each key block of a slice (packed K, Kᵀ, Vᵀ and the sums dK, dV stay in L2)
+//     for each block of query rows
+//       s = scores, p = 2^(s - lse), ds = p (dout Vᵀ - delta)     -> score_tile twice, differentiate
+//       dq += ds K                                               -> value_tile, into the slice's own part
+//       dk += dsᵀ q, dv += pᵀ dout                                 -> value_tile, turned
+//
+// Zero times what is not finite is NaN, so rows that are not finite are zero in every product where a weight of zero may
+// meet them; whoever sees such a row has NaN in ds or p anyway. Part of kernel.inl.h.
+#pragma once
+
+#include "kernel_score.inl.h"
+#include "kernel_write.inl.h"
+
+namespace levelhead {
+namespace {
+
+// The width of rows of sums, and of rows packed as the right side of value_tile: whole panels.
+template <class Real>
+LH_INLINE std::int64_t padded(std::int64_t columns) {
+  return round_up(columns, panel<Real>);
+}
+
+template <class Real>
+struct GradientScratch {
+  Real *row, *keys, *values, *key_rows, *dk, *dv, *q, *dout, *q_rows, *dout_rows, *p, *ds, *slope;
+  Strip* strips;
+  Span* spans;
+  std::int64_t bytes = 0;
+
+  LH_INLINE GradientScratch(const Plan& plan, void* base) {
+    const auto carve = [&](auto*& pointer, std::int64_t n) {
+      pointer = reinterpret_cast<decltype(+pointer)>(static_cast<char*>(base) + bytes);
+      bytes += round_up(n * static_cast<std::int64_t>(sizeof *pointer), 64);
+    };
+    const std::int64_t D = plan.D, E = plan.E, wide_d = padded<Real>(D), wide_e = padded<Real>(E);
+    const std::int64_t block = round_up(plan.key_block, tile_rows), queries = plan.query_block;
+    carve(row, most(most(D, E) * (lanes<Real> + 1), plan.key_block));
+    carve(keys, plan.key_block * D);
+    carve(values, plan.key_block * E);
+    carve(key_rows, plan.key_block * wide_d);
+    carve(dk, block * wide_d);
+    carve(dv, block * wide_e);
+    carve(q, queries * D);
+    carve(dout, queries * E);
+    carve(q_rows, queries * wide_d);
+    carve(dout_rows, queries * wide_e);
+    carve(p, queries * plan.score_stride);
+    carve(ds, queries * plan.score_stride);
+    carve(slope, tile_rows * plan.score_stride);
+    carve(strips, plan.strips());
+    carve(spans, plan.strips());
+  }
+};
+
+template <class Real>
+std::int64_t gradient_scratch_bytes(const Plan& plan) {
+  return GradientScratch<Real>(plan, nullptr).bytes;
+}
+
+template <class Real>
+LH_INLINE Real dot(const Real* x, const Real* y, std::int64_t n) {
+  Vector<Real> part[2] = {};
+  std::int64_t i = 0;
+  for (; i + 2 * lanes<Real> <= n; i += 2 * lanes<Real>)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half)
+      part[half] += load(x + i + half * lanes<Real>) * load(y + i + half * lanes<Real>);
+  Real total = sum<Real>(part[0] + part[1]);
+  for (; i < n; ++i) total = fused(number(x + i), number(y + i), total);
+  return total;
+}
+
+// --- rows: what each query row needs to know ---
+
+// The logsumexp in units of ln 2 and delta = dout . out - dlse, the part of ds that all keys of a row share.
+// A row that saw nothing is given +inf, so that its weights come out zero.
+template <class Real>
+void gradient_rows(const Job& job, const Backward& backward, std::int64_t b, std::int64_t head, void* memory) {
+  const Problem& problem = *job.problem;
+  const Gradients& given = *backward.given;
+  const GradientScratch<Real> scratch(*job.plan, memory);
+  for (std::int64_t t = 0; t < problem.T; ++t) {
+    const std::int64_t index = row_index(problem, b, head, t);
+    const Real* out = view_vector(given.out, b, head, t, problem.E, false, scratch.row);
+    const Real* dout = view_vector(given.dout, b, head, t, problem.E, false, scratch.row + problem.E);
+    Real delta = dot(out, dout, problem.E);
+    if (given.dlogsumexp) delta -= static_cast<const Real*>(given.dlogsumexp)[index];
+    const Real lse = static_cast<const Real*>(given.logsumexp)[index];
+    static_cast<Real*>(backward.delta)[index] = lse == -infinity<Real> ? Real(0) : delta;
+    static_cast<Real*>(backward.lse)[index] = lse == -infinity<Real> ? infinity<Real> : lse * static_cast<Real>(log2_e);
+  }
+}
+
+// --- packing ---
+
+// What a row's dot products are multiplied with, as the caller counts: softcap and units of ln 2 aside.
+LH_INLINE double natural_scale(const Job& job, const Strip& strip, int r) {
+  const double cap = job.problem->scoring.softcap;
+  return strip.scale[r] * (cap > 0 ? cap : ln_2);
+}
+
+// One row into its place in panels of columns `height` high, times `factor`; zero if it is not finite.
+template <class Real>
+LH_INLINE void place_row(const Real* row, std::int64_t n, Real factor, std::int64_t height, Real* to) {
+  constexpr int width = panel<Real>;
+  const bool usable = all_finite(row, n);
+  for (std::int64_t c = 0; c < padded<Real>(n); ++c)
+    to[c / width * width * height + c % width] = usable && c < n ? number(row + c) * factor : Real(0);
+}
+
+template <class Real>
+void pack_gradient_keys(const Job& job, std::int64_t b, std::int64_t g, std::int64_t block, const GradientScratch<Real>& scratch) {
+  const Problem& problem = *job.problem;
+  const Plan& plan = *job.plan;
+  const bool cosine = problem.scoring.cosine;
+  const std::int64_t first = block * plan.key_block, count = least(plan.key_block, problem.S - first);
+  pack_keys(problem.k, cosine, plan.D, b, g, first, count, scratch.keys, scratch.row);
+  pack_keys(problem.v, false, plan.E, b, g, first, count, scratch.values, scratch.row);
+  for (std::int64_t j = 0; j < count; ++j)
+    place_row(view_vector(problem.k, b, g, first + j, plan.D, cosine, scratch.row), plan.D, Real(1), plan.key_block,
+              scratch.key_rows + j * panel<Real>);
+}
+
+// Queries and dout of a block of rows, as the left side of one product and as the right side of another.
+template <class Real>
+void pack_queries(const Job& job, const Gradients& given, const Piece& piece, const GradientScratch<Real>& scratch) {
+  const Problem& problem = *job.problem;
+  const Plan& plan = *job.plan;
+  for (std::int64_t i = 0; i < piece.row1 - piece.row0; ++i) {
+    const Strip& strip = scratch.strips[i / tile_rows];
+    const int r = static_cast<int>(i % tile_rows);
+    Real *q = scratch.q + i * plan.D, *dout = scratch.dout + i * plan.E;
+    read_vector(problem.q, piece.b, strip.head[r], strip.t[r], plan.D, problem.scoring.cosine, q);
+    read_vector(given.dout, piece.b, strip.head[r], strip.t[r], plan.E, false, dout);
+    place_row(q, plan.D, static_cast<Real>(natural_scale(job, strip, r)), plan.query_block, scratch.q_rows + i * panel<Real>);
+    place_row(dout, plan.E, Real(1), plan.query_block, scratch.dout_rows + i * panel<Real>);
+  }
+}
+
+// --- one strip against one key block: p and ds ---
+
+// s (scored) and dp (dout . v) of one row become p and ds.
+template <class Real>
+LH_INLINE void differentiate(Real* s, Real* dp, std::int64_t n, Real lse, Real delta) {
+  const Vector<Real> nothing = splat(-infinity<Real>), zero{};
+  const bool finite = delta - delta == 0;
+  const Vector<Real> wrong = splat(finite ? Real(0) : static_cast<Real>(__builtin_nan("")));
+  for (std::int64_t j = 0; j < n; j += panel<Real>) {
+    const Vector<Real> logit[2] = {load(s + j), load(s + j + lanes<Real>)};
+    const Vector<Real> x[2] = {cut_off<Real>(logit[0] - lse), cut_off<Real>(logit[1] - lse)};
+    Vector<Real> e[2];
+    exp2_flushed<Real, 2>(x, e);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t at = j + half * lanes<Real>;
+      const Integers<Real> seen = logit[half] != nothing;
+      store(s + at, select(seen, e[half] + wrong, zero));
+      store(dp + at, select(seen, e[half] * (load(dp + at) - delta), zero));
+    }
+  }
+}
+
+// 1 - tanh(x)^2 for x = s / cap, before it is capped.
+template <class Real>
+LH_INLINE void softcap_slopes(const Real* s, std::int64_t n, Real* slope) {
+  for (std::int64_t j = 0; j < n; j += lanes<Real>) {
+    const Vector<Real> t = tanh<Real>(load(s + j));
+    store(slope + j, (Real(1) - t) * (Real(1) + t));
+  }
+}
+
+template <class Real>
+void add_to_bias(const MutableTensor& dmask, std::int64_t b, const Strip& strip, int r, std::int64_t lo, std::int64_t n,
+                 const Real* ds) {
+  char* to = dmask.at(b, strip.head[r], strip.t[r]) + lo * dmask.column_stride;
+  for (std::int64_t j = 0; j < n; ++j, to += dmask.column_stride) *reinterpret_cast<Real*>(to) += ds[j];
+}
+
+// The columns of a block a strip computes: whole panels around its span.
+template <class Real>
+LH_INLINE Span columns_of(const Span& span, std::int64_t first) {
+  constexpr int width = panel<Real>;
+  return {(span.lo - first) / width * width, round_up(span.hi - first, width), span.hide, span.segments};
+}
+
+template <class Real>
+void gradient_strip(const Job& job, const Backward& backward, const Piece& piece, std::int64_t first, const Strip& strip,
+                    const Span& span, const GradientScratch<Real>& scratch, const Real* q, const Real* dout, Real* p, Real* ds) {
+  const Problem& problem = *job.problem;
+  const Plan& plan = *job.plan;
+  const std::int64_t stride = plan.score_stride;
+  const Span columns = columns_of<Real>(span, first);
+  const std::int64_t lo = columns.lo, n = columns.hi - lo;
+  Real scale[tile_rows], ones[tile_rows];
+  for (int r = 0; r < tile_rows; ++r) {
+    scale[r] = static_cast<Real>(strip.scale[r]);
+    ones[r] = 1;
+  }
+  with_tile(strip.rows, [&](auto rows) {
+    for (std::int64_t j = lo; j < columns.hi; j += panel<Real>) {
+      score_tile<Real, rows.value, 2>(q, plan.D, scratch.keys + j * plan.D, plan.D, plan.score_chunk, scale, p + j, stride);
+      score_tile<Real, rows.value, 2>(dout, plan.E, scratch.values + j * plan.E, plan.E, backward.value_chunk, ones, ds + j,
+                                      stride);
+    }
+  });
+  const double cap = problem.scoring.softcap;
+  for (int r = 0; cap > 0 && r < strip.rows; ++r) softcap_slopes(p + r * stride + lo, n, scratch.slope + r * stride);
+  score_strip(job, strip, span, piece.b, p + lo, first + lo, n, scratch.row);
+  const std::int64_t real = least(n, problem.S - first - lo);
+  for (int r = 0; r < strip.rows; ++r) {
+    const std::int64_t index = row_index(problem, piece.b, strip.head[r], strip.t[r]);
+    Real *s = p + r * stride + lo, *d = ds + r * stride + lo;
+    const auto drop = [&](Real* x) {
+      if (problem.scoring.dropout > 0) drop_row(job, piece.b, strip.head[r], strip.position[r], x, first + lo, real);
+    };
+    drop(d);
+    differentiate(s, d, n, static_cast<const Real*>(backward.lse)[index], static_cast<const Real*>(backward.delta)[index]);
+    drop(s);
+    if (backward.given->dmask) add_to_bias(backward.given->dmask, piece.b, strip, r, first + lo, real, d);
+    if (cap > 0)
+      for (std::int64_t j = 0; j < n; j += lanes<Real>) store(d + j, load(d + j) * load(scratch.slope + r * stride + j));
+  }
+}
+
+// --- the products ---
+
+// to (rows x columns, `wide` apart) += left . right, `right` in panels of columns `height` high.
+template <class Real, bool turned>
+LH_INLINE void add_product(std::int64_t rows, const Real* left, std::int64_t stride, const Real* right, std::int64_t height,
+                           std::int64_t n, std::int64_t columns, Real* to) {
+  Real ones[tile_rows];
+  for (int r = 0; r < tile_rows; ++r) ones[r] = 1;
+  const std::int64_t wide = padded<Real>(columns);
+  with_tile(rows, [&](auto count) {
+    for (std::int64_t c = 0; c < columns; c += panel<Real>) {
+      const Target<Real> target{ones, nullptr, to + c, wide, to + c, wide};
+      const auto tile = columns - c > lanes<Real> ? value_tile<Real, count.value, 2, turned> : value_tile<Real, count.value, 1, turned>;
+      tile(left, stride, right + c * height, panel<Real>, n, target);
+    }
+  });
+}
+
+// dk and dv of the block, from the rows that see some key of a tile.
+template <class Real>
+void add_key_gradients(const Job& job, const Backward& backward, std::int64_t first, std::int64_t strips, std::int64_t rows,
+                       const GradientScratch<Real>& scratch) {
+  const Plan& plan = *job.plan;
+  const std::int64_t count = least(plan.key_block, job.problem->S - first);
+  for (std::int64_t key = 0; key < count; key += tile_rows) {
+    const std::int64_t keys = least(tile_rows, count - key);
+    std::int64_t begin = strips, end = 0;
+    for (std::int64_t i = 0; i < strips; ++i)
+      if (scratch.spans[i].lo < first + key + keys && scratch.spans[i].hi > first + key) {
+        begin = least(begin, i);
+        end = i + 1;
+      }
+    if (begin >= end) continue;
+    const std::int64_t from = begin * tile_rows, n = least(rows, end * tile_rows) - from, at = from * plan.score_stride + key;
+    if (backward.given->dk)
+      add_product<Real, true>(keys, scratch.ds + at, plan.score_stride, scratch.q_rows + from * panel<Real>, plan.query_block,
+                              n, plan.D, scratch.dk + key * padded<Real>(plan.D));
+    if (backward.given->dv)
+      add_product<Real, true>(keys, scratch.p + at, plan.score_stride, scratch.dout_rows + from * panel<Real>,
+                              plan.query_block, n, plan.E, scratch.dv + key * padded<Real>(plan.E));
+  }
+}
+
+// Rows [row0, row1) of the piece against one key block. `dq` is the slice's part, from the kv head's first row on.
+template <class Real>
+void gradient_block_of(const Job& job, const Backward& backward, const Piece& piece, std::int64_t block,
+                       const GradientScratch<Real>& scratch, Real* dq) {
+  const Plan& plan = *job.plan;
+  const std::int64_t rows = piece.row1 - piece.row0, strips = (rows + tile_rows - 1) / tile_rows;
+  const std::int64_t first = block * plan.key_block, stride = plan.score_stride, wide = padded<Real>(plan.D);
+  bool visible = false;
+  for (std::int64_t i = 0; i < strips; ++i) {
+    make_strip(job, piece, piece.row0 + i * tile_rows, scratch.strips[i]);
+    scratch.spans[i] = visible_span(job, piece.b, block, scratch.strips[i]);
+    visible = visible || scratch.spans[i].lo < scratch.spans[i].hi;
+  }
+  if (!visible) return;
+  pack_queries(job, *backward.given, piece, scratch);
+  for (std::int64_t i = 0; i < strips; ++i) {
+    const Strip& strip = scratch.strips[i];
+    const Span& span = scratch.spans[i];
+    Real *p = scratch.p + i * tile_rows * stride, *ds = scratch.ds + i * tile_rows * stride;
+    Span columns{0, 0, false, false};
+    if (span.lo < span.hi) {
+      columns = columns_of<Real>(span, first);
+      gradient_strip(job, backward, piece, first, strip, span, scratch, scratch.q + i * tile_rows * plan.D,
+                     scratch.dout + i * tile_rows * plan.E, p, ds);
+    }
+    for (std::int64_t r = 0; r < strip.rows; ++r) {  // what add_key_gradients meets beside the span
+      for (std::int64_t j = 0; j < columns.lo; ++j) p[r * stride + j] = ds[r * stride + j] = 0;
+      for (std::int64_t j = columns.hi; j < plan.key_block; ++j) p[r * stride + j] = ds[r * stride + j] = 0;
+    }
+    if (backward.parts && span.lo < span.hi)
+      add_product<Real, false>(strip.rows, ds + columns.lo, stride, scratch.key_rows + columns.lo * panel<Real>, plan.key_block,
+                               span.hi - first - columns.lo, plan.D, dq + (piece.row0 + i * tile_rows) * wide);
+  }
+  add_key_gradients(job, backward, first, strips, rows, scratch);
+}
+
+// --- to the caller's arrays ---
+
+// Through x / |x|: of the gradient only what is across x goes on, and by 1 / |x|. Nothing for the zero vector.
+template <class Real>
+void through_norm(const Tensor& x, std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t n, Real* unit, Real* gradient) {
+  read_vector(x, b, head, row, n, false, unit);
+  double largest = 0, squares = 0;
+  for (std::int64_t i = 0; i < n; ++i) largest = largest < __builtin_fabs(double(unit[i])) ? __builtin_fabs(double(unit[i])) : largest;
+  for (std::int64_t i = 0; largest > 0 && i < n; ++i) squares += (double(unit[i]) / largest) * (double(unit[i]) / largest);
+  const double length = largest * __builtin_sqrt(squares);
+  normalise(unit, n);
+  const Real along = dot(unit, gradient, n);
+  for (std::int64_t i = 0; i < n; ++i)
+    gradient[i] = length == 0 ? Real(0) : static_cast<Real>((double(gradient[i]) - double(along) * double(unit[i])) / length);
+}
+
+template <class Real>
+void write_gradients(const MutableTensor& to, const Tensor* normalised, std::int64_t b, std::int64_t g, std::int64_t first,
+                     std::int64_t count, std::int64_t n, Real* sums, Real* spare) {
+  if (!to) return;
+  for (std::int64_t j = 0; j < count; ++j, sums += padded<Real>(n)) {
+    if (normalised) through_norm(*normalised, b, g, first + j, n, spare, sums);
+    narrow(sums, n, to.dtype, to.at(b, g, first + j), to.column_stride);
+  }
+}
+
+// Every `splits`-th key block of a kv head, from block `slice` on, against all its query rows: dk and dv are whole then,
+// dq is the slice's part.
+template <class Real>
+void gradient_slice(const Job& job, const Backward& backward, std::int64_t b, std::int64_t g, std::int64_t slice,
+                    void* part, int worker, void* memory) {
+  const Problem& problem = *job.problem;
+  const Plan& plan = *job.plan;
+  const GradientScratch<Real> scratch(plan, memory);
+  const std::int64_t rows = problem.H / problem.G * problem.T, wide_d = padded<Real>(plan.D);
+  Real* dq = static_cast<Real*>(part);
+  for (std::int64_t i = 0; backward.parts && i < rows * wide_d; ++i) dq[i] = 0;
+  for (std::int64_t block = slice; block < plan.blocks; block += plan.splits) {
+    const std::int64_t first = block * plan.key_block, count = least(plan.key_block, problem.S - first);
+    pack_gradient_keys(job, b, g, block, scratch);
+    for (std::int64_t i = 0; i < round_up(count, tile_rows) * wide_d; ++i) scratch.dk[i] = 0;
+    for (std::int64_t i = 0; i < round_up(count, tile_rows) * padded<Real>(plan.E); ++i) scratch.dv[i] = 0;
+    for (std::int64_t row = 0; row < rows; row += plan.query_block) {
+      if (interrupted(*job.interrupt, worker)) return;
+      gradient_block_of(job, backward, Piece{b, g, row, least(row + plan.query_block, rows), 0, plan.blocks}, block, scratch, dq);
+    }
+    write_gradients(backward.given->dk, problem.scoring.cosine ? &problem.k : nullptr, b, g, first, count, plan.D, scratch.dk,
+                    scratch.row);
+    write_gradients<Real>(backward.given->dv, nullptr, b, g, first, count, plan.E, scratch.dv, scratch.row);
+  }
+}
+
+// dq of some rows of a kv head: the parts of all slices added in order, scaled. And of the scale, row by row: d(scale) is
+// what ds says of q . k, which is q . (ds K).
+template <class Real>
+void gradient_fold(const Job& job, const Backward& backward, std::int64_t b, std::int64_t g, std::int64_t row0, std::int64_t row1,
+                   const void* parts, std::int64_t part_bytes, void* memory) {
+  const Problem& problem = *job.problem;
+  const Plan& plan = *job.plan;
+  const GradientScratch<Real> scratch(plan, memory);
+  const std::int64_t wide = padded<Real>(plan.D);
+  const Piece piece{b, g, row0, row1, 0, plan.blocks};
+  Real *total = scratch.q_rows, *q = scratch.row;
+  Strip& strip = scratch.strips[0];
+  for (std::int64_t row = row0; row < row1; ++row) {
+    const int r = static_cast<int>((row - row0) % tile_rows);
+    if (r == 0) make_strip(job, piece, row, strip);
+    for (std::int64_t c = 0; c < wide; ++c) total[c] = 0;
+    for (std::int64_t slice = 0; slice < plan.splits; ++slice) {
+      const Real* part = reinterpret_cast<const Real*>(static_cast<const char*>(parts) + slice * part_bytes) + row * wide;
+      for (std::int64_t c = 0; c < wide; ++c) total[c] += part[c];
+    }
+    const std::int64_t head = strip.head[r], t = strip.t[r];
+    const double scale = natural_scale(job, strip, r);
+    if (backward.dscale) {
+      read_vector(problem.q, b, head, t, plan.D, problem.scoring.cosine, q);
+      const double n = problem.scoring.log_n ? static_cast<double>(most(keys_left(job, strip, b, r), 1)) : 0;
+      backward.dscale[row_index(problem, b, head, t)] =
+          static_cast<double>(dot(q, total, plan.D)) * (problem.scoring.log_n ? __builtin_log(n) : 1);
+    }
+    for (std::int64_t c = 0; c < plan.D; ++c) total[c] *= static_cast<Real>(scale);
+    if (problem.scoring.cosine) through_norm(problem.q, b, head, t, plan.D, q, total);
+    const MutableTensor& dq = backward.given->dq;
+    if (dq) narrow(total, plan.D, dq.dtype, dq.at(b, head, t), dq.column_stride);
+  }
+}
+
+}  // namespace
+}  // namespace levelhead
