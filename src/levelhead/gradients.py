@@ -1,4 +1,4 @@
-"""The gradients of `attention`, for whoever differentiates by hand: checked here, computed by the core.
+"""The gradients of `attention`, for whoever differentiates by hand: checked, then left to the core.
 
 The weights are not kept between forward and backward; they are recomputed from the logsumexp, so
 memory stays at O(tokens · width). What it costs to ask for a mask's gradient is an array of the
@@ -95,7 +95,7 @@ def attention_backward(
         seed=seed,
     )
     room = {name: _room(name, {"q": q, "k": k, "v": v}, mask, shape.H, origin) for name in wanted}
-    into = {f"d{name}": x for name, x in room.items()}
+    into: dict[str, Any] = {f"d{name}": x for name, x in room.items()}
     if "mask" in room:
         into["dmask"] = _stretched(room["mask"], options["mask"].shape)
     team = team_for(threads, origin)

@@ -124,7 +124,10 @@ def attention_backward(
         sinks = np.full(shape.H, -np.inf) if scoring.sinks is None else scoring.sinks
         sink = np.broadcast_to(sinks[:, None, None], (*heads, 1))
         m = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), sink)
-        e, e_sink = np.where(seen, np.exp(s - m), 0.0), np.where(sink == -np.inf, 0.0, np.exp(sink - m))
+        e, e_sink = (
+            np.where(seen, np.exp(s - m), 0.0),
+            np.where(sink == -np.inf, 0.0, np.exp(sink - m)),
+        )
         total = e.sum(-1, keepdims=True) + e_sink
         total = np.where(total == 0, 1.0, total)
         w, w_sink = e / total, e_sink / total
@@ -177,8 +180,8 @@ def _slope_of_softcap(
 def _through_unit(x: Array, gradient: Array) -> Array:
     """The gradient by x of what was computed from x / |x|; 0 for the zero row."""
     unit = _unit(x)
-    across = gradient - unit * (unit * gradient).sum(-1, keepdims=True)
-    norm = np.linalg.norm(x, axis=-1, keepdims=True)
+    across: Array = gradient - unit * (unit * gradient).sum(-1, keepdims=True)
+    norm: Array = np.linalg.norm(x, axis=-1, keepdims=True)
     return np.where(norm == 0, 0.0, across / np.where(norm == 0, 1.0, norm))
 
 
@@ -186,7 +189,8 @@ def _unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
     """x summed over the axes along which `shape` was broadcast to x's."""
     x = x.sum(tuple(range(x.ndim - len(shape)))) if x.ndim > len(shape) else x
     stretched = tuple(i for i, n in enumerate(shape) if n == 1 and x.shape[i] != 1)
-    return x.sum(stretched, keepdims=True).reshape(shape)
+    summed: Array = x.sum(stretched, keepdims=True)
+    return summed.reshape(shape)
 
 
 def _setup(

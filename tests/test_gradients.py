@@ -1,0 +1,300 @@
+"""Gradients: the reference against differences, the core against the reference, and the promises.
+
+Differences hold the formulas to the function itself; everything else is held to the formulas.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+import levelhead as lh
+from levelhead import _core, reference
+from support import ISAS, Array, isa, kind, on_every_isa, qkv  # noqa: F401
+
+H, T, S = 4, 13, 21
+FEATURES = [
+    "causal",
+    "window",
+    "bool-mask",
+    "bias",
+    "row-bias",
+    "head-bias",
+    "softcap",
+    "alibi",
+    "sinks",
+    "key_lengths",
+    "segments",
+    "dropout",
+    "cosine",
+    "log-n",
+    "per-head-scale",
+    "query_start",
+]
+SIZES = {  # B, H, G, T, S, D, E
+    "small": (1, 1, 1, 5, 7, 4, 3),
+    "group": (2, 4, 2, 70, 150, 16, 24),
+    "slices": (1, 2, 1, 130, 300, 64, 64),
+    "one query": (2, 2, 2, 1, 130, 8, 8),
+    "odd": (1, 3, 3, 97, 33, 57, 40),
+}
+
+
+def options_of(*features: str, B: int, H: int, T: int, S: int) -> dict[str, Any]:
+    """One option (or two) that switches each feature on, for a problem of these sizes."""
+    rng = np.random.default_rng(7)
+    found: dict[str, Any] = {}
+    for feature in features:
+        found |= {
+            "causal": lambda: {"causal": True},
+            "window": lambda: {"window": (S // 3, 2)},
+            "bool-mask": lambda: {"mask": rng.random((T, S)) < 0.7},
+            "bias": lambda: {"mask": rng.standard_normal((B, H, T, S))},
+            "row-bias": lambda: {"mask": rng.standard_normal((T, 1))},
+            "head-bias": lambda: {"mask": rng.standard_normal((H, 1, S))},
+            "softcap": lambda: {"softcap": 1.5},
+            "alibi": lambda: {"alibi": True},
+            "sinks": lambda: {"sinks": rng.standard_normal(H)},
+            "key_lengths": lambda: {"key_lengths": np.maximum(S - 1 - np.arange(B), 0)},
+            "segments": lambda: {
+                "segments": (np.arange(T) * 3 // T, np.sort(rng.integers(0, 3, S)))
+            },
+            "dropout": lambda: {"dropout": 0.3, "seed": 5},
+            "cosine": lambda: {"scale": "cosine"},
+            "log-n": lambda: {"scale": "log-n", "causal": True},
+            "per-head-scale": lambda: {"scale": rng.random(H)},
+            "query_start": lambda: {"query_start": 2, "causal": True},
+        }[feature]()
+    return found
+
+
+def wanted(options: dict[str, Any]) -> list[str]:
+    """Everything that has a gradient under these options."""
+    names = ["q", "k", "v", "scale"] + ["sinks"] * ("sinks" in options)
+    mask = options.get("mask")
+    return names + ["mask"] * (mask is not None and mask.dtype != np.bool_)
+
+
+def problem(size: str, dtype: str = "float64") -> tuple[Array, Array, Array, Array]:
+    B, H, G, T, S, D, E = SIZES[size]
+    q, k, v = qkv((B, H), T, S, D, E, groups=G, dtype=dtype)
+    dout = np.random.default_rng(3).standard_normal((B, H, T, E)).astype(q.dtype)
+    return dout, q, k, v
+
+
+def backward(
+    dout: Array, q: Array, k: Array, v: Array, dlse: Array | None = None, **options: Any
+) -> dict[str, Array]:
+    threads, wrt = options.pop("threads", 2), options.pop("wrt", None)
+    seen = lh.observe(q, k, v, **options)
+    wrt = wanted(options) if wrt is None else wrt
+    found = lh.attention_backward(
+        dout, q, k, v, seen.output, seen.logsumexp,
+        dlogsumexp=dlse, wrt=wrt, threads=threads, **options,
+    )  # fmt: skip
+    return dict(zip(wrt, found, strict=True))
+
+
+def true(*arrays: Any, **options: Any) -> dict[str, Array]:
+    found = reference.attention_backward(*arrays, **options)
+    if np.ndim(options.get("scale")) == 0:
+        found["scale"] = found["scale"].sum()
+    return found
+
+
+# ---- the reference against the function itself
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_reference_is_the_derivative(feature: str) -> None:
+    sizes = {"B": 2, "H": 2, "T": 3, "S": 5}
+    options = options_of(feature, **sizes)
+    q, k, v = qkv((2, 2), 3, 5, 4, 3, groups=1, dtype="float64")
+    rng = np.random.default_rng(1)
+    dout, dlse = rng.standard_normal((2, 2, 3, 3)), rng.standard_normal((2, 2, 3))
+
+    def loss(**changed: Array) -> float:
+        given = {"q": q, "k": k, "v": v} | options | changed
+        seen = reference.observe(**given)
+        assert seen.output is not None
+        lse = np.where(np.isfinite(seen.logsumexp), seen.logsumexp, 0.0)
+        return float((dout * seen.output).sum() + (dlse * lse).sum())
+
+    found = reference.attention_backward(dout, q, k, v, dlogsumexp=dlse, **options)
+    for name in wanted(options):
+        x = {"q": q, "k": k, "v": v}.get(name, options.get(name))
+        if name == "scale" and not isinstance(x, np.ndarray):
+            continue  # a rule is no number to move
+        step = rng.standard_normal(np.shape(x))
+        across = (loss(**{name: x + 1e-6 * step}) - loss(**{name: x - 1e-6 * step})) / 2e-6
+        assert (found[name] * step).sum() == pytest.approx(across, rel=1e-6, abs=1e-7), name
+
+
+# ---- the core against the reference
+
+
+def close(found: dict[str, Array], truth: dict[str, Array], bound: float) -> None:
+    for name, x in found.items():
+        want = truth[name]
+        assert x.shape == np.shape(want), name
+        error = np.abs(x.astype(np.float64) - want).max(initial=0.0)
+        assert error <= bound * (1 + np.abs(want).max(initial=0.0)), (name, error)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("size", SIZES)
+def test_features(isa: str, size: str, feature: str) -> None:  # noqa: F811
+    B, H, _, T, S, _, _ = SIZES[size]
+    options = options_of(feature, B=B, H=H, T=T, S=S)
+    arrays = problem(size)
+    dlse = np.random.default_rng(4).standard_normal((B, H, T))
+    close(backward(*arrays, dlse, **options), true(*arrays, dlogsumexp=dlse, **options), 1e-11)
+    assert _core.info()["isa"] == isa
+
+
+@pytest.mark.parametrize("pair", list(combinations(FEATURES, 2)), ids="+".join)
+def test_pairs_of_features(pair: tuple[str, str]) -> None:
+    options = options_of(*pair, B=2, H=4, T=70, S=150)
+    arrays = problem("group")
+    close(backward(*arrays, **options), true(*arrays, **options), 1e-11)
+
+
+# Of the largest gradient: half types round the output, and with it delta, to their own precision.
+BOUNDS = {"float32": 4e-6, "float16": 2e-3, "bfloat16": 2e-2}
+
+
+@pytest.mark.parametrize(("dtype", "bound"), BOUNDS.items())
+@pytest.mark.parametrize("causal", [False, True])
+def test_dtypes(isa: str, dtype: str, bound: float, causal: bool) -> None:  # noqa: F811
+    dout, q, k, v = problem("slices", dtype)
+    found = backward(dout, q, k, v, causal=causal, wrt=["q", "k", "v"])
+    assert all(x.dtype == kind(dtype) for x in found.values())
+    close(found, true(dout, q, k, v, causal=causal), bound)
+
+
+# ---- promises
+
+
+@pytest.mark.parametrize("feature", ["causal", "bias", "head-bias", "row-bias", "dropout", "sinks"])
+def test_bits_do_not_depend_on_threads(feature: str) -> None:
+    options = options_of(feature, B=2, H=4, T=70, S=150)
+    arrays = problem("group", "float32")
+    if "mask" in options:
+        options["mask"] = options["mask"].astype(np.float32)
+    alone = backward(*arrays, threads=1, **options)
+    for threads in (2, 3, 7):
+        for name, x in backward(*arrays, threads=threads, **options).items():
+            assert x.tobytes() == alone[name].tobytes(), name
+
+
+def test_bits_do_not_depend_on_neighbours_or_layout(isa: str) -> None:  # noqa: F811
+    dout, q, k, v = problem("group", "float32")
+    whole = backward(dout, q, k, v, causal=True, wrt=["q", "k", "v"])
+    row = backward(dout[1:], q[1:], k[1:], v[1:], causal=True, wrt=["q", "k", "v"])
+    group = backward(dout[:, 2:], q[:, 2:], k[:, 1:], v[:, 1:], causal=True, wrt=["q", "k", "v"])
+    turned = [np.asfortranarray(x) for x in (dout, q, k, v)]
+    other = backward(*turned, causal=True, wrt=["q", "k", "v"])
+    for name, x in whole.items():
+        assert x[1:].tobytes() == row[name].tobytes()
+        heads = 2 if name == "q" else 1
+        assert np.ascontiguousarray(x[:, heads:]).tobytes() == group[name].tobytes()
+        assert x.tobytes() == np.ascontiguousarray(other[name]).tobytes()
+
+
+@pytest.mark.parametrize(
+    "wrt", [c for n in (1, 2) for c in combinations(("q", "k", "v", "scale"), n)]
+)
+def test_any_subset(wrt: tuple[str, ...]) -> None:
+    arrays = problem("group", "float32")
+    whole = backward(*arrays, wrt=["q", "k", "v", "scale"])
+    for name, x in backward(*arrays, wrt=list(wrt)[::-1]).items():
+        assert x.tobytes() == whole[name].tobytes()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["q", "k", "v", "dout"])
+def test_what_is_hidden_touches_nothing(isa: str, where: str, bad: float) -> None:  # noqa: F811
+    """Query 3 and key 5 see only each other; whatever they hold stays between them."""
+    dout, q, k, v = problem("odd", "float32")
+    mask = np.ones((97, 33), bool)
+    mask[3], mask[:, 5], mask[3, 5] = False, False, True
+    clean = backward(dout, q, k, v, mask=mask)
+    arrays = {"dout": dout.copy(), "q": q.copy(), "k": k.copy(), "v": v.copy()}
+    arrays[where][0, 1, 3 if where in ("q", "dout") else 5, 2] = bad
+    found = backward(**arrays, mask=mask, wrt=["q", "k", "v"])
+    for name, x in found.items():
+        own = 3 if name == "q" else 5
+        others = np.delete(x, own, axis=2)
+        assert others.tobytes() == np.delete(clean[name], own, axis=2).tobytes(), name
+        assert x[0, [0, 2], own].tobytes() == clean[name][0, [0, 2], own].tobytes()
+    seen = {"q": "k", "k": "q", "v": "q", "dout": "v"}[where]
+    if np.isnan(bad):  # an infinity may also make a logit of -inf, which hides
+        assert np.isnan(found[seen][0, 1, 3 if seen == "q" else 5]).any()
+
+
+def test_rows_that_see_nothing_have_no_gradient(isa: str) -> None:  # noqa: F811
+    dout, q, k, v = problem("group", "float32")
+    mask = np.ones((70, 150), bool)
+    mask[5] = False
+    found = backward(dout, q, k, v, mask=mask)
+    assert not found["q"][:, :, 5].any()
+    assert all(np.isfinite(x).all() for x in found.values())
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)])
+def test_empty_dimensions(shape: tuple[int, ...]) -> None:
+    x = np.ones(shape, np.float32)
+    found = backward(x, x, x, x, wrt=["q", "k", "v", "scale"])
+    assert all(found[name].shape == shape and not found[name].any() for name in ("q", "k"))
+    assert found["scale"].shape == ()
+
+
+def test_no_keys_and_no_queries() -> None:
+    q, k = np.ones((2, 3, 4), np.float32), np.ones((2, 0, 4), np.float32)
+    assert not backward(q, q, k, k)["q"].any()
+    found = backward(k, k, q, q)
+    assert found["k"].shape == q.shape
+    assert not found["k"].any()
+    assert not found["v"].any()
+
+
+def test_same_on_every_isa() -> None:
+    arrays = problem("slices", "float64")
+    results = on_every_isa(lambda: backward(*arrays, causal=True))
+    assert [name for name, _ in results] == list(ISAS)
+    for _, found in results:
+        close(found, results[0][1], 1e-12)
+
+
+# ---- mistakes
+
+ONES = np.ones((2, 3, 4), np.float32)
+LSE = np.ones((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"wrt": ("q", "w")}, "wrt: expected different names"),
+        ({"wrt": ("q", "q")}, "wrt: expected different names"),
+        ({"wrt": "q"}, "wrt: expected a sequence"),
+        ({"wrt": ("mask",)}, "'mask' without mask"),
+        ({"wrt": ("sinks",)}, "'sinks' without sinks"),
+        ({"wrt": ("mask",), "mask": np.ones((3, 3), bool)}, "a boolean one"),
+        ({"dout": ONES[:1]}, "dout: expected shape"),
+        ({"out": ONES.astype(np.float64)}, "out: expected the dtype of q"),
+        ({"logsumexp": LSE[:1]}, "logsumexp: expected shape"),
+        ({"logsumexp": None}, "logsumexp: expected an array"),
+        ({"dlogsumexp": LSE.astype(np.int64)}, "dlogsumexp: expected an array of floats"),
+        ({"dropout": 0.5}, "seed: expected the seed of the forward pass"),
+        ({"threads": 0}, "threads: expected an integer of at least 1"),
+    ],
+)
+def test_mistakes_are_explained(changes: dict[str, Any], says: str) -> None:
+    given = dict(dout=ONES, q=ONES, k=ONES, v=ONES, out=ONES, logsumexp=LSE) | changes
+    with pytest.raises(lh.LevelheadError) as caught:
+        lh.attention_backward(**given)
+    assert says in str(caught.value)
