@@ -78,11 +78,17 @@ struct KernelTable {
   void (*exponential)(const void* x, void* y, std::int64_t n);
 };
 
-struct Kernel {
-  const char* name;
+// For operands of the compute type; every isa_*.cpp has these, unless it only adds to another.
+struct NumberTables {
   KernelTable f32, f64;
   std::int64_t (*burn)(std::int64_t rounds);  // machine.h
   float (*sweep)(const float* x, std::int64_t n);
+};
+
+struct Kernel {
+  const char* name;
+  const NumberTables* numbers;
+  const KernelTable* pairs;  // for operands in bfloat16, sums in float; null where no instruction does that
 };
 
 const Kernel& kernel();  // the one in use

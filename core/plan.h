@@ -9,14 +9,15 @@
 
 namespace levelhead {
 
-// The register tile of an ISA: `rows` queries by `panel` keys (or value columns).
+// The register tile of an ISA: `rows` queries by `panel` keys (or value columns), multiplied in words of `per_word` numbers.
 struct Tile {
-  int rows, panel;
+  int rows, panel, per_word;
 };
 
 struct Plan {
   Tile tile;
   std::int64_t D, E;
+  std::int64_t key_words;       // of one key, or query
   std::int64_t key_block;       // keys whose packed K and V stay in L2 while a query block passes over them
   std::int64_t blocks;          // key blocks
   std::int64_t query_block;     // query rows of one task, a multiple of tile.rows
@@ -27,9 +28,9 @@ struct Plan {
   std::int64_t score_stride;    // of the rows of a strip of scores
 
   [[gnu::always_inline]] std::int64_t strips() const { return query_block / tile.rows; }
-  // Elements of one packed key block: keys, then values.
-  [[gnu::always_inline]] std::int64_t key_elements() const { return key_block * D; }
-  [[gnu::always_inline]] std::int64_t pack_elements() const { return key_block * (D + padded_columns); }
+  // Words of a column of values, and of one packed key block: keys, then values.
+  [[gnu::always_inline]] std::int64_t value_words() const { return key_block / tile.per_word; }
+  [[gnu::always_inline]] std::int64_t pack_words() const { return key_block * key_words + value_words() * padded_columns; }
 };
 
 [[gnu::always_inline]] inline std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
@@ -55,6 +56,8 @@ constexpr std::int64_t streamed_rows = 16, streamed_block = 256;
 // their times compare. What comes next is fetched in step with them.
 constexpr std::int64_t product_steps = 3;
 
+inline bool streams(std::int64_t group, std::int64_t T) { return T <= few_queries && group * T <= streamed_rows; }
+
 // `group` query heads share a kv head.
 inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
                       std::int64_t real_bytes) {
@@ -62,11 +65,12 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
   plan.tile = tile;
   plan.D = D;
   plan.E = E;
-  std::int64_t keys = D + E > 0 ? block_bytes / ((D + E) * real_bytes) : largest_key_block;
+  plan.key_words = (D + tile.per_word - 1) / tile.per_word;
+  std::int64_t keys = D + E > 0 ? block_bytes * tile.per_word / ((D + E) * real_bytes) : largest_key_block;
   if (keys > largest_key_block) keys = largest_key_block;
   if (keys < smallest_key_block) keys = smallest_key_block;
   keys = keys / smallest_key_block * smallest_key_block;
-  plan.streams = T <= few_queries && group * T <= streamed_rows;
+  plan.streams = streams(group, T);
   if (plan.streams) keys = group * T <= tile.rows ? split_keys : streamed_block;
   plan.key_block = S < keys ? round_up(S > 0 ? S : 1, tile.panel) : keys;
   plan.blocks = (S + plan.key_block - 1) / plan.key_block;
