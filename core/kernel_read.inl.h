@@ -67,9 +67,15 @@ void widen(const char* from, DType dtype, std::int64_t stride, std::int64_t n, R
 
 template <class Stored, class Real, class Narrow>
 LH_INLINE void narrow_as(const Real* from, std::int64_t n, char* to, std::int64_t stride, Narrow narrow) {
-  for (std::int64_t i = 0; i < n; ++i) {
+  constexpr std::int64_t bytes = sizeof(Stored);
+  const auto put = [&](std::int64_t i, char* place) {
     const Stored x = narrow(from[i]);
-    __builtin_memcpy(to + i * stride, &x, sizeof x);
+    __builtin_memcpy(place, &x, sizeof x);
+  };
+  if (stride == bytes) {  // which the compiler can do in vectors
+    for (std::int64_t i = 0; i < n; ++i) put(i, to + i * bytes);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) put(i, to + i * stride);
   }
 }
 

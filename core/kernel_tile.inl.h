@@ -39,13 +39,13 @@ LH_INLINE void with_tile(std::int64_t rows, const Work& work) {
 // in one go. Shorter pieces cost more loads and stores; halves of a key cost 2 to 3 % at d 64, the rest nothing
 // one can measure (docs/kernel.md).
 constexpr std::int64_t value_chunk = 256;                                                 // keys
-LH_INLINE std::int64_t score_chunk(std::int64_t D) { return D <= 16 ? D : (D + 1) / 2; }  // words of a key
+LH_INLINE std::int64_t score_chunk(std::int64_t D) { return D <= 16 ? D : (D + 1) / 2; }  // numbers of a key
 
 // s (rows x vectors) = scale * q (rows x D words, q_step apart) . k (D x panel).
 template <class Operand, int rows, int vectors, class Real = typename Operand::Real>
 [[gnu::noinline]] void score_tile(const Real* q, std::int64_t q_step, const Real* k, std::int64_t D, const Real* scale,
                                   Real* s, std::int64_t stride) {
-  const std::int64_t chunk = score_chunk(D);
+  const std::int64_t chunk = Operand::per_word == 1 ? score_chunk(D) : D;
   for (std::int64_t first = 0, end;; first = end) {
     end = first + chunk < D ? first + chunk : D;
     Vector<Real> sum[rows][vectors] = {};
