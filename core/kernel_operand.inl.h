@@ -68,8 +68,7 @@ struct Pairs {
     std::int64_t stride;
   };
   LH_INLINE static Integers<float> some(const char* p) {
-    typedef std::uint16_t Some __attribute__((vector_size(LEVELHEAD_VECTOR_BYTES / 2), aligned(1), may_alias));
-    return __builtin_convertvector(*reinterpret_cast<const Some*>(p), Integers<float>);
+    return (Integers<float>)_mm512_maskz_cvtepu16_epi32(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
 
   // Keys j and j + 1 side by side in each column. One that is not among the `count` keys from j on is zero, and with

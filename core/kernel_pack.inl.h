@@ -105,13 +105,13 @@ template <class Operand, class Real = typename Operand::Real>
 bool pack_values(const Problem& problem, const Plan& plan, std::int64_t b, std::int64_t g, std::int64_t first,
                  std::int64_t count, bool careful, Real* to, Real* spare) {
   constexpr int width = panel<Real>, n = lanes<Real>;
-  const std::int64_t E = plan.E, whole = E / n * n;
+  const std::int64_t E = plan.E, whole = E / n * n, column_words = plan.value_words();
   Probe<Real> probe;
   for (std::int64_t j = 0; j < count; j += Operand::per_word, to += width) {
     const Real* row = Operand::values(problem.v, b, g, first + j, count - j, E, careful, spare);
     Operand::show(probe, row, E);
     std::int64_t c = 0;
-    const auto place = [&] { return to + c / width * width * plan.value_words() + c % width; };
+    const auto place = [&] { return to + c / width * width * column_words + c % width; };
     for (; c < whole; c += n) store(place(), load(row + c));
     for (; c < plan.padded_columns; ++c) *place() = c < E ? number(row + c) : Real(0);
   }
