@@ -241,6 +241,7 @@ template <class Operand, bool statistics, class Real = typename Operand::Real>
 void attend_block(const Job& job, const Packed& packed, bool streams, const Strip& strip, const Piece& piece,
                   std::int64_t block, bool last, const Scratch<Real>& scratch, Progress<Real>& progress, Row<Real>* rows,
                   Real* acc) {
+  if constexpr (Operand::per_word > 1) streams = false;  // never is; so the code for it is left out
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
   const Span span = visible_span(job, piece.b, block, strip);
