@@ -69,8 +69,8 @@ def variants(isa: str) -> list[Variant]:
         tall = (f"isa_{isa}.cpp", f"LEVELHEAD_TILE_ROWS {own}", f"LEVELHEAD_TILE_ROWS {rows}")
         block = (plan, "long_query_block = 96", f"long_query_block = {96 // rows * rows}")
         found.append(Variant("tile rows", str(rows), (tall, block)))
-    for value, chunk in (("32", "32"), ("d / 2", "(D + 1) / 2"), ("none", "D")):
-        change = (tile, "D <= 16 ? D : (D + 1) / 2", f"D <= 16 ? D : {chunk}")
+    for value, pieces in (("32", "D / 32"), ("d / 2", "2"), ("none", "1")):
+        change = (plan, "T <= few_queries ? 4 : 2", f"T <= few_queries ? 4 : {pieces}")
         found.append(Variant("score chunk", value, (change,)))
     for value, keys in (("128", 128), ("256", 256), ("none", 1 << 20)):
         change = (tile, "value_chunk = 256", f"value_chunk = {keys}")

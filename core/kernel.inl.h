@@ -115,17 +115,20 @@ void add_tainted(const Job& job, const Strip& strip, const Span& span, std::int6
 // --- one strip against one key block ---
 
 // Scores of keys [from, from + n) of a packed block; `from` is whole vectors. Half a panel where no more is wanted.
-template <class Operand, int rows, class Real = typename Operand::Real>
-LH_INLINE void multiply_keys(const Progress<Real>& strip, const Real* keys, std::int64_t from, std::int64_t n,
-                             std::int64_t D, const Real* scale, Real* s, std::int64_t stride) {
+// Before a tile the mask of its keys is asked for, which all at once would be more than memory takes.
+template <class Operand, int rows, class Fetch, class Real = typename Operand::Real>
+LH_INLINE void multiply_keys(const Plan& plan, const Progress<Real>& strip, const Real* keys, std::int64_t from,
+                             std::int64_t n, const Real* scale, Real* s, const Fetch& fetch) {
+  const std::int64_t D = plan.key_words, chunk = plan.score_chunk, stride = plan.score_stride;
   for (std::int64_t j = from, end = from + n; j < end;) {
     const std::int64_t within = j % panel<Real>;
     const Real* k = keys + (j - within) * D + within;
+    fetch(j, least(j + panel<Real> - within, end));
     if (within == 0 && end - j > lanes<Real>) {
-      score_tile<Operand, rows, 2>(strip.q, strip.q_step, k, D, scale, s + j - from, stride);
+      score_tile<Operand, rows, 2>(strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
       j += panel<Real>;
     } else {
-      score_tile<Operand, rows, 1>(strip.q, strip.q_step, k, D, scale, s + j - from, stride);
+      score_tile<Operand, rows, 1>(strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
       j += lanes<Real>;
     }
   }
@@ -256,8 +259,11 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
     stream_keys(job, piece.b, piece.g, keys.lo, keys.real(), progress.q, strip.rows, scale, scratch.scores, scratch.row);
   else
     with_tile(strip.rows, [&](auto n_rows) {
-      multiply_keys<Operand, n_rows.value>(progress, room, keys.lo - keys.first, keys.real(), plan.key_words, scale,
-                                           scratch.scores, plan.score_stride);
+      multiply_keys<Operand, n_rows.value>(
+          plan, progress, room, keys.lo - keys.first, keys.real(), scale, scratch.scores,
+          [&](std::int64_t from, std::int64_t to) {
+            fetch_mask(problem.scoring.mask, strip, piece.b, keys.first + from, keys.first + to);
+          });
     });
   const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, keys.lo, keys.n, scratch.row);
 

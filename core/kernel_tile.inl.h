@@ -35,17 +35,14 @@ LH_INLINE void with_tile(std::int64_t rows, const Work& work) {
     work(Count<tile_rows>{});
 }
 
-// A long sum is taken in pieces: n terms in pieces of b have a rounding error of about sqrt(b / n + 1 / b) of that
-// in one go. Shorter pieces cost more loads and stores; halves of a key cost 2 to 3 % at d 64, the rest nothing
-// one can measure (docs/kernel.md).
-constexpr std::int64_t value_chunk = 256;                                                 // keys
-LH_INLINE std::int64_t score_chunk(std::int64_t D) { return D <= 16 ? D : (D + 1) / 2; }  // numbers of a key
+// A long sum is taken in pieces (Plan::score_chunk has the law for scores): here of the values of so many keys, which
+// costs nothing one can measure (docs/kernel.md).
+constexpr std::int64_t value_chunk = 256;
 
-// s (rows x vectors) = scale * q (rows x D words, q_step apart) . k (D x panel).
+// s (rows x vectors) = scale * q (rows x D words, q_step apart) . k (D x panel), `chunk` words of each key at a time.
 template <class Operand, int rows, int vectors, class Real = typename Operand::Real>
-[[gnu::noinline]] void score_tile(const Real* q, std::int64_t q_step, const Real* k, std::int64_t D, const Real* scale,
-                                  Real* s, std::int64_t stride) {
-  const std::int64_t chunk = Operand::per_word == 1 ? score_chunk(D) : D;
+[[gnu::noinline]] void score_tile(const Real* q, std::int64_t q_step, const Real* k, std::int64_t D, std::int64_t chunk,
+                                  const Real* scale, Real* s, std::int64_t stride) {
   for (std::int64_t first = 0, end;; first = end) {
     end = first + chunk < D ? first + chunk : D;
     Vector<Real> sum[rows][vectors] = {};

@@ -26,6 +26,7 @@ struct Plan {
   bool streams;                 // so few rows that K and V are read in place
   std::int64_t padded_columns;  // E up to whole panels
   std::int64_t score_stride;    // of the rows of a strip of scores
+  std::int64_t score_chunk;     // words of a key that are summed in one go
 
   [[gnu::always_inline]] std::int64_t strips() const { return query_block / tile.rows; }
   // Words of a column of values, and of one packed key block: keys, then values.
@@ -36,7 +37,7 @@ struct Plan {
 [[gnu::always_inline]] inline std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Packed K and V of a block should take about half of a 512 KiB L2, the smallest in current use:
-// at D = E = 64 in float that is 512 keys, at 128 it is 256.
+// at D = E = 64 in float that is 512 keys, at 128 it is 256 (in pairs of bfloat16 both are 512).
 constexpr std::int64_t block_bytes = 256 * 1024;
 constexpr std::int64_t largest_key_block = 512, smallest_key_block = 64;
 
@@ -49,14 +50,22 @@ constexpr std::int64_t long_query_block = 96, short_query_block = 48, short_quer
 constexpr std::int64_t few_queries = 16, split_keys = 1024;
 
 // Up to this many rows of a kv head (queries times heads of the group), not even a panel of keys pays for being made: K
-// and V are read where they lie (kernel_stream.inl.h), and if they are read but once, in stretches as long as a split.
-constexpr std::int64_t streamed_rows = 16, streamed_block = 256;
+// and V are read where they lie (kernel_stream.inl.h), in stretches as long as a split. From six rows on the pack
+// is faster, 1.2 to 1.6 times at eight, however many keys there are.
+constexpr std::int64_t streamed_rows = 4;
+inline bool streams(std::int64_t group, std::int64_t T) { return T <= few_queries && group * T <= streamed_rows; }
+
+// n terms in pieces of b have a rounding error of about sqrt(b / n + 1 / b) of that in one go. Halves of a key cost 2 to
+// 3 % at d 64 and are needed to be as exact as PyTorch; with few queries memory sets the pace, quarters are free, and with
+// few keys the weights' errors have nobody to average out with.
+inline std::int64_t chunk_of_score(std::int64_t D, std::int64_t T) {
+  const std::int64_t pieces = D <= 16 ? 1 : T <= few_queries ? 4 : 2;
+  return (D + pieces - 1) / pieces;
+}
 
 // A strip against a key block counts as a step for each row, and as so many for each of its two products: about how
 // their times compare. What comes next is fetched in step with them.
 constexpr std::int64_t product_steps = 3;
-
-inline bool streams(std::int64_t group, std::int64_t T) { return T <= few_queries && group * T <= streamed_rows; }
 
 // `group` query heads share a kv head.
 inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
@@ -71,7 +80,7 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
   if (keys < smallest_key_block) keys = smallest_key_block;
   keys = keys / smallest_key_block * smallest_key_block;
   plan.streams = streams(group, T);
-  if (plan.streams) keys = group * T <= tile.rows ? split_keys : streamed_block;
+  if (plan.streams) keys = split_keys;
   plan.key_block = S < keys ? round_up(S > 0 ? S : 1, tile.panel) : keys;
   plan.blocks = (S + plan.key_block - 1) / plan.key_block;
   plan.query_block = T < short_queries ? short_query_block : long_query_block;
@@ -81,6 +90,8 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
   plan.padded_columns = round_up(E, tile.panel);
   // One cache line more than the block, so that the rows of a strip do not fall into the same sets.
   plan.score_stride = plan.key_block + 64 / real_bytes;
+  // In pairs a sum has half the terms, and what is rounded to bfloat16 errs far more.
+  plan.score_chunk = tile.per_word == 1 ? chunk_of_score(D, T) : plan.key_words;
   return plan;
 }
 
