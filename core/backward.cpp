@@ -16,7 +16,7 @@ constexpr std::int64_t parts_bytes = std::int64_t(64) << 20;
 
 class BackwardCall {
  public:
-  BackwardCall(const Problem& problem, const Gradients& gradients, const KernelTable& kernel, std::int64_t real_bytes,
+  BackwardCall(const Problem& problem, const Gradients& gradients, const GradientTable& kernel, std::int64_t real_bytes,
                int threads, Interrupt& interrupt)
       : problem_(problem),
         gradients_(gradients),
@@ -32,7 +32,7 @@ class BackwardCall {
     reserve();
     if (!frame_.gather_facts()) return false;
     if (!frame_.deal(problem_.B * problem_.H, [&](std::int64_t i, int worker) {
-          kernel_.gradient_rows(frame_.job, backward_, i / problem_.H, i % problem_.H, scratch(worker));
+          kernel_.rows(frame_.job, backward_, i / problem_.H, i % problem_.H, scratch(worker));
         }))
       return false;
     for (std::int64_t first = 0; first < problem_.B * problem_.G; first += together_)
@@ -50,7 +50,7 @@ class BackwardCall {
   }
 
   void reserve() {
-    const std::int64_t rows = problem_.B * problem_.H * problem_.T, scratch_bytes = kernel_.gradient_scratch_bytes(plan_);
+    const std::int64_t rows = problem_.B * problem_.H * problem_.T, scratch_bytes = kernel_.scratch_bytes(plan_);
     backward_ = {&gradients_, nullptr, nullptr, nullptr, chunk_of_score(problem_.E, problem_.T),
                  bool(gradients_.dq) || gradients_.dscale};
     part_bytes_ = backward_.parts ? (rows_ + plan_.tile.rows) * round_up(problem_.D, plan_.tile.panel) * real_bytes_ : 0;
@@ -74,7 +74,7 @@ class BackwardCall {
   bool run_heads(std::int64_t first, std::int64_t count) {
     const auto slice = [&](std::int64_t i, int worker) {
       const std::int64_t head = i / plan_.splits, kv_head = first + head, which = i % plan_.splits;
-      kernel_.gradient_slice(frame_.job, backward_, kv_head / problem_.G, kv_head % problem_.G, which,
+      kernel_.slice(frame_.job, backward_, kv_head / problem_.G, kv_head % problem_.G, which,
                              parts(head) + which * part_bytes_, worker, scratch(worker));
     };
     // A bias that all keys share is summed slice after slice.
@@ -87,7 +87,7 @@ class BackwardCall {
     const std::int64_t blocks = backward_.parts ? (rows_ + plan_.query_block - 1) / plan_.query_block : 0;
     return frame_.deal(count * blocks, [&](std::int64_t i, int worker) {
       const std::int64_t head = i / blocks, row = i % blocks * plan_.query_block;
-      kernel_.gradient_fold(frame_.job, backward_, (first + head) / problem_.G, (first + head) % problem_.G, row,
+      kernel_.fold(frame_.job, backward_, (first + head) / problem_.G, (first + head) % problem_.G, row,
                             std::min(row + plan_.query_block, rows_), parts(head), part_bytes_, scratch(worker));
     });
   }
@@ -112,7 +112,7 @@ class BackwardCall {
 
   const Problem& problem_;
   const Gradients& gradients_;
-  const KernelTable& kernel_;
+  const GradientTable& kernel_;
   const Plan plan_;
   const std::int64_t real_bytes_, rows_;  // query rows of a kv head
   const int threads_;
@@ -127,8 +127,9 @@ class BackwardCall {
 
 bool backward(const Problem& problem, const Gradients& gradients, int threads, Interrupt& interrupt) {
   const bool wide = problem.q.dtype == DType::f64;
-  return BackwardCall(problem, gradients, wide ? kernel().f64 : kernel().f32, wide ? sizeof(double) : sizeof(float), threads,
-                      interrupt)
+  const NumberTables& tables = *kernel().numbers;
+  return BackwardCall(problem, gradients, wide ? tables.gradients_f64 : tables.gradients_f32,
+                      wide ? sizeof(double) : sizeof(float), threads, interrupt)
       .run();
 }
 

@@ -7,9 +7,10 @@
 #include "kernel.h"
 
 extern "C" {
-extern const levelhead::Kernel levelhead_kernel_baseline;
+extern const levelhead::NumberTables levelhead_kernel_baseline;
 #if defined(LEVELHEAD_X86)
-extern const levelhead::Kernel levelhead_kernel_avx2, levelhead_kernel_avx2x16, levelhead_kernel_avx512;
+extern const levelhead::NumberTables levelhead_kernel_avx2, levelhead_kernel_avx2x16, levelhead_kernel_avx512;
+extern const levelhead::KernelTable levelhead_kernel_avx512bf16;
 #endif
 }
 
@@ -27,21 +28,23 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
 }
+bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
 struct Candidate {
-  const Kernel* kernel;
+  Kernel kernel;
   bool (*runs_here)();
   bool eligible;  // may be chosen without being asked for
 };
 
 // Plainest first; the last eligible one that runs here is the choice.
 const Candidate candidates[] = {
-    {&levelhead_kernel_baseline, always, true},
+    {{"baseline", &levelhead_kernel_baseline, nullptr}, always, true},
 #if defined(LEVELHEAD_X86)
-    {&levelhead_kernel_avx2x16, has_avx2, false},
-    {&levelhead_kernel_avx2, has_avx2, true},
-    {&levelhead_kernel_avx512, has_avx512, true},
+    {{"avx2x16", &levelhead_kernel_avx2x16, nullptr}, has_avx2, false},
+    {{"avx2", &levelhead_kernel_avx2, nullptr}, has_avx2, true},
+    {{"avx512", &levelhead_kernel_avx512, nullptr}, has_avx512, true},
+    {{"avx512bf16", &levelhead_kernel_avx512, &levelhead_kernel_avx512bf16}, has_avx512bf16, true},
 #endif
 };
 
@@ -53,7 +56,7 @@ std::string joined(const std::vector<std::string>& names) {
 
 const Kernel* find(const std::string& name, const char* source) {
   for (const Candidate& candidate : candidates)
-    if (name == candidate.kernel->name && candidate.runs_here()) return candidate.kernel;
+    if (name == candidate.kernel.name && candidate.runs_here()) return &candidate.kernel;
   throw std::invalid_argument(std::string(source) + ": expected one of " + joined(available_isas()) +
                               " (what this CPU can run), got '" + name + "'");
 }
@@ -62,7 +65,7 @@ const Kernel* choose() {
   if (const char* wish = std::getenv("LEVELHEAD_ISA"); wish && *wish) return find(wish, "LEVELHEAD_ISA");
   const Kernel* best = nullptr;
   for (const Candidate& candidate : candidates)
-    if (candidate.eligible && candidate.runs_here()) best = candidate.kernel;
+    if (candidate.eligible && candidate.runs_here()) best = &candidate.kernel;
   return best;
 }
 
@@ -78,14 +81,14 @@ const Kernel& kernel() {
 
 std::vector<std::string> built_isas() {
   std::vector<std::string> names;
-  for (const Candidate& candidate : candidates) names.emplace_back(candidate.kernel->name);
+  for (const Candidate& candidate : candidates) names.emplace_back(candidate.kernel.name);
   return names;
 }
 
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
   for (const Candidate& candidate : candidates)
-    if (candidate.runs_here()) names.emplace_back(candidate.kernel->name);
+    if (candidate.runs_here()) names.emplace_back(candidate.kernel.name);
   return names;
 }
 

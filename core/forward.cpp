@@ -47,7 +47,7 @@ class Call {
         group_(problem.G > 0 ? problem.H / problem.G : 0),
         kv_heads_(problem.B * problem.G),
         threads_(workers(threads)),
-        block_bytes_(plan_.pack_elements() * real_bytes),
+        block_bytes_(plan_.pack_words() * real_bytes),
         scratch_bytes_(kernel.scratch_bytes(plan_)),
         partial_acc_bytes_(plan_.E * real_bytes),
         frame_(problem, &result, plan_, threads_, interrupt),
@@ -200,19 +200,29 @@ class Call {
   char* scratch_ = nullptr;
 };
 
+const KernelTable& table_of(DType dtype) { return dtype == DType::f64 ? kernel().numbers->f64 : kernel().numbers->f32; }
+
+// Whether both products are taken of bfloat16 as it is. Not of unit vectors, which are float; and not where memory
+// is what costs.
+bool in_pairs(const Problem& problem) {
+  const auto fits = [](const Tensor& x) { return x.dtype == DType::bf16; };
+  return kernel().pairs && problem.G > 0 && fits(problem.q) && fits(problem.k) && (!problem.v || fits(problem.v)) &&
+         !problem.scoring.cosine && !streams(problem.H / problem.G, problem.T);
+}
+
 }  // namespace
 
 bool interrupted(Interrupt& interrupt, int worker) { return interrupt.requested(worker); }
 
 bool forward(const Problem& problem, const Result& result, int threads, Interrupt& interrupt) {
   const bool wide = problem.q.dtype == DType::f64;
-  return Call(problem, result, wide ? kernel().f64 : kernel().f32, wide ? sizeof(double) : sizeof(float), threads, interrupt)
-      .run();
+  const KernelTable& table = in_pairs(problem) ? *kernel().pairs : table_of(problem.q.dtype);
+  return Call(problem, result, table, wide ? sizeof(double) : sizeof(float), threads, interrupt).run();
 }
 
 void finish(std::int64_t B, std::int64_t H, std::int64_t T, std::int64_t E, DType compute, const void* acc,
             const void* sums, const double* sinks, const MutableTensor& out) {
-  const KernelTable& table = compute == DType::f64 ? kernel().f64 : kernel().f32;
+  const KernelTable& table = table_of(compute);
   const std::int64_t bytes = compute == DType::f64 ? sizeof(double) : sizeof(float);
   for (std::int64_t head = 0; head < B * H; ++head)
     table.finish(static_cast<const char*>(acc) + head * T * E * bytes, E,
@@ -221,7 +231,7 @@ void finish(std::int64_t B, std::int64_t H, std::int64_t T, std::int64_t E, DTyp
 }
 
 void exponential(DType compute, const void* x, void* y, std::int64_t n) {
-  (compute == DType::f64 ? kernel().f64 : kernel().f32).exponential(x, y, n);
+  table_of(compute).exponential(x, y, n);
 }
 
 }  // namespace levelhead

@@ -85,22 +85,33 @@ struct KernelTable {
                  std::int64_t n, std::int64_t E, const double* sink, const MutableTensor& out,
                  std::int64_t b, std::int64_t head, std::int64_t t);
   void (*exponential)(const void* x, void* y, std::int64_t n);
+};
 
-  // The backward pass (kernel_backward.inl.h): once per head, then once per kv head and slice, then for all rows.
+// The backward pass (kernel_backward.inl.h): rows once per head, then slices once per kv head and slice, then the folding of
+// all rows.
+struct GradientTable {
+  Tile tile;
+  std::int64_t (*scratch_bytes)(const Plan&);
+  void (*rows)(const Job&, const Backward&, std::int64_t b, std::int64_t head, void* scratch);
   // `part` has a row of whole panels for each query row of the kv head, and tile.rows more.
-  std::int64_t (*gradient_scratch_bytes)(const Plan&);
-  void (*gradient_rows)(const Job&, const Backward&, std::int64_t b, std::int64_t head, void* scratch);
-  void (*gradient_slice)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t slice, void* part, int worker,
-                         void* scratch);
-  void (*gradient_fold)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t row0, std::int64_t row1,
-                        const void* parts, std::int64_t part_bytes, void* scratch);
+  void (*slice)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t slice, void* part, int worker,
+                void* scratch);
+  void (*fold)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t row0, std::int64_t row1,
+               const void* parts, std::int64_t part_bytes, void* scratch);
+};
+
+// For operands of the compute type; every isa_*.cpp has these, unless it only adds to another.
+struct NumberTables {
+  KernelTable f32, f64;
+  GradientTable gradients_f32, gradients_f64;
+  std::int64_t (*burn)(std::int64_t rounds);  // machine.h
+  float (*sweep)(const float* x, std::int64_t n);
 };
 
 struct Kernel {
   const char* name;
-  KernelTable f32, f64;
-  std::int64_t (*burn)(std::int64_t rounds);  // machine.h
-  float (*sweep)(const float* x, std::int64_t n);
+  const NumberTables* numbers;
+  const KernelTable* pairs;  // for operands in bfloat16, sums in float; null where no instruction does that
 };
 
 const Kernel& kernel();  // the one in use

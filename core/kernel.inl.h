@@ -47,7 +47,7 @@ struct Scratch {
     };
     // First, because pack() uses it alone: `lanes` keys and one more there, `lanes` in stream_keys, a value, a row of bias.
     carve(row, most(most(plan.D * (lanes<Real> + 1), plan.E), plan.key_block));
-    carve(q, plan.query_block * plan.D);
+    carve(q, plan.query_block * plan.key_words);
     carve(acc, plan.query_block * plan.padded_columns);
     carve(part, tile_rows * plan.padded_columns);  // stream_values
     carve(scores, tile_rows * plan.score_stride);
@@ -63,26 +63,26 @@ std::int64_t scratch_bytes(const Plan& plan) {
   return Scratch<Real>(plan, nullptr).bytes;
 }
 
-// Whether the rows of a strip fill a tile and lie evenly in an array of the compute type: then a tile can work on
-// them in place.
-template <class Real, class Array>
+// Whether the rows of a strip fill a tile and lie evenly: then a tile can work on them in place, if they lie in words.
+template <class Array>
 LH_INLINE bool tile_in_place(const Array& x, const Problem& problem, const Strip& strip) {
-  return lies_as_computed<Real>(x) && strip.rows == rows_of_tile(strip.rows) &&
+  return strip.rows == rows_of_tile(strip.rows) &&
          (strip.head[0] == strip.head[strip.rows - 1] || x.head_stride == problem.T * x.row_stride);
 }
 
 // Queries of a strip: in place, or one after another in `room`, where those beyond the last are zero.
-template <class Real>
+template <class Operand, class Real = typename Operand::Real>
 Progress<Real> begin_strip(const Job& job, const Strip& strip, std::int64_t b, bool streams, Real* room) {
   const Problem& problem = *job.problem;
-  const std::int64_t D = job.plan->D;
-  if (!streams && !problem.scoring.cosine && tile_in_place<Real>(problem.q, problem, strip))
+  const std::int64_t D = job.plan->key_words;
+  if (!streams && !problem.scoring.cosine && Operand::lies_in_words(problem.q, problem.D) &&
+      tile_in_place(problem.q, problem, strip))
     return {reinterpret_cast<const Real*>(problem.q.at(b, strip.head[0], strip.t[0])),
             problem.q.row_stride / static_cast<std::int64_t>(sizeof(Real)), false, false};
   Real* q = room;
   for (int r = 0; r < tile_rows; ++r, q += D) {
     if (r < strip.rows) {
-      read_vector(problem.q, b, strip.head[r], strip.t[r], D, problem.scoring.cosine, q);
+      Operand::read_words(problem.q, b, strip.head[r], strip.t[r], problem.D, problem.scoring.cosine, q);
     } else {
       for (std::int64_t d = 0; d < D; ++d) q[d] = 0;
     }
@@ -98,7 +98,7 @@ void note_visible(const Strip& strip, const Real* scores, std::int64_t stride, s
     for (std::int64_t j = 0; j < n; ++j) sees[r * n + j] = scores[r * stride + j] != -infinity<Real>;
 }
 
-template <class Real>
+template <class Operand, class Real = typename Operand::Real>
 void add_tainted(const Job& job, const Strip& strip, const Span& span, std::int64_t b, std::int64_t g,
                  const Scratch<Real>& scratch, std::int64_t lo, std::int64_t n, Real* acc) {
   const Plan& plan = *job.plan;
@@ -108,7 +108,8 @@ void add_tainted(const Job& job, const Strip& strip, const Span& span, std::int6
     for (int r = 0; r < strip.rows; ++r)
       if (scratch.sees[r * n + j - lo])
         for (std::int64_t c = 0; c < plan.E; ++c)
-          acc[r * plan.padded_columns + c] += scratch.scores[r * plan.score_stride + j - lo] * scratch.row[c];
+          acc[r * plan.padded_columns + c] +=
+              Operand::weight(scratch.scores + r * plan.score_stride, j - lo) * scratch.row[c];
   }
 }
 
@@ -116,19 +117,19 @@ void add_tainted(const Job& job, const Strip& strip, const Span& span, std::int6
 
 // Scores of keys [from, from + n) of a packed block; `from` is whole vectors. Half a panel where no more is wanted.
 // Before a tile the mask of its keys is asked for, which all at once would be more than memory takes.
-template <class Real, int rows, class Fetch>
+template <class Operand, int rows, class Fetch, class Real = typename Operand::Real>
 LH_INLINE void multiply_keys(const Plan& plan, const Progress<Real>& strip, const Real* keys, std::int64_t from,
                              std::int64_t n, const Real* scale, Real* s, const Fetch& fetch) {
-  const std::int64_t D = plan.D, chunk = plan.score_chunk, stride = plan.score_stride;
+  const std::int64_t D = plan.key_words, chunk = plan.score_chunk, stride = plan.score_stride;
   for (std::int64_t j = from, end = from + n; j < end;) {
     const std::int64_t within = j % panel<Real>;
     const Real* k = keys + (j - within) * D + within;
     fetch(j, least(j + panel<Real> - within, end));
     if (within == 0 && end - j > lanes<Real>) {
-      score_tile<Real, rows, 2>(strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
+      score_tile<Operand, rows, 2>(strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
       j += panel<Real>;
     } else {
-      score_tile<Real, rows, 1>(strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
+      score_tile<Operand, rows, 1>(strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
       j += lanes<Real>;
     }
   }
@@ -137,20 +138,21 @@ LH_INLINE void multiply_keys(const Plan& plan, const Progress<Real>& strip, cons
 // Where value_tile finds the values of some keys: column c begins at data + c * panel_step.
 template <class Real>
 struct Values {
-  const Real* data;  // of the first key
+  const Real* data;  // of the first word
   std::int64_t row_step, panel_step;
 };
 
-// Weights times the values of keys [lo, lo + n) of the block. The chunks begin at fixed keys, wherever the strip
+// Weights times the values of words [lo, lo + n) of the block's keys. The chunks begin at fixed keys, wherever the strip
 // begins, so that a row's bits do not depend on its neighbours.
-template <class Real, int rows>
+template <class Operand, int rows, class Real = typename Operand::Real>
 LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Values<Real>& values, std::int64_t lo,
                                std::int64_t n, const Target<Real>& target, Real* acc) {
+  constexpr std::int64_t chunk = value_chunk / Operand::per_word;
   Real ones[tile_rows];
   for (int r = 0; r < tile_rows; ++r) ones[r] = 1;
   for (std::int64_t c = 0; c < plan.E; c += panel<Real>)
     for (std::int64_t j = 0, end; j < n; j = end) {
-      end = least(n, (lo + j) / value_chunk * value_chunk + value_chunk - lo);
+      end = least(n, (lo + j) / chunk * chunk + chunk - lo);
       Target<Real> part = target;
       part.acc += c;
       part.to += c;
@@ -160,7 +162,7 @@ LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Valu
         part.to = acc + c;
         part.step = plan.padded_columns;
       }
-      const auto tile = plan.E - c > lanes<Real> ? value_tile<Real, rows, 2> : value_tile<Real, rows, 1>;
+      const auto tile = plan.E - c > lanes<Real> ? value_tile<Operand, rows, 2> : value_tile<Operand, rows, 1>;
       tile(weights + j, plan.score_stride, values.data + c * values.panel_step + j * values.row_step, values.row_step,
            end - j, part);
     }
@@ -175,8 +177,8 @@ LH_INLINE void clear(const Strip& strip, const Plan& plan, Real* acc) {
 template <class Real>
 LH_INLINE bool ends_in_output(const Job& job, const Strip& strip) {
   const Result& result = *job.result;
-  return result.out && !result.acc && job.plan->E % lanes<Real> == 0 &&
-         tile_in_place<Real>(result.out, *job.problem, strip);
+  return result.out && !result.acc && job.plan->E % lanes<Real> == 0 && lies_as_computed<Real>(result.out) &&
+         tile_in_place(result.out, *job.problem, strip);
 }
 
 // The keys of a block that a strip sees and those it computes: from the vector where these begin, on
@@ -194,8 +196,8 @@ LH_INLINE Stretch stretch_of(const Span& span, std::int64_t first) {
   return {first, lo, round_up(span.hi - lo, panel<Real>), span};
 }
 
-// Scores of a strip become weights; share[r] is what is left of what row r had before.
-template <class Real, bool statistics>
+// Scores of a strip become weights, in words; share[r] is what is left of what row r had before.
+template <class Operand, bool statistics, class Real = typename Operand::Real>
 LH_INLINE void weigh(const Job& job, const Strip& strip, const Piece& piece, const Stretch& keys, bool hidden, Real* scores,
                      Row<Real>* rows, Real* share) {
   for (int r = 0; r < tile_rows; ++r) share[r] = 1;
@@ -206,18 +208,20 @@ LH_INLINE void weigh(const Job& job, const Strip& strip, const Piece& piece, con
     fetch_ahead(piece.ahead, 1);
     if (job.problem->scoring.dropout > 0)
       drop_row(job, piece.b, strip.head[r], strip.position[r], s, keys.lo, least(keys.n, job.problem->S - keys.lo));
+    Operand::make_words(s, keys.n);
   }
 }
 
 // acc = share * acc + weights . values; the last time, if a tile can, divided and straight to the output.
-template <class Real>
+template <class Operand, class Real = typename Operand::Real>
 void add_values(const Job& job, const Strip& strip, const Piece& piece, const Stretch& keys, const Real* packed,
                 bool in_place, bool ends, const Real* weights, const Real* share, Progress<Real>& progress,
                 Row<Real>* rows, Real* acc) {
   const Plan& plan = *job.plan;
   const auto& v = job.problem->v;
-  const std::int64_t from = keys.seen.lo - keys.first;
-  Values<Real> values{packed + from * panel<Real>, panel<Real>, plan.key_block};
+  constexpr std::int64_t per_word = Operand::per_word;
+  const std::int64_t from = (keys.seen.lo - keys.first) / per_word, end = (keys.seen.hi - keys.first + per_word - 1) / per_word;
+  Values<Real> values{packed + from * panel<Real>, panel<Real>, plan.value_words()};
   if (in_place)
     values = {reinterpret_cast<const Real*>(v.at(piece.b, piece.g, keys.seen.lo)),
               v.row_stride / static_cast<std::int64_t>(sizeof(Real)), 1};
@@ -232,21 +236,22 @@ void add_values(const Job& job, const Strip& strip, const Piece& piece, const St
     progress.written = true;
   }
   with_tile(strip.rows, [&](auto n_rows) {
-    multiply_values<Real, n_rows.value>(plan, weights + (keys.seen.lo - keys.lo), values, from,
-                                        keys.seen.hi - keys.seen.lo, target, acc);
+    multiply_values<Operand, n_rows.value>(plan, weights + (from - (keys.lo - keys.first) / per_word), values, from, end - from,
+                                           target, acc);
   });
 }
 
-template <class Real, bool statistics>
+template <class Operand, bool statistics, class Real = typename Operand::Real>
 void attend_block(const Job& job, const Packed& packed, bool streams, const Strip& strip, const Piece& piece,
                   std::int64_t block, bool last, const Scratch<Real>& scratch, Progress<Real>& progress, Row<Real>* rows,
                   Real* acc) {
+  if constexpr (Operand::per_word > 1) streams = false;  // never is; so the code for it is left out
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
   const Span span = visible_span(job, piece.b, block, strip);
   if (span.lo >= span.hi) return;
   const Stretch keys = stretch_of<Real>(span, block * plan.key_block);
-  Real* room = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_elements();
+  Real* room = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_words();
   Real scale[tile_rows], share[tile_rows];
   for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
 
@@ -255,17 +260,18 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
     stream_keys(job, piece.b, piece.g, keys.lo, keys.real(), progress.q, strip.rows, scale, scratch.scores, scratch.row);
   else
     with_tile(strip.rows, [&](auto n_rows) {
-      multiply_keys<Real, n_rows.value>(plan, progress, room, keys.lo - keys.first, keys.real(), scale, scratch.scores,
-                                        [&](std::int64_t from, std::int64_t to) {
-                                          fetch_mask(problem.scoring.mask, strip, piece.b, keys.first + from, keys.first + to);
-                                        });
+      multiply_keys<Operand, n_rows.value>(
+          plan, progress, room, keys.lo - keys.first, keys.real(), scale, scratch.scores,
+          [&](std::int64_t from, std::int64_t to) {
+            fetch_mask(problem.scoring.mask, strip, piece.b, keys.first + from, keys.first + to);
+          });
     });
   const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, keys.lo, keys.n, scratch.row);
 
   bool tainted = !streams && problem.v && packed.tainted[block - packed.first_block];
   // Streamed values show only afterwards whether they are finite; a look at few rows costs nothing.
   if (streams || tainted) note_visible(strip, scratch.scores, plan.score_stride, keys.n, scratch.sees);
-  weigh<Real, statistics>(job, strip, piece, keys, hidden, scratch.scores, rows, share);
+  weigh<Operand, statistics>(job, strip, piece, keys, hidden, scratch.scores, rows, share);
   if (!problem.v) return;
 
   fetch_ahead(piece.ahead, product_steps);
@@ -274,11 +280,12 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
     tainted = !stream_values(job, piece.b, piece.g, keys.first, keys.lo, keys.real(), scratch.scores, strip.rows, share,
                              scratch.part, room, acc);
   } else {
-    add_values(job, strip, piece, keys, room + plan.key_elements(), !tainted && values_in_place<Real>(problem),
-               last && !tainted && ends_in_output<Real>(job, strip), scratch.scores, share, progress, rows, acc);
+    add_values<Operand>(job, strip, piece, keys, room + plan.key_block * plan.key_words,
+                        !tainted && values_in_place<Real>(problem), last && !tainted && ends_in_output<Real>(job, strip),
+                        scratch.scores, share, progress, rows, acc);
   }
   progress.begun = true;
-  if (tainted) add_tainted(job, strip, span, piece.b, piece.g, scratch, keys.lo, keys.n, acc);
+  if (tainted) add_tainted<Operand>(job, strip, span, piece.b, piece.g, scratch, keys.lo, keys.n, acc);
 }
 
 // --- a piece of work ---
@@ -316,7 +323,7 @@ void end_strip(const Job& job, const Strip& strip, const Progress<Real>& progres
   }
 }
 
-template <class Real, bool statistics>
+template <class Operand, bool statistics, class Real = typename Operand::Real>
 void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& piece, const Partials* partials,
                  std::int64_t split, int worker, void* memory) {
   const Plan& plan = *job.plan;
@@ -327,7 +334,7 @@ void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& 
   for (std::int64_t i = 0; i < strips; ++i) {
     Strip& strip = scratch.strips[i];
     make_strip(job, piece, piece.row0 + i * tile_rows, strip);
-    scratch.progress[i] = begin_strip(job, strip, piece.b, streams, scratch.q + i * tile_rows * plan.D);
+    scratch.progress[i] = begin_strip<Operand>(job, strip, piece.b, streams, scratch.q + i * tile_rows * plan.key_words);
     first = least(first, strip.first / plan.key_block);
     last = most(last, (strip.last + plan.key_block - 1) / plan.key_block);
   }
@@ -337,12 +344,12 @@ void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& 
   for (std::int64_t block = most(first, piece.block0); block < end; ++block) {
     Packed here = packed;
     if (packs) here.first_block = block;
-    if (packs && !streams) pack<Real>(job, piece.b, piece.g, block, here, scratch.row);
+    if (packs && !streams) pack<Operand>(job, piece.b, piece.g, block, here, scratch.row);
     for (std::int64_t i = 0; i < strips; ++i) {
       const Strip& strip = scratch.strips[i];
       const bool ends = !partials && (block + 1 == end || strip.last <= (block + 1) * plan.key_block);
-      attend_block<Real, statistics>(job, here, streams, strip, piece, block, ends, scratch, scratch.progress[i],
-                                     scratch.rows + i * tile_rows, scratch.acc + i * tile_rows * plan.padded_columns);
+      attend_block<Operand, statistics>(job, here, streams, strip, piece, block, ends, scratch, scratch.progress[i],
+                                        scratch.rows + i * tile_rows, scratch.acc + i * tile_rows * plan.padded_columns);
     }
     if (block + 1 < end && interrupted(*job.interrupt, worker)) return;
   }
@@ -351,11 +358,11 @@ void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& 
               scratch.acc + i * tile_rows * plan.padded_columns, scratch.row);
 }
 
-template <class Real>
+template <class Operand>
 void attend(const Job& job, const Packed& packed, bool packs, const Piece& piece, const Partials* partials,
             std::int64_t split, int worker, void* memory) {
-  if (job.result->sums) return attend_rows<Real, true>(job, packed, packs, piece, partials, split, worker, memory);
-  attend_rows<Real, false>(job, packed, packs, piece, partials, split, worker, memory);
+  if (job.result->sums) return attend_rows<Operand, true>(job, packed, packs, piece, partials, split, worker, memory);
+  attend_rows<Operand, false>(job, packed, packs, piece, partials, split, worker, memory);
 }
 
 template <class Real>
@@ -369,16 +376,20 @@ void exponentials(const void* from, void* to, std::int64_t n) {
   }
 }
 
-template <class Real>
-constexpr KernelTable table_for = {
-    {tile_rows, panel<Real>}, scratch_bytes<Real>, sizeof(Row<Real>),  pack<Real>,
-    attend<Real>,             fold<Real>,          finish_rows<Real>, exponentials<Real>,
-    gradient_scratch_bytes<Real>, gradient_rows<Real>, gradient_slice<Real>, gradient_fold<Real>};
+template <class Operand, class Real = typename Operand::Real>
+constexpr KernelTable table_for = {{tile_rows, panel<Real>, Operand::per_word},
+                                   scratch_bytes<Real>,
+                                   sizeof(Row<Real>),
+                                   pack<Operand>,
+                                   attend<Operand>,
+                                   fold<Real>,
+                                   finish_rows<Real>,
+                                   exponentials<Real>};
 
 }  // namespace
 }  // namespace levelhead
 
-#define LEVELHEAD_KERNEL(isa) \
-  extern "C" const levelhead::Kernel levelhead_kernel_##isa = {#isa, levelhead::table_for<float>,              \
-                                                               levelhead::table_for<double>, levelhead::burn, \
-                                                               levelhead::sweep}
+#define LEVELHEAD_KERNEL(isa)                                                                                              \
+  extern "C" const levelhead::NumberTables levelhead_kernel_##isa = {                                                      \
+      levelhead::table_for<levelhead::Numbers<float>>, levelhead::table_for<levelhead::Numbers<double>>,                  \
+      levelhead::gradients_for<float>, levelhead::gradients_for<double>, levelhead::burn, levelhead::sweep}

@@ -116,8 +116,8 @@ void pack_gradient_keys(const Job& job, std::int64_t b, std::int64_t g, std::int
   const Plan& plan = *job.plan;
   const bool cosine = problem.scoring.cosine;
   const std::int64_t first = block * plan.key_block, count = least(plan.key_block, problem.S - first);
-  pack_keys(problem.k, cosine, plan.D, b, g, first, count, scratch.keys, scratch.row);
-  pack_keys(problem.v, false, plan.E, b, g, first, count, scratch.values, scratch.row);
+  pack_keys<Numbers<Real>>(problem.k, cosine, plan.D, plan.D, b, g, first, count, scratch.keys, scratch.row);
+  pack_keys<Numbers<Real>>(problem.v, false, plan.E, plan.E, b, g, first, count, scratch.values, scratch.row);
   for (std::int64_t j = 0; j < count; ++j)
     place_row(view_vector(problem.k, b, g, first + j, plan.D, cosine, scratch.row), plan.D, Real(1), plan.key_block,
               scratch.key_rows + j * panel<Real>);
@@ -200,8 +200,8 @@ void gradient_strip(const Job& job, const Backward& backward, const Piece& piece
   }
   with_tile(strip.rows, [&](auto rows) {
     for (std::int64_t j = lo; j < columns.hi; j += panel<Real>) {
-      score_tile<Real, rows.value, 2>(q, plan.D, scratch.keys + j * plan.D, plan.D, plan.score_chunk, scale, p + j, stride);
-      score_tile<Real, rows.value, 2>(dout, plan.E, scratch.values + j * plan.E, plan.E, backward.value_chunk, ones, ds + j,
+      score_tile<Numbers<Real>, rows.value, 2>(q, plan.D, scratch.keys + j * plan.D, plan.D, plan.score_chunk, scale, p + j, stride);
+      score_tile<Numbers<Real>, rows.value, 2>(dout, plan.E, scratch.values + j * plan.E, plan.E, backward.value_chunk, ones, ds + j,
                                       stride);
     }
   });
@@ -236,7 +236,8 @@ LH_INLINE void add_product(std::int64_t rows, const Real* left, std::int64_t str
   with_tile(rows, [&](auto count) {
     for (std::int64_t c = 0; c < columns; c += panel<Real>) {
       const Target<Real> target{ones, nullptr, to + c, wide, to + c, wide};
-      const auto tile = columns - c > lanes<Real> ? value_tile<Real, count.value, 2, turned> : value_tile<Real, count.value, 1, turned>;
+      const auto tile = columns - c > lanes<Real> ? value_tile<Numbers<Real>, count.value, 2, turned>
+                                                  : value_tile<Numbers<Real>, count.value, 1, turned>;
       tile(left, stride, right + c * height, panel<Real>, n, target);
     }
   });
@@ -389,6 +390,13 @@ void gradient_fold(const Job& job, const Backward& backward, std::int64_t b, std
     if (dq) narrow(total, plan.D, dq.dtype, dq.at(b, head, t), dq.column_stride);
   }
 }
+
+template <class Real>
+constexpr GradientTable gradients_for = {{tile_rows, panel<Real>, 1},
+                                         gradient_scratch_bytes<Real>,
+                                         gradient_rows<Real>,
+                                         gradient_slice<Real>,
+                                         gradient_fold<Real>};
 
 }  // namespace
 }  // namespace levelhead

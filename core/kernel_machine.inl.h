@@ -9,7 +9,7 @@ namespace {
 
 // Twelve independent chains hide the latency of an FMA on every CPU so far (latency 4 or 5, two a cycle).
 // Returns the flops done.
-std::int64_t burn(std::int64_t rounds) {
+[[maybe_unused]] std::int64_t burn(std::int64_t rounds) {
   constexpr int chains = 12;
   Vector<float> x[chains];
   for (int i = 0; i < chains; ++i) x[i] = splat(1.0f + static_cast<float>(i));
@@ -24,7 +24,7 @@ std::int64_t burn(std::int64_t rounds) {
 }
 
 // The sum of n floats, with enough streams in flight to be bound by memory alone.
-float sweep(const float* x, std::int64_t n) {
+[[maybe_unused]] float sweep(const float* x, std::int64_t n) {
   constexpr int streams = 8, step = streams * lanes<float>;
   Vector<float> total[streams] = {};
   std::int64_t i = 0;

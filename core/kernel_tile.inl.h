@@ -5,7 +5,7 @@
 // take a smaller tile: a row's bits are the same in all of them. Part of kernel.inl.h.
 #pragma once
 
-#include "simd.h"
+#include "kernel_operand.inl.h"
 
 namespace levelhead {
 namespace {
@@ -39,16 +39,8 @@ LH_INLINE void with_tile(std::int64_t rows, const Work& work) {
 // costs nothing one can measure (docs/kernel.md).
 constexpr std::int64_t value_chunk = 256;
 
-// A number that may be aligned to nothing, being the caller's.
-template <class Real>
-LH_INLINE Real number(const Real* p) {
-  Real x;
-  __builtin_memcpy(&x, p, sizeof x);
-  return x;
-}
-
-// s (rows x vectors) = scale * q (rows x D, q_step apart) . k (D x panel), `chunk` numbers of each key at a time.
-template <class Real, int rows, int vectors>
+// s (rows x vectors) = scale * q (rows x D words, q_step apart) . k (D x panel), `chunk` words of each key at a time.
+template <class Operand, int rows, int vectors, class Real = typename Operand::Real>
 [[gnu::noinline]] void score_tile(const Real* q, std::int64_t q_step, const Real* k, std::int64_t D, std::int64_t chunk,
                                   const Real* scale, Real* s, std::int64_t stride) {
   for (std::int64_t first = 0, end;; first = end) {
@@ -61,7 +53,7 @@ template <class Real, int rows, int vectors>
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 2
-        for (int i = 0; i < vectors; ++i) sum[r][i] += number(q + r * q_step + d) * key[i];
+        for (int i = 0; i < vectors; ++i) sum[r][i] = Operand::add_product(sum[r][i], number(q + r * q_step + d), key[i]);
     }
     const bool last = end == D;
 #pragma GCC unroll 16
@@ -89,9 +81,9 @@ struct Target {
   std::int64_t step;
 };
 
-// p (rows x n) . v (n x vectors, rows v_step apart). With `turned`, p is n x rows: a gradient sums over queries, which
-// are the rows of the scores.
-template <class Real, int rows, int vectors, bool turned = false>
+// p (rows x n words) . v (n x vectors, rows v_step apart). With `turned`, p is n x rows: a gradient sums over queries,
+// which are the rows of the scores.
+template <class Operand, int rows, int vectors, bool turned = false, class Real = typename Operand::Real>
 [[gnu::noinline]] void value_tile(const Real* p, std::int64_t stride, const Real* v, std::int64_t v_step,
                                   std::int64_t n, const Target<Real>& target) {
   Vector<Real> sum[rows][vectors] = {};
@@ -102,7 +94,8 @@ template <class Real, int rows, int vectors, bool turned = false>
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 2
-      for (int i = 0; i < vectors; ++i) sum[r][i] += p[turned ? j * stride + r : r * stride + j] * value[i];
+      for (int i = 0; i < vectors; ++i)
+        sum[r][i] = Operand::add_product(sum[r][i], p[turned ? j * stride + r : r * stride + j], value[i]);
   }
   if (target.share) {
 #pragma GCC unroll 16

@@ -32,13 +32,13 @@ Number sum_over(std::int64_t parts, int threads, const Body& body) {
 }  // namespace
 
 std::int64_t burn(std::int64_t rounds, int threads) {
-  return sum_over<std::int64_t>(threads, threads, [&](std::int64_t) { return kernel().burn(rounds); });
+  return sum_over<std::int64_t>(threads, threads, [&](std::int64_t) { return kernel().numbers->burn(rounds); });
 }
 
 double sweep(const float* x, std::int64_t n, int threads) {
   constexpr std::int64_t piece = 1 << 18;  // a megabyte: large for the prefetcher, small for an even deal
   return sum_over<double>((n + piece - 1) / piece, threads, [&](std::int64_t part) {
-    return static_cast<double>(kernel().sweep(x + part * piece, std::min(piece, n - part * piece)));
+    return static_cast<double>(kernel().numbers->sweep(x + part * piece, std::min(piece, n - part * piece)));
   });
 }
 

@@ -9,14 +9,15 @@
 
 namespace levelhead {
 
-// The register tile of an ISA: `rows` queries by `panel` keys (or value columns).
+// The register tile of an ISA: `rows` queries by `panel` keys (or value columns), multiplied in words of `per_word` numbers.
 struct Tile {
-  int rows, panel;
+  int rows, panel, per_word;
 };
 
 struct Plan {
   Tile tile;
   std::int64_t D, E;
+  std::int64_t key_words;       // of one key, or query
   std::int64_t key_block;       // keys whose packed K and V stay in L2 while a query block passes over them
   std::int64_t blocks;          // key blocks
   std::int64_t query_block;     // query rows of one task, a multiple of tile.rows
@@ -25,18 +26,18 @@ struct Plan {
   bool streams;                 // so few rows that K and V are read in place
   std::int64_t padded_columns;  // E up to whole panels
   std::int64_t score_stride;    // of the rows of a strip of scores
-  std::int64_t score_chunk;     // numbers of a key that are summed in one go
+  std::int64_t score_chunk;     // words of a key that are summed in one go
 
   [[gnu::always_inline]] std::int64_t strips() const { return query_block / tile.rows; }
-  // Elements of one packed key block: keys, then values.
-  [[gnu::always_inline]] std::int64_t key_elements() const { return key_block * D; }
-  [[gnu::always_inline]] std::int64_t pack_elements() const { return key_block * (D + padded_columns); }
+  // Words of a column of values, and of one packed key block: keys, then values.
+  [[gnu::always_inline]] std::int64_t value_words() const { return key_block / tile.per_word; }
+  [[gnu::always_inline]] std::int64_t pack_words() const { return key_block * key_words + value_words() * padded_columns; }
 };
 
 [[gnu::always_inline]] inline std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Packed K and V of a block should take about half of a 512 KiB L2, the smallest in current use:
-// at D = E = 64 in float that is 512 keys, at 128 it is 256.
+// at D = E = 64 in float that is 512 keys, at 128 it is 256 (in pairs of bfloat16 both are 512).
 constexpr std::int64_t block_bytes = 256 * 1024;
 constexpr std::int64_t largest_key_block = 512, smallest_key_block = 64;
 
@@ -52,6 +53,7 @@ constexpr std::int64_t few_queries = 16, split_keys = 1024;
 // and V are read where they lie (kernel_stream.inl.h), in stretches as long as a split. From six rows on the pack
 // is faster, 1.2 to 1.6 times at eight, however many keys there are.
 constexpr std::int64_t streamed_rows = 4;
+inline bool streams(std::int64_t group, std::int64_t T) { return T <= few_queries && group * T <= streamed_rows; }
 
 // n terms in pieces of b have a rounding error of about sqrt(b / n + 1 / b) of that in one go. Halves of a key cost 2 to
 // 3 % at d 64 and are needed to be as exact as PyTorch; with few queries memory sets the pace, quarters are free, and with
@@ -72,11 +74,12 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
   plan.tile = tile;
   plan.D = D;
   plan.E = E;
-  std::int64_t keys = D + E > 0 ? block_bytes / ((D + E) * real_bytes) : largest_key_block;
+  plan.key_words = (D + tile.per_word - 1) / tile.per_word;
+  std::int64_t keys = D + E > 0 ? block_bytes * tile.per_word / ((D + E) * real_bytes) : largest_key_block;
   if (keys > largest_key_block) keys = largest_key_block;
   if (keys < smallest_key_block) keys = smallest_key_block;
   keys = keys / smallest_key_block * smallest_key_block;
-  plan.streams = T <= few_queries && group * T <= streamed_rows;
+  plan.streams = streams(group, T);
   if (plan.streams) keys = split_keys;
   plan.key_block = S < keys ? round_up(S > 0 ? S : 1, tile.panel) : keys;
   plan.blocks = (S + plan.key_block - 1) / plan.key_block;
@@ -87,7 +90,8 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
   plan.padded_columns = round_up(E, tile.panel);
   // One cache line more than the block, so that the rows of a strip do not fall into the same sets.
   plan.score_stride = plan.key_block + 64 / real_bytes;
-  plan.score_chunk = chunk_of_score(D, T);
+  // In pairs a sum has half the terms, and what is rounded to bfloat16 errs far more.
+  plan.score_chunk = tile.per_word == 1 ? chunk_of_score(D, T) : plan.key_words;
   return plan;
 }
 

@@ -150,7 +150,7 @@ LH_INLINE bool any(Integers<Real> condition) {
 #endif
 }
 
-// --- half precision, one number at a time; rows of them in kernel_pack.inl.h ---
+// --- half precision, one number at a time; rows of them in kernel_read.inl.h ---
 
 LH_INLINE float widen_bf16(std::uint16_t h) {
   return __builtin_bit_cast(float, static_cast<std::uint32_t>(h) << 16);

@@ -438,16 +438,17 @@ def test_positions_given_as_runs(queries: str, keys: str) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("D", [64, 128])
-def test_as_exact_as_pytorch(D: int, causal: bool) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_as_exact_as_pytorch(dtype: str, D: int, causal: bool) -> None:
     ours: dict[str, list[Array]] = {isa: [] for isa in ISAS}
     theirs = []
     for seed in range(3):
         # Eight heads: with fewer, the largest error is one unlucky element's, ours or theirs.
-        q, k, v = qkv((1, 8), 512, 512, D, seed=seed)
+        q, k, v = qkv((1, 8), 512, 512, D, dtype=dtype, seed=seed)
         truth = reference.attention(q, k, v, causal=causal)
-        tensors = [torch.from_numpy(x) for x in (q, k, v)]
+        tensors = [torch.from_numpy(x.astype("f4")).to(getattr(torch, dtype)) for x in (q, k, v)]
         peer = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=causal)
-        theirs.append(peer.numpy() - truth)
+        theirs.append(peer.double().numpy() - truth)
         for isa, out in on_every_isa(lambda a=(q, k, v): lh.attention(*a, causal=causal)):
             ours[isa].append(out - truth)
     rms, largest = _size(theirs)

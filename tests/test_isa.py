@@ -82,7 +82,7 @@ assert v[0, 0, 0] != 0
 
 def test_what_is_built_and_what_runs_here() -> None:
     # Width 16 on AVX2 is how a CPU without AVX-512 tests that code; never chosen unasked.
-    expected = {"baseline", "avx2", "avx2x16", "avx512"} if X86 else {"baseline"}
+    expected = {"baseline", "avx2", "avx2x16", "avx512", "avx512bf16"} if X86 else {"baseline"}
     assert set(BUILT) == expected
     assert set(AVAILABLE) <= set(BUILT)
     assert "baseline" in AVAILABLE
