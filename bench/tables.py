@@ -11,15 +11,48 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "kernel.md"
+HALVES = ("bfloat16", "float16")  # whose cells are dense, causal or short
 PLACE = re.compile(r"<!-- ([\w.-]+): ([\w. ]+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 
 
 def table(file: str, name: str) -> str:
     result = json.loads((ROOT / "bench" / "results" / f"{file}.json").read_text())
-    return "\n".join(result["tables"][name]) + "\n"
+    lines = families(result) if name == "families" else result["tables"][name]
+    return "\n".join(lines) + "\n"
+
+
+def families(result: dict[str, Any]) -> list[str]:
+    """The cells of a benchmark by family: how far ahead, how near the limit, what is left."""
+    lines = [
+        "| family | cells | by minimum, smallest to largest | mean | of its limit | at the limit | met | ahead | lost |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for cell in result["cells"]:
+        if "ratio_by_best" in cell["verdict"] and not cell["observed"]:
+            family = cell["family"]
+            name = f"{family}, {cell['name'].split('-')[1]}" if family in HALVES else family
+            kinds.setdefault(name, []).append(cell["verdict"])
+    for kind, said in kinds.items():
+        ratios = sorted(x["ratio_by_best"] for x in said)
+        shares = sorted(max(x["of_peak"], x["of_bandwidth"]) for x in said)
+        ceilings = sorted(x["ceiling"] for x in said if "ceiling" in x)
+        words = [x["word"] for x in said]
+        lines.append(
+            f"| {kind} | {len(said)} | {ratios[0]:.2f} to {ratios[-1]:.2f}× | {geometric_mean(ratios):.2f}× "
+            f"| {shares[0]:.0%} to {shares[-1]:.0%} | {_span(ceilings)} "
+            f"| {words.count('met')} | {words.count('below')} | {words.count('lost')} |"
+        )
+    return lines
+
+
+def _span(values: list[float]) -> str:
+    return f"{values[0]:.2f} to {values[-1]:.2f}×" if values else "-"
 
 
 def filled(text: str) -> str:

@@ -72,11 +72,12 @@ struct Problem {
   Scoring scoring;
 };
 
-// What to write. Either the output, sinks applied, or the state of every row (state.h), or both.
+// What to write: the output, sinks applied, or the state of every row (state.h), or both.
 // The state arrays are C-contiguous in the compute type: float, or double when the inputs are; logits in units of ln 2.
 struct Result {
   MutableTensor out;
   const double* sinks = nullptr;   // (H,) one more logit in the denominator of out
+  void* logsumexp = nullptr;       // (B, H, T) of the compute type, natural, sinks included: what backward() asks for
   void* acc = nullptr;             // (B, H, T, E)
   void* sums = nullptr;            // (B, H, T, row_sums)
   std::int64_t* counts = nullptr;  // (B, H, T, row_counts)

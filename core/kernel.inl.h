@@ -312,7 +312,7 @@ void end_strip(const Job& job, const Strip& strip, const Progress<Real>& progres
                const Partials* partials, std::int64_t split, Row<Real>* rows, Real* acc, Real* spare) {
   const std::int64_t stride = job.plan->padded_columns;
   if (!progress.begun) clear(strip, *job.plan, acc);
-  if (progress.written && !job.result->sums) return;
+  if (progress.written && !job.result->sums && !job.result->logsumexp) return;
   for (int r = 0; r < strip.rows; ++r) {
     const std::int64_t head = strip.head[r], t = strip.t[r];
     if (partials)

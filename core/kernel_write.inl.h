@@ -50,6 +50,8 @@ void write_row(const Job& job, Row<Real>& row, const Real* acc, bool written, st
   const std::int64_t index = row_index(problem, b, head, t);
   const Real below = settled_divisor(job, row, head);
   if (result.sums) store_row(row, static_cast<Real*>(result.sums) + index * row_sums, result.counts + index * row_counts);
+  if (result.logsumexp)
+    static_cast<Real*>(result.logsumexp)[index] = natural_logsumexp(row.max, row.l, result.sinks ? result.sinks + head : nullptr);
   if (result.acc)
     for (std::int64_t c = 0; c < problem.E; ++c) static_cast<Real*>(result.acc)[index * problem.E + c] = acc[c];
   if (result.out && !written)

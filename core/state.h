@@ -130,6 +130,13 @@ inline Real denominator(Real max, Real l, const double* sink) {
   return static_cast<Real>(static_cast<double>(l) + __builtin_exp(*sink - static_cast<double>(max) * ln_2));
 }
 
+// ln of the same, times 2^max. In double, since the logits may be far from zero.
+template <class Real>
+inline Real natural_logsumexp(Real max, Real l, const double* sink) {
+  if (max == -Row<Real>::infinity) return sink ? static_cast<Real>(*sink) : max;
+  return static_cast<Real>(static_cast<double>(max) * ln_2 + __builtin_log(static_cast<double>(denominator(max, l, sink))));
+}
+
 template <class Real>
 inline void store_row(const Row<Real>& row, Real* sums, std::int64_t* counts) {
   const Real values[row_sums] = {row.max, row.l, row.h, row.e2, row.mean, row.m2, row.min, row.first};

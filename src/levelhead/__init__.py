@@ -15,13 +15,16 @@ from levelhead.attention import attention, observe
 from levelhead.errors import LevelheadError
 from levelhead.gradients import attention_backward
 from levelhead.info import info
+from levelhead.multihead import KeyValueCache, MultiHeadAttention
 from levelhead.observation import Observation, merge
 
 if TYPE_CHECKING:
-    from levelhead import reference
+    from levelhead import reference, torch
 
 __all__ = [
+    "KeyValueCache",
     "LevelheadError",
+    "MultiHeadAttention",
     "Observation",
     "__version__",
     "attention",
@@ -33,9 +36,10 @@ __all__ = [
     "scaling",
     "scoring",
     "stats",
+    "torch",
 ]
 
-_ON_DEMAND = ("onnx", "reference")  # found at first use, so that importing stays light
+_ON_DEMAND = ("onnx", "reference", "torch")  # found at first use, so that importing stays light
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -22,11 +22,12 @@ using namespace levelhead;
 
 namespace {
 
-void forward_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out_, nb::handle acc_, nb::handle sums_,
-                    nb::handle counts_, nb::handle sinks_, int threads, bool torchs_team, const nb::kwargs& options) {
+void forward_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out_, nb::handle logsumexp_, nb::handle acc_,
+                    nb::handle sums_, nb::handle counts_, nb::handle sinks_, int threads, bool torchs_team,
+                    const nb::kwargs& options) {
   Given given(q, k, v, Options(options));
-  MaybeArray out(out_, "out", true), acc(acc_, "acc", true), sums(sums_, "sums", true), counts(counts_, "counts", true),
-      sinks(sinks_, "sinks");
+  MaybeArray out(out_, "out", true), logsumexp(logsumexp_, "logsumexp", true), acc(acc_, "acc", true),
+      sums(sums_, "sums", true), counts(counts_, "counts", true), sinks(sinks_, "sinks");
   const Problem& problem = given.problem;
   Result result;
   if (out) {
@@ -36,6 +37,7 @@ void forward_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out_, n
   result.sinks = sinks.doubles({problem.H});
   const char real = given.wide ? 'd' : 'f';
   require(!sums == !counts, "sums and counts come together");
+  result.logsumexp = logsumexp.contiguous<void>(given.rows, !logsumexp || logsumexp->format() == real);
   result.acc = acc.contiguous<void>(extended(given.rows, problem.E), !acc || acc->format() == real);
   result.sums = sums.contiguous<void>(extended(given.rows, row_sums), !sums || sums->format() == real);
   result.counts = counts.integers(extended(given.rows, row_counts));
@@ -163,8 +165,8 @@ NB_MODULE(_core, m) {
   });
   const auto none = nb::none();
   m.def("forward", forward_arrays, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::kw_only(), nb::arg("out") = none,
-        nb::arg("acc") = none, nb::arg("sums") = none, nb::arg("counts") = none, nb::arg("sinks") = none,
-        nb::arg("threads") = 1, nb::arg("torchs_team") = false, nb::arg("options"));
+        nb::arg("logsumexp") = none, nb::arg("acc") = none, nb::arg("sums") = none, nb::arg("counts") = none,
+        nb::arg("sinks") = none, nb::arg("threads") = 1, nb::arg("torchs_team") = false, nb::arg("options"));
   m.def("backward", backward_arrays, nb::arg("dout"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
         nb::arg("logsumexp"), nb::kw_only(), nb::arg("dlogsumexp") = none, nb::arg("sinks") = none, nb::arg("dq") = none,
         nb::arg("dk") = none, nb::arg("dv") = none, nb::arg("dmask") = none, nb::arg("dsinks") = none,

@@ -22,6 +22,7 @@ def forward(
     v: _Memory | None,
     *,
     out: _Memory | None = None,
+    logsumexp: _Memory | None = None,
     acc: _Memory | None = None,
     sums: _Memory | None = None,
     counts: _Memory | None = None,

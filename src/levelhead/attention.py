@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -94,27 +96,31 @@ def attention(
         done = _core.attend(q, k, v, scale, causal, threads)
         if done is not None:
             return done
+    given = {
+        "scale": scale,
+        "causal": causal,
+        "window": window,
+        "mask": mask,
+        "softcap": softcap,
+        "sinks": sinks,
+        "alibi": alibi,
+        "key_lengths": key_lengths,
+        "segments": segments,
+        "query_start": query_start,
+        "dropout": dropout,
+        "seed": seed,
+    }
+    if _learns(q, k, v, scale, mask, sinks):
+        if out is not None:
+            advice = "Leave it out, or compute under torch.no_grad()"
+            raise LevelheadValueError(expected("out", "None with gradients", "an array", advice))
+        return _calls().attention(q, k, v, threads=threads, **given)
     q, k, v, origin = arrays.take(q, k, v)
     if plain and (scale is None or type(scale) is float or type(scale) is str):
         shape, options = _plain(q.shape, k.shape, v.shape, origin.dtype, scale, causal)
     else:
         shape = (*q.shape[:-1], v.shape[-1])
-        options = options_for_core(
-            scoring.shape_of(q.shape, k.shape, v.shape),
-            origin,
-            scale=scale,
-            causal=causal,
-            window=window,
-            mask=mask,
-            softcap=softcap,
-            sinks=sinks,
-            alibi=alibi,
-            key_lengths=key_lengths,
-            segments=segments,
-            query_start=query_start,
-            dropout=dropout,
-            seed=seed,
-        )
+        options = options_for_core(scoring.shape_of(q.shape, k.shape, v.shape), origin, **given)
     team = team_for(threads, origin)
     if out is None:
         result = np.empty(shape, origin.storage)
@@ -158,28 +164,30 @@ def observe(
     >>> observe(q, q, causal=True).rows.count[0]
     array([1, 2, 3])
     """
+    given = {
+        "scale": scale,
+        "causal": causal,
+        "window": window,
+        "mask": mask,
+        "softcap": softcap,
+        "sinks": sinks,
+        "alibi": alibi,
+        "key_lengths": key_lengths,
+        "segments": segments,
+        "query_start": query_start,
+        "dropout": dropout,
+        "seed": seed,
+    }
+    if _learns(q, k, v, scale, mask, sinks):
+        seen: Observation = _calls().observe(q, k, v, threads=threads, **given)
+        return seen
     v_view: Array | None = None
     if v is None:
         q, k, origin = arrays.take_pair(q, k)
     else:
         q, k, v_view, origin = arrays.take(q, k, v)
     shape = scoring.shape_of(q.shape, k.shape, None if v_view is None else v_view.shape)
-    options = options_for_core(
-        shape,
-        origin,
-        scale=scale,
-        causal=causal,
-        window=window,
-        mask=mask,
-        softcap=softcap,
-        sinks=sinks,
-        alibi=alibi,
-        key_lengths=key_lengths,
-        segments=segments,
-        query_start=query_start,
-        dropout=dropout,
-        seed=seed,
-    )
+    options = options_for_core(shape, origin, **given)
     team = team_for(threads, origin)
     rows: Sizes = q.shape[:-1]
     sums = np.empty((*rows, len(SUMS)), origin.wide)
@@ -193,6 +201,19 @@ def observe(
     seen = Observation(State(sums, counts, acc, shape.S), options.get("sinks"), origin)
     vars(seen)["output"] = origin.give(out)  # what reading it off would give, made by all threads
     return seen
+
+
+def _learns(*given: Any) -> bool:
+    """Whether PyTorch is to know how the result came about."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return False
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
+
+
+def _calls() -> ModuleType:
+    """The way of tensors that learn. It lies above this file, and is met when it is needed."""
+    return import_module("levelhead.torch.calls")
 
 
 @lru_cache(maxsize=_REMEMBERED, typed=True)  # typed: causal=1 must not find the answer for True

@@ -42,14 +42,25 @@ def verdict(cell: Cell, limits: dict[str, float]) -> dict[str, Any]:
         fastest = min(rivals.values(), key=lambda result: float(result[how]))
         found[f"fastest_by_{how}"] = fastest["name"]
         found[f"ratio_by_{how}"] = fastest[how] / ours[how]
+    found |= _ceiling(found)
+    held = {name: result for name, result in rivals.items() if name != bar.without} or rivals
+    found["ratio_to_bar"] = min(result["best"] for result in held.values()) / ours["best"]
     return found | _word(found, bar, cell["observed"])
+
+
+def _ceiling(found: dict[str, Any]) -> dict[str, Any]:
+    """The ratio that this machine would allow: at the whole of the limit that is nearer."""
+    share, limit = max((found["of_peak"], "FMA peak"), (found["of_bandwidth"], "memory bandwidth"))
+    if share >= 1:  # from a cache, or by instructions that do more than an FMA
+        return {}
+    return dict(ceiling=found["ratio_by_best"] / share, limit=limit)
 
 
 def _word(found: dict[str, Any], bar: Bar, observed: bool) -> dict[str, str]:
     ratio = found["ratio_by_best"]
     if ratio < 1 and not observed:
         return dict(word="lost", why=f"{found['fastest_by_best']} is faster; bar {bar}")
-    enough = ratio >= bar.ratio
+    enough = found["ratio_to_bar"] >= bar.ratio
     if bar.peak is not None:
         enough = enough or (found["of_peak"] >= bar.peak and ratio >= bar.floor)
     if not enough:

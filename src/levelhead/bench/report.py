@@ -109,7 +109,10 @@ def _shortfalls(cells: list[Result]) -> Iterator[str]:
             share = ""
             if "of_peak" in said:
                 share = f"{said['of_peak']:.0%} of FMA peak, {said['of_bandwidth']:.0%} of memory; "
-            yield f"  {cell['name']:<28} {ratio}{share}{said['why']}"
+            ceiling = ""
+            if "ceiling" in said and not cell["observed"]:
+                ceiling = f"; all of the {said['limit']} would be {said['ceiling']:.2f}×"
+            yield f"  {cell['name']:<28} {ratio}{share}{said['why']}{ceiling}"
     yield "error: RMS against float64 (ours / PyTorch's: RMS/maximum; ! over 1.05 or 1.25)"
     yield ""
 

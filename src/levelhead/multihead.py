@@ -1,0 +1,119 @@
+"""Multi-head attention for people without PyTorch: project, attend, project back, in NumPy.
+
+The weights have the names and shapes of `levelhead.torch.MultiHeadAttention`, which gives the same
+numbers from them. It does not learn: gradients are PyTorch's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead.attention import attention
+from levelhead.errors import LevelheadValueError, expected
+
+Array = NDArray[Any]
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+NORM_EPSILON = 1e-6  # of the squares' mean, where queries and keys are normalised
+
+
+@dataclass
+class KeyValueCache:
+    """Keys and values of the tokens so far, (..., kv heads, tokens, width)."""
+
+    keys: Any = None
+    values: Any = None
+
+    @property
+    def length(self) -> int:
+        """How many tokens it holds."""
+        return 0 if self.keys is None else int(self.keys.shape[-2])
+
+
+@dataclass(frozen=True)
+class MultiHeadAttention:
+    """out_proj(attention(q_proj(x), k_proj(y), v_proj(y))), heads side by side in the last axis.
+
+    Args:
+        weights: "q_proj.weight" (heads · width, in), "k_proj.weight", "v_proj.weight",
+            "out_proj.weight"; their ".bias" where there is one; "q_norm.weight" and "k_norm.weight"
+            (width,) for queries and keys that are normalised first; "sinks" (heads,).
+        heads: query heads.
+        kv_heads: key/value heads, shared by heads / kv_heads query heads each; None: heads.
+        rotary: the base of rotary positions, such as 10000.0; None: no rotation.
+        options: what `attention` takes: causal, window, scale, softcap.
+    """
+
+    weights: Mapping[str, Array]
+    heads: int
+    kv_heads: int | None = None
+    rotary: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        missing = [f"{x}.weight" for x in _PROJECTIONS if f"{x}.weight" not in self.weights]
+        if missing:
+            raise LevelheadValueError(
+                expected("weights", "all four projections", f"none for {missing}", "Add them")
+            )
+        for name, heads in (("q_proj", self.heads), ("k_proj", self.kv_heads or self.heads)):
+            rows = self.weights[f"{name}.weight"].shape[0]
+            if heads < 1 or rows % heads:
+                wanted = f"{name}.weight with a multiple of {heads} rows"
+                raise LevelheadValueError(expected("weights", wanted, rows, "Check the heads"))
+
+    def __call__(
+        self, query: Array, key: Array | None = None, value: Array | None = None, *,
+        mask: Any = None, key_lengths: Any = None, cache: KeyValueCache | None = None,
+    ) -> Array:  # fmt: skip
+        """(..., T, in) to (..., T, out); keys and values are the query's unless given.
+
+        With a cache, `query` holds new tokens, which are appended and see those before them.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        groups = self.kv_heads or self.heads
+        q = self._normalised("q_norm", self._heads("q_proj", query, self.heads))
+        k = self._normalised("k_norm", self._heads("k_proj", key, groups))
+        v = self._heads("v_proj", value, groups)
+        before = 0 if cache is None else cache.length
+        if self.rotary is not None:
+            q, k = (rotated(x, before, self.rotary) for x in (q, k))
+        if cache is not None:
+            if before:
+                k = np.concatenate([cache.keys, k], -2)
+                v = np.concatenate([cache.values, v], -2)
+            cache.keys, cache.values = k, v
+        sinks = self.weights.get("sinks")
+        out = attention(q, k, v, mask=mask, key_lengths=key_lengths, sinks=sinks, **self.options)
+        return self._projected("out_proj", np.swapaxes(out, -3, -2).reshape(*query.shape[:-1], -1))
+
+    def _projected(self, name: str, x: Array) -> Array:
+        bias = self.weights.get(f"{name}.bias")
+        y: Array = x @ self.weights[f"{name}.weight"].T
+        return y if bias is None else y + bias
+
+    def _heads(self, name: str, x: Array, heads: int) -> Array:
+        y = self._projected(name, x)
+        return np.swapaxes(y.reshape(*y.shape[:-1], heads, -1), -3, -2)
+
+    def _normalised(self, name: str, x: Array) -> Array:
+        weight = self.weights.get(f"{name}.weight")
+        if weight is None:
+            return x
+        size = np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(NORM_EPSILON))
+        return x / size * weight
+
+
+def rotated(x: Array, start: int, base: float) -> Array:
+    """Rotary positions: columns i and i + width/2 turned by (start + token) · base^(-2i / width)."""
+    half = x.shape[-1] // 2
+    angle = np.outer(start + np.arange(x.shape[-2]), base ** (-np.arange(half) / half))
+    cos, sin = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)

@@ -1,0 +1,173 @@
+"""`MultiHeadAttention` as a module: `nn.MultiheadAttention` and what models have added since.
+
+Grouped key/value heads, causal and windowed attention, scale rules, soft caps, normalised queries
+and keys, sinks, rotary positions, a cache for decoding. Projections are separate `nn.Linear`s, so
+that whatever adapts or quantises those works here. Masks are levelhead's: True may attend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from levelhead import multihead
+from levelhead.attention import attention
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.multihead import KeyValueCache
+
+__all__ = ["KeyValueCache", "MultiHeadAttention"]
+
+
+class MultiHeadAttention(nn.Module):
+    """out_proj(attention(q_proj(x), k_proj(y), v_proj(y))).
+
+    Args:
+        embed_dim: width of queries and of the result.
+        num_heads: query heads.
+        kv_heads: key/value heads, a divisor of num_heads; None: as many.
+        head_dim: width of a head; None: embed_dim / num_heads.
+        kdim, vdim: width of keys and values as they come in; None: embed_dim.
+        bias: whether the projections have one.
+        dropout: share of weights dropped while training.
+        causal, window, scale, softcap: as in `levelhead.attention`.
+        qk_norm: queries and keys of each head are normalised (RMS), with learned weights.
+        sinks: one learned logit per head in the denominator.
+        rotary: the base of rotary positions, such as 10000.0; None: no rotation.
+        batch_first: (batch, tokens, width) if True, (tokens, batch, width) if not.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        scale: Any = None,
+        softcap: float | None = None,
+        qk_norm: bool = False,
+        sinks: bool = False,
+        rotary: float | None = None,
+        batch_first: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        kv_heads = num_heads if kv_heads is None else kv_heads
+        if num_heads < 1 or kv_heads < 1 or num_heads % kv_heads:
+            wanted = f"a divisor of num_heads = {num_heads}"
+            raise LevelheadValueError(expected("kv_heads", wanted, kv_heads, "Change either"))
+        if head_dim is None and embed_dim % num_heads:
+            wanted = f"a multiple of num_heads = {num_heads}"
+            advice = "Change either, or give head_dim"
+            raise LevelheadValueError(expected("embed_dim", wanted, embed_dim, advice))
+        width = embed_dim // num_heads if head_dim is None else head_dim
+        if rotary is not None and width % 2:
+            advice = "Rotation turns columns in pairs"
+            raise LevelheadValueError(expected("head_dim", "an even number", width, advice))
+        made = {"device": device, "dtype": dtype}
+        self.num_heads, self.kv_heads, self.head_dim = num_heads, kv_heads, width
+        self.dropout, self.rotary, self.batch_first = dropout, rotary, batch_first
+        self.options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
+        self.q_proj = nn.Linear(embed_dim, num_heads * width, bias, **made)
+        self.k_proj = nn.Linear(kdim or embed_dim, kv_heads * width, bias, **made)
+        self.v_proj = nn.Linear(vdim or embed_dim, kv_heads * width, bias, **made)
+        self.out_proj = nn.Linear(num_heads * width, embed_dim, bias, **made)
+        epsilon = multihead.NORM_EPSILON
+        self.q_norm = nn.RMSNorm(width, epsilon, **made) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(width, epsilon, **made) if qk_norm else nn.Identity()
+        self.sinks = nn.Parameter(torch.zeros(num_heads, **made)) if sinks else None
+
+    def forward(
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *,
+        mask: Tensor | None = None, key_lengths: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The result, of the query's shape; keys and values are the query's unless given.
+
+        `mask` broadcasts to (batch, heads, T, S). With a cache, `query` holds new tokens, which are
+        appended and see those before them.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        turned = not self.batch_first and query.dim() > 2
+        if turned:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q = self.q_norm(self._heads(self.q_proj(query), self.num_heads))
+        k = self.k_norm(self._heads(self.k_proj(key), self.kv_heads))
+        v = self._heads(self.v_proj(value), self.kv_heads)
+        before = 0 if cache is None else cache.length
+        if self.rotary is not None:
+            q, k = (rotated(x, before, self.rotary) for x in (q, k))
+        if cache is not None:
+            if before:
+                k, v = torch.cat([cache.keys, k], -2), torch.cat([cache.values, v], -2)
+            cache.keys, cache.values = k, v
+        drops = self.dropout if self.training else 0.0
+        seed = int(torch.randint(2**62, ())) if drops else None
+        out = attention(
+            q, k, v, mask=mask, key_lengths=key_lengths, sinks=self.sinks, dropout=drops, seed=seed,
+            **self.options,
+        )  # fmt: skip
+        out = self.out_proj(out.transpose(-3, -2).flatten(-2))
+        return out.transpose(0, 1) if turned else out
+
+    @staticmethod
+    def _heads(x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
+        """A module with the same weights, hence the same results and gradients.
+
+        Its masks are levelhead's: True may attend, where `nn.MultiheadAttention` has True hide.
+        """
+        if module.bias_k is not None or module.add_zero_attn:
+            given = "bias_k, bias_v or add_zero_attn"
+            advice = "Append those keys and values yourself"
+            raise LevelheadValueError(expected("module", "plain keys and values", given, advice))
+        weight = module.out_proj.weight
+        made = cls(
+            module.embed_dim, module.num_heads, kdim=module.kdim, vdim=module.vdim,
+            bias=module.in_proj_bias is not None, dropout=module.dropout,
+            batch_first=module.batch_first, device=weight.device, dtype=weight.dtype,
+        )  # fmt: skip
+        separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        joined = module.in_proj_weight
+        weights = separate if joined is None else joined.chunk(3)
+        parts = (made.q_proj, made.k_proj, made.v_proj)
+        with torch.no_grad():
+            for part, x in zip(parts, weights, strict=True):
+                part.weight.copy_(x)
+            if module.in_proj_bias is not None:
+                for part, x in zip(parts, module.in_proj_bias.chunk(3), strict=True):
+                    part.bias.copy_(x)
+                made.out_proj.bias.copy_(module.out_proj.bias)
+            made.out_proj.weight.copy_(weight)
+        return made.train(module.training)
+
+    def to_numpy(self) -> multihead.MultiHeadAttention:
+        """The same for NumPy: the weights are copies, dropout is off."""
+        weights = {name: x.detach().numpy().copy() for name, x in self.state_dict().items()}
+        return multihead.MultiHeadAttention(
+            weights, self.num_heads, self.kv_heads, self.rotary, dict(self.options)
+        )
+
+
+def rotated(x: Tensor, start: int, base: float) -> Tensor:
+    """As `levelhead.multihead.rotated`, differentiable; angles in double whatever x is."""
+    half = x.shape[-1] // 2
+    tokens = start + torch.arange(x.shape[-2], dtype=torch.float64, device=x.device)
+    speeds = base ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
+    angle = torch.outer(tokens, speeds)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
