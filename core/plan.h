@@ -26,7 +26,7 @@ struct Plan {
   bool streams;                 // so few rows that K and V are read in place
   std::int64_t padded_columns;  // E up to whole panels
   std::int64_t score_stride;    // of the rows of a strip of scores
-  std::int64_t score_chunk;     // words of a key that are summed in one go
+  std::int64_t score_chunk;     // numbers of a key that are summed in one go (in pairs: all)
 
   [[gnu::always_inline]] std::int64_t strips() const { return query_block / tile.rows; }
   // Words of a column of values, and of one packed key block: keys, then values.
@@ -90,8 +90,7 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
   plan.padded_columns = round_up(E, tile.panel);
   // One cache line more than the block, so that the rows of a strip do not fall into the same sets.
   plan.score_stride = plan.key_block + 64 / real_bytes;
-  // In pairs a sum has half the terms, and what is rounded to bfloat16 errs far more.
-  plan.score_chunk = tile.per_word == 1 ? chunk_of_score(D, T) : plan.key_words;
+  plan.score_chunk = chunk_of_score(D, T);
   return plan;
 }
 

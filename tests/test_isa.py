@@ -67,7 +67,8 @@ def test_the_variable_chooses_and_the_path_is_right(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", AVAILABLE)
 def test_denormal_values_survive(isa: str) -> None:
-    # No path flushes: with one visible key the output is that key's value.
+    # No path flushes but products in pairs of bfloat16: with one visible key the output is its
+    # value.
     fresh(
         """
 for dtype, tiny in ((np.float32, 1e-42), (np.float64, 5e-324), (np.float16, 6e-8)):
