@@ -57,9 +57,9 @@ class BackwardCall {
     const std::int64_t heads = problem_.B * problem_.G;
     together_ = shares_bias() ? 1 : std::clamp<std::int64_t>(parts_bytes / std::max<std::int64_t>(part_bytes_ * plan_.splits, 1), 1, heads);
     const std::int64_t doubles = gradients_.dscale ? rows * std::int64_t(sizeof(double)) : 0;
-    workspace_.emplace(2 * round_up(rows * real_bytes_, 64) + round_up(doubles, 64) + round_up(scratch_bytes * threads_, 64) +
+    workspace_.emplace(round_up(2 * rows * real_bytes_, 64) + round_up(rows * real_bytes_, 64) + round_up(doubles, 64) + round_up(scratch_bytes * threads_, 64) +
                        round_up(together_ * plan_.splits * part_bytes_, 64));
-    backward_.lse = workspace_->take(rows * real_bytes_);
+    backward_.lse = workspace_->take(2 * rows * real_bytes_);
     backward_.delta = workspace_->take(rows * real_bytes_);
     if (gradients_.dscale) backward_.dscale = reinterpret_cast<double*>(workspace_->take(doubles));
     scratch_ = workspace_->take(scratch_bytes * threads_);

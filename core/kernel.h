@@ -62,10 +62,10 @@ struct Job {
 // Everything the backward pass reads beside the job.
 struct Backward {
   const Gradients* given;
-  void *lse, *delta;              // (B, H, T) of the compute type, made by gradient_rows
-  double* dscale;                 // (B, H, T), or null: not wanted
-  std::int64_t value_chunk;       // Plan::score_chunk for dout . v
-  bool parts;                     // whether dq is summed at all
+  void *lse, *delta;         // (B, H, T, 2) and (B, H, T) of the compute type, made by GradientTable::rows
+  double* dscale;            // (B, H, T), or null: not wanted
+  std::int64_t value_chunk;  // Plan::score_chunk for dout . v
+  bool parts;                // whether dq is summed at all
 };
 
 struct KernelTable {

@@ -89,7 +89,12 @@ void gradient_rows(const Job& job, const Backward& backward, std::int64_t b, std
     if (given.dlogsumexp) delta -= static_cast<const Real*>(given.dlogsumexp)[index];
     const Real lse = static_cast<const Real*>(given.logsumexp)[index];
     static_cast<Real*>(backward.delta)[index] = lse == -infinity<Real> ? Real(0) : delta;
-    static_cast<Real*>(backward.lse)[index] = lse == -infinity<Real> ? infinity<Real> : lse * static_cast<Real>(log2_e);
+    // In two parts: one rounding more would be the largest error of a weight near one.
+    const double twos = static_cast<double>(lse) * log2_e;
+    const Real most_of_it = static_cast<Real>(twos);
+    Real* to = static_cast<Real*>(backward.lse) + 2 * index;
+    to[0] = lse == -infinity<Real> ? infinity<Real> : most_of_it;
+    to[1] = lse - lse == 0 ? static_cast<Real>(twos - static_cast<double>(most_of_it)) : Real(0);
   }
 }
 
@@ -143,13 +148,13 @@ void pack_queries(const Job& job, const Gradients& given, const Piece& piece, co
 
 // s (scored) and dp (dout . v) of one row become p and ds.
 template <class Real>
-LH_INLINE void differentiate(Real* s, Real* dp, std::int64_t n, Real lse, Real delta) {
+LH_INLINE void differentiate(Real* s, Real* dp, std::int64_t n, const Real* lse, Real delta) {
   const Vector<Real> nothing = splat(-infinity<Real>), zero{};
   const bool finite = delta - delta == 0;
   const Vector<Real> wrong = splat(finite ? Real(0) : static_cast<Real>(__builtin_nan("")));
   for (std::int64_t j = 0; j < n; j += panel<Real>) {
     const Vector<Real> logit[2] = {load(s + j), load(s + j + lanes<Real>)};
-    const Vector<Real> x[2] = {cut_off<Real>(logit[0] - lse), cut_off<Real>(logit[1] - lse)};
+    const Vector<Real> x[2] = {cut_off<Real>((logit[0] - lse[0]) - lse[1]), cut_off<Real>((logit[1] - lse[0]) - lse[1])};
     Vector<Real> e[2];
     exp2_flushed<Real, 2>(x, e);
 #pragma GCC unroll 2
@@ -216,7 +221,7 @@ void gradient_strip(const Job& job, const Backward& backward, const Piece& piece
       if (problem.scoring.dropout > 0) drop_row(job, piece.b, strip.head[r], strip.position[r], x, first + lo, real);
     };
     drop(d);
-    differentiate(s, d, n, static_cast<const Real*>(backward.lse)[index], static_cast<const Real*>(backward.delta)[index]);
+    differentiate(s, d, n, static_cast<const Real*>(backward.lse) + 2 * index, static_cast<const Real*>(backward.delta)[index]);
     drop(s);
     if (backward.given->dmask) add_to_bias(backward.given->dmask, piece.b, strip, r, first + lo, real, d);
     if (cap > 0)
@@ -226,19 +231,23 @@ void gradient_strip(const Job& job, const Backward& backward, const Piece& piece
 
 // --- the products ---
 
+// Terms of a sum that are taken in one go (as in plan.h): with 96 the maximal error of dv would be above PyTorch's.
+constexpr std::int64_t gradient_chunk = 48;
+
 // to (rows x columns, `wide` apart) += left . right, `right` in panels of columns `height` high.
 template <class Real, bool turned>
 LH_INLINE void add_product(std::int64_t rows, const Real* left, std::int64_t stride, const Real* right, std::int64_t height,
                            std::int64_t n, std::int64_t columns, Real* to) {
   Real ones[tile_rows];
   for (int r = 0; r < tile_rows; ++r) ones[r] = 1;
-  const std::int64_t wide = padded<Real>(columns);
+  const std::int64_t wide = padded<Real>(columns), step = turned ? stride : 1;
   with_tile(rows, [&](auto count) {
     for (std::int64_t c = 0; c < columns; c += panel<Real>) {
       const Target<Real> target{ones, nullptr, to + c, wide, to + c, wide};
       const auto tile = columns - c > lanes<Real> ? value_tile<Numbers<Real>, count.value, 2, turned>
                                                   : value_tile<Numbers<Real>, count.value, 1, turned>;
-      tile(left, stride, right + c * height, panel<Real>, n, target);
+      for (std::int64_t j = 0; j < n; j += gradient_chunk)
+        tile(left + j * step, stride, right + c * height + j * panel<Real>, panel<Real>, least(gradient_chunk, n - j), target);
     }
   });
 }

@@ -118,10 +118,13 @@ def test_learns_through_every_option(kind: str) -> None:
     found = torch.autograd.grad(loss, list(module.parameters()))
     for name, gradient, weight in zip(names, found, module.parameters(), strict=True):
         step = torch.randn_like(weight) * 1e-6
-        moved = [w + step * sign if n == name else w for sign in (1,) for n, w in module.named_parameters()]
-        back = [w - step if n == name else w for n, w in module.named_parameters()]
+
+        def moved(sign: int, name: str = name, step: torch.Tensor = step) -> torch.Tensor:
+            given = [w + sign * step if n == name else w for n, w in module.named_parameters()]
+            return run(*given).square().sum()
+
         with torch.no_grad():
-            across = (run(*moved).square().sum() - run(*back).square().sum()) / 2
+            across = (moved(1) - moved(-1)) / 2
         torch.testing.assert_close((gradient * step).sum(), across, rtol=1e-5, atol=1e-11)
 
 

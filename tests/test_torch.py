@@ -179,7 +179,9 @@ def test_the_original_s_results(shape: str, dtype: torch.dtype, kind: str) -> No
     want = ORIGINAL(q.double(), k.double(), v.double(), **_double(options))
     assert found.dtype is dtype
     assert found.shape == want.shape
-    torch.testing.assert_close(found, want.to(dtype), equal_nan=True)
+    near = {torch.bfloat16: 1e-2, torch.float16: 1e-3}.get(dtype)  # weights are rounded, too
+    close = {} if near is None else {"atol": near, "rtol": 2 * near}
+    torch.testing.assert_close(found, want.to(dtype), equal_nan=True, **close)
     learning = scaled_dot_product_attention(q.requires_grad_(), k, v, **options)
     torch.testing.assert_close(learning, found)
 
