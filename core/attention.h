@@ -51,6 +51,10 @@ constexpr std::int64_t unlimited = std::int64_t(1) << 62;
 // scale, softcap, bias and ALiBi, hide. A logit of -inf is hidden: there is no other law.
 struct Scoring {
   const double* scale = nullptr;  // (H,)
+  // Additive attention instead of the dot product: s = sum of additive[a] * tanh(q_a + k_a), q and k being projected
+  // already; with `exponentials` they hold e^2x. Gradients are by what is in the tanh, either way.
+  const void* additive = nullptr;  // (D,) of the compute type
+  bool exponentials = false;
   bool cosine = false;            // q and k are normalised first; a zero vector stays zero
   bool log_n = false;             // each row also times ln(keys left to it by position and segment)
   bool causal = false;
@@ -96,6 +100,7 @@ struct Gradients {
   MutableTensor dq, dk, dv;                    // what is absent is not computed
   MutableTensor dmask;                         // of the compute type, zero before; stride 0 where the bias was broadcast
   double *dsinks = nullptr, *dscale = nullptr;  // (H,)
+  double* dadditive = nullptr;                  // (D,)
 };
 
 // The same promises as forward(): O(tokens * width) scratch, the same bits for any number of threads.

@@ -28,6 +28,7 @@ class BackwardCall {
         frame_(problem, nullptr, plan_, threads_, interrupt) {}
 
   bool run() {
+    if (gradients_.dadditive) std::fill_n(gradients_.dadditive, problem_.D, 0.0);
     if (problem_.B * problem_.G == 0) return true;
     reserve();
     if (!frame_.gather_facts()) return false;
@@ -52,7 +53,7 @@ class BackwardCall {
   void reserve() {
     const std::int64_t rows = problem_.B * problem_.H * problem_.T, scratch_bytes = kernel_.scratch_bytes(plan_);
     backward_ = {&gradients_, nullptr, nullptr, nullptr, chunk_of_score(problem_.E, problem_.T),
-                 bool(gradients_.dq) || gradients_.dscale};
+                 bool(gradients_.dq) || gradients_.dscale || problem_.scoring.additive, rows_};
     part_bytes_ = backward_.parts ? (rows_ + plan_.tile.rows) * round_up(problem_.D, plan_.tile.panel) * real_bytes_ : 0;
     const std::int64_t heads = problem_.B * problem_.G;
     together_ = shares_bias() ? 1 : std::clamp<std::int64_t>(parts_bytes / std::max<std::int64_t>(part_bytes_ * plan_.splits, 1), 1, heads);
@@ -84,12 +85,20 @@ class BackwardCall {
       return false;
     }
     if (frame_.job.interrupt->requested(0)) return false;
+    sum_over_parts(count);
     const std::int64_t blocks = backward_.parts ? (rows_ + plan_.query_block - 1) / plan_.query_block : 0;
     return frame_.deal(count * blocks, [&](std::int64_t i, int worker) {
       const std::int64_t head = i / blocks, row = i % blocks * plan_.query_block;
       kernel_.fold(frame_.job, backward_, (first + head) / problem_.G, (first + head) % problem_.G, row,
                             std::min(row + plan_.query_block, rows_), parts(head), part_bytes_, scratch(worker));
     });
+  }
+
+  // Of the weights of additive attention, which all heads share.
+  void sum_over_parts(std::int64_t count) {
+    const std::int64_t wide = round_up(problem_.D, plan_.tile.panel);
+    for (std::int64_t i = 0; gradients_.dadditive && i < count * plan_.splits; ++i)
+      for (std::int64_t a = 0; a < problem_.D; ++a) gradients_.dadditive[a] += real(parts(0) + i * part_bytes_, rows_ * wide + a);
   }
 
   double real(const void* array, std::int64_t i) const {

@@ -42,7 +42,7 @@ class Call {
       : problem_(problem),
         kernel_(kernel),
         plan_(make_plan(kernel.tile, problem.G > 0 ? problem.H / problem.G : 0, problem.T, problem.S, problem.D,
-                        problem.v ? problem.E : 0, real_bytes)),
+                        problem.v ? problem.E : 0, real_bytes, !problem.scoring.additive)),
         interrupt_(interrupt),
         group_(problem.G > 0 ? problem.H / problem.G : 0),
         kv_heads_(problem.B * problem.G),
@@ -207,7 +207,7 @@ const KernelTable& table_of(DType dtype) { return dtype == DType::f64 ? kernel()
 bool in_pairs(const Problem& problem) {
   const auto fits = [](const Tensor& x) { return x.dtype == DType::bf16; };
   return kernel().pairs && problem.G > 0 && fits(problem.q) && fits(problem.k) && (!problem.v || fits(problem.v)) &&
-         !problem.scoring.cosine && !streams(problem.H / problem.G, problem.T);
+         !problem.scoring.cosine && !problem.scoring.additive && !streams(problem.H / problem.G, problem.T);
 }
 
 }  // namespace

@@ -66,6 +66,7 @@ struct Backward {
   double* dscale;            // (B, H, T), or null: not wanted
   std::int64_t value_chunk;  // Plan::score_chunk for dout . v
   bool parts;                // whether dq is summed at all
+  std::int64_t rows;         // query rows of a kv head; the row after them is where a part sums dadditive
 };
 
 struct KernelTable {

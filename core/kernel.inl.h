@@ -10,6 +10,7 @@
 // Included by each isa_*.cpp, which sets LEVELHEAD_VECTOR_BYTES, LEVELHEAD_TILE_ROWS and the table's name.
 #pragma once
 
+#include "kernel_additive.inl.h"
 #include "kernel_backward.inl.h"
 #include "kernel_machine.inl.h"
 #include "kernel_pack.inl.h"
@@ -118,7 +119,7 @@ void add_tainted(const Job& job, const Strip& strip, const Span& span, std::int6
 // Scores of keys [from, from + n) of a packed block; `from` is whole vectors. Half a panel where no more is wanted.
 // Before a tile the mask of its keys is asked for, which all at once would be more than memory takes.
 template <class Operand, int rows, class Fetch, class Real = typename Operand::Real>
-LH_INLINE void multiply_keys(const Plan& plan, const Progress<Real>& strip, const Real* keys, std::int64_t from,
+LH_INLINE void multiply_keys(const Scoring& scoring, const Plan& plan, const Progress<Real>& strip, const Real* keys, std::int64_t from,
                              std::int64_t n, const Real* scale, Real* s, const Fetch& fetch) {
   const std::int64_t D = plan.key_words, chunk = plan.score_chunk, stride = plan.score_stride;
   for (std::int64_t j = from, end = from + n; j < end;) {
@@ -126,10 +127,10 @@ LH_INLINE void multiply_keys(const Plan& plan, const Progress<Real>& strip, cons
     const Real* k = keys + (j - within) * D + within;
     fetch(j, least(j + panel<Real> - within, end));
     if (within == 0 && end - j > lanes<Real>) {
-      score_tile<Operand, rows, 2>(strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
+      any_score_tile<Operand, rows, 2>(scoring, strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
       j += panel<Real>;
     } else {
-      score_tile<Operand, rows, 1>(strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
+      any_score_tile<Operand, rows, 1>(scoring, strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
       j += lanes<Real>;
     }
   }

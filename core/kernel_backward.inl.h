@@ -10,6 +10,7 @@
 // meet them; whoever sees such a row has NaN in ds or p anyway. Part of kernel.inl.h.
 #pragma once
 
+#include "kernel_additive.inl.h"
 #include "kernel_score.inl.h"
 #include "kernel_write.inl.h"
 
@@ -123,6 +124,10 @@ void pack_gradient_keys(const Job& job, std::int64_t b, std::int64_t g, std::int
   const std::int64_t first = block * plan.key_block, count = least(plan.key_block, problem.S - first);
   pack_keys<Numbers<Real>>(problem.k, cosine, plan.D, plan.D, b, g, first, count, scratch.keys, scratch.row);
   pack_keys<Numbers<Real>>(problem.v, false, plan.E, plan.E, b, g, first, count, scratch.values, scratch.row);
+  if (problem.scoring.additive) {  // where dk is summed, as the keys are packed
+    for (std::int64_t i = 0; i < plan.key_block * plan.D; ++i) scratch.key_rows[i] = 0;
+    return;
+  }
   for (std::int64_t j = 0; j < count; ++j)
     place_row(view_vector(problem.k, b, g, first + j, plan.D, cosine, scratch.row), plan.D, Real(1), plan.key_block,
               scratch.key_rows + j * panel<Real>);
@@ -205,7 +210,7 @@ void gradient_strip(const Job& job, const Backward& backward, const Piece& piece
   }
   with_tile(strip.rows, [&](auto rows) {
     for (std::int64_t j = lo; j < columns.hi; j += panel<Real>) {
-      score_tile<Numbers<Real>, rows.value, 2>(q, plan.D, scratch.keys + j * plan.D, plan.D, plan.score_chunk, scale, p + j, stride);
+      any_score_tile<Numbers<Real>, rows.value, 2>(problem.scoring, q, plan.D, scratch.keys + j * plan.D, plan.D, plan.score_chunk, scale, p + j, stride);
       score_tile<Numbers<Real>, rows.value, 2>(dout, plan.E, scratch.values + j * plan.E, plan.E, backward.value_chunk, ones, ds + j,
                                       stride);
     }
@@ -268,13 +273,34 @@ void add_key_gradients(const Job& job, const Backward& backward, std::int64_t fi
       }
     if (begin >= end) continue;
     const std::int64_t from = begin * tile_rows, n = least(rows, end * tile_rows) - from, at = from * plan.score_stride + key;
-    if (backward.given->dk)
+    if (backward.given->dk && !job.problem->scoring.additive)
       add_product<Real, true>(keys, scratch.ds + at, plan.score_stride, scratch.q_rows + from * panel<Real>, plan.query_block,
                               n, plan.D, scratch.dk + key * padded<Real>(plan.D));
     if (backward.given->dv)
       add_product<Real, true>(keys, scratch.p + at, plan.score_stride, scratch.dout_rows + from * panel<Real>,
                               plan.query_block, n, plan.E, scratch.dv + key * padded<Real>(plan.E));
   }
+}
+
+// The same for additive attention: dq of the strip and dw of the slice, and dk in the place of the keys' rows.
+template <class Real>
+void differentiate_additive(const Job& job, const Strip& strip, const Span& columns, const GradientScratch<Real>& scratch,
+                            const Real* q, const Real* ds, Real* dq, Real* dw) {
+  const Plan& plan = *job.plan;
+  const Scoring& scoring = job.problem->scoring;
+  const auto tile = scoring.exponentials ? additive_gradient<Real, true> : additive_gradient<Real, false>;
+  tile(strip.rows, q, scratch.keys, plan.D, static_cast<const Real*>(scoring.additive), ds, plan.score_stride, columns.lo,
+       columns.hi, dq, padded<Real>(plan.D), scratch.key_rows, dw);
+}
+
+// dk of a block out of there.
+template <class Real>
+void unpack_additive(const Job& job, std::int64_t count, const GradientScratch<Real>& scratch) {
+  const std::int64_t A = job.plan->D, width = panel<Real>;
+  const Real* weights = static_cast<const Real*>(job.problem->scoring.additive);
+  for (std::int64_t j = 0; j < count; ++j)
+    for (std::int64_t a = 0; a < A; ++a)
+      scratch.dk[j * padded<Real>(A) + a] = weights[a] * scratch.key_rows[j / width * width * A + a * width + j % width];
 }
 
 // Rows [row0, row1) of the piece against one key block. `dq` is the slice's part, from the kv head's first row on.
@@ -306,7 +332,10 @@ void gradient_block_of(const Job& job, const Backward& backward, const Piece& pi
       for (std::int64_t j = 0; j < columns.lo; ++j) p[r * stride + j] = ds[r * stride + j] = 0;
       for (std::int64_t j = columns.hi; j < plan.key_block; ++j) p[r * stride + j] = ds[r * stride + j] = 0;
     }
-    if (backward.parts && span.lo < span.hi)
+    if (job.problem->scoring.additive && span.lo < span.hi)
+      differentiate_additive(job, strip, columns, scratch, scratch.q + i * tile_rows * plan.D, ds,
+                             dq + (piece.row0 + i * tile_rows) * wide, dq + backward.rows * wide);
+    else if (backward.parts && span.lo < span.hi)
       add_product<Real, false>(strip.rows, ds + columns.lo, stride, scratch.key_rows + columns.lo * panel<Real>, plan.key_block,
                                span.hi - first - columns.lo, plan.D, dq + (piece.row0 + i * tile_rows) * wide);
   }
@@ -349,7 +378,7 @@ void gradient_slice(const Job& job, const Backward& backward, std::int64_t b, st
   const GradientScratch<Real> scratch(plan, memory);
   const std::int64_t rows = problem.H / problem.G * problem.T, wide_d = padded<Real>(plan.D);
   Real* dq = static_cast<Real*>(part);
-  for (std::int64_t i = 0; backward.parts && i < rows * wide_d; ++i) dq[i] = 0;
+  for (std::int64_t i = 0; backward.parts && i < (rows + 1) * wide_d; ++i) dq[i] = 0;
   for (std::int64_t block = slice; block < plan.blocks; block += plan.splits) {
     const std::int64_t first = block * plan.key_block, count = least(plan.key_block, problem.S - first);
     pack_gradient_keys(job, b, g, block, scratch);
@@ -359,6 +388,7 @@ void gradient_slice(const Job& job, const Backward& backward, std::int64_t b, st
       if (interrupted(*job.interrupt, worker)) return;
       gradient_block_of(job, backward, Piece{b, g, row, least(row + plan.query_block, rows), 0, plan.blocks}, block, scratch, dq);
     }
+    if (problem.scoring.additive) unpack_additive(job, count, scratch);
     write_gradients(backward.given->dk, problem.scoring.cosine ? &problem.k : nullptr, b, g, first, count, plan.D, scratch.dk,
                     scratch.row);
     write_gradients<Real>(backward.given->dv, nullptr, b, g, first, count, plan.E, scratch.dv, scratch.row);
@@ -393,7 +423,7 @@ void gradient_fold(const Job& job, const Backward& backward, std::int64_t b, std
       backward.dscale[row_index(problem, b, head, t)] =
           static_cast<double>(dot(q, total, plan.D)) * (problem.scoring.log_n ? __builtin_log(n) : 1);
     }
-    for (std::int64_t c = 0; c < plan.D; ++c) total[c] *= static_cast<Real>(scale);
+    for (std::int64_t c = 0; c < plan.D && !problem.scoring.additive; ++c) total[c] *= static_cast<Real>(scale);
     if (problem.scoring.cosine) through_norm(problem.q, b, head, t, plan.D, q, total);
     const MutableTensor& dq = backward.given->dq;
     if (dq) narrow(total, plan.D, dq.dtype, dq.at(b, head, t), dq.column_stride);

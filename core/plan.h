@@ -67,9 +67,9 @@ inline std::int64_t chunk_of_score(std::int64_t D, std::int64_t T) {
 // their times compare. What comes next is fetched in step with them.
 constexpr std::int64_t product_steps = 3;
 
-// `group` query heads share a kv head.
+// `group` query heads share a kv head; only scores that are dot products can be `streamed`.
 inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
-                      std::int64_t real_bytes) {
+                      std::int64_t real_bytes, bool streamed) {
   Plan plan{};
   plan.tile = tile;
   plan.D = D;
@@ -79,7 +79,7 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
   if (keys > largest_key_block) keys = largest_key_block;
   if (keys < smallest_key_block) keys = smallest_key_block;
   keys = keys / smallest_key_block * smallest_key_block;
-  plan.streams = streams(group, T);
+  plan.streams = streamed && streams(group, T);
   if (plan.streams) keys = split_keys;
   plan.key_block = S < keys ? round_up(S > 0 ? S : 1, tile.panel) : keys;
   plan.blocks = (S + plan.key_block - 1) / plan.key_block;
@@ -104,8 +104,7 @@ constexpr std::int64_t gradient_block = 96, most_slices = 8, slice_keys = 128;
 
 inline Plan make_gradient_plan(Tile tile, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
                                std::int64_t real_bytes) {
-  Plan plan = make_plan(tile, 1, T, S, D, E, real_bytes);
-  plan.streams = false;
+  Plan plan = make_plan(tile, 1, T, S, D, E, real_bytes, false);
   plan.key_block = S < gradient_block ? round_up(S > 0 ? S : 1, tile.panel) : gradient_block;
   plan.blocks = (S + plan.key_block - 1) / plan.key_block;
   plan.query_block = gradient_block;

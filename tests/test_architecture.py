@@ -22,7 +22,7 @@ LAYERS = [set(layer.split()) for layer in (
     "arrays info",
     "observation",
     "attention",
-    "gradients multihead",
+    "additive gradients multihead",
     "onnx torch",
     "__init__",
     "bench",

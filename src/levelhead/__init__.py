@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from levelhead import scaling, scoring, stats
 from levelhead._version import __version__
+from levelhead.additive import additive_attention
 from levelhead.attention import attention, observe
 from levelhead.errors import LevelheadError
 from levelhead.gradients import attention_backward
@@ -27,6 +28,7 @@ __all__ = [
     "MultiHeadAttention",
     "Observation",
     "__version__",
+    "additive_attention",
     "attention",
     "attention_backward",
     "info",

@@ -188,6 +188,7 @@ class Given {
         v(v_, "v"),
         scale_(options.object("scale"), "scale"),
         mask(options.object("mask"), "mask"),
+        additive_(options.object("additive"), "additive"),
         alibi_(options.object("alibi"), "alibi"),
         key_lengths_(options.object("key_lengths"), "key_lengths"),
         query_segments_(options.object("query_segments"), "query_segments"),
@@ -258,6 +259,8 @@ class Given {
     Scoring& scoring = problem.scoring;
     scoring.scale = scale_.doubles({problem.H});
     require(scoring.scale, "scale is missing");
+    scoring.additive = additive_.contiguous<void>({problem.D}, !additive_ || additive_->format() == (wide ? 'd' : 'f'));
+    scoring.exponentials = options.get("exponentials", false);
     scoring.cosine = options.get("cosine", false);
     scoring.log_n = options.get("log_n", false);
     scoring.causal = options.get("causal", false);
@@ -277,7 +280,7 @@ class Given {
     scoring.seed = options.get("seed", std::uint64_t(0));
   }
 
-  MaybeArray alibi_, key_lengths_, query_segments_, key_segments_, query_start_;
+  MaybeArray additive_, alibi_, key_lengths_, query_segments_, key_segments_, query_start_;
   std::vector<Run> query_runs_, key_runs_;
 };
 

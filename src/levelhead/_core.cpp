@@ -52,12 +52,13 @@ MutableTensor gradient(MaybeArray& array, bool fits) {
 
 void backward_arrays(nb::handle dout_, nb::handle q, nb::handle k, nb::handle v, nb::handle out_, nb::handle logsumexp_,
                      nb::handle dlogsumexp_, nb::handle sinks_, nb::handle dq_, nb::handle dk_, nb::handle dv_,
-                     nb::handle dmask_, nb::handle dsinks_, nb::handle dscale_, int threads, bool torchs_team,
-                     const nb::kwargs& options) {
+                     nb::handle dmask_, nb::handle dsinks_, nb::handle dscale_, nb::handle dadditive_, int threads,
+                     bool torchs_team, const nb::kwargs& options) {
   Given given(q, k, v, Options(options));
   Array dout(dout_, "dout"), out(out_, "out"), logsumexp(logsumexp_, "logsumexp");
   MaybeArray dlogsumexp(dlogsumexp_, "dlogsumexp"), sinks(sinks_, "sinks"), dq(dq_, "dq", true), dk(dk_, "dk", true),
-      dv(dv_, "dv", true), dmask(dmask_, "dmask", true), dsinks(dsinks_, "dsinks", true), dscale(dscale_, "dscale", true);
+      dv(dv_, "dv", true), dmask(dmask_, "dmask", true), dsinks(dsinks_, "dsinks", true), dscale(dscale_, "dscale", true),
+      dadditive(dadditive_, "dadditive", true);
   const Problem& problem = given.problem;
   const char real = given.wide ? 'd' : 'f';
   require(given.v && given.fits_rows(out, problem.E) && given.fits_rows(dout, problem.E), "out and dout do not fit");
@@ -73,6 +74,8 @@ void backward_arrays(nb::handle dout_, nb::handle q, nb::handle k, nb::handle v,
   gradients.dmask = gradient(dmask, dmask && given.mask && given.fits_rows(*dmask, problem.S) && dmask->format() == real);
   gradients.dsinks = const_cast<double*>(dsinks.doubles({problem.H}));
   gradients.dscale = const_cast<double*>(dscale.doubles({problem.H}));
+  gradients.dadditive = const_cast<double*>(dadditive.doubles({problem.D}));
+  require(!gradients.dadditive || problem.scoring.additive, "there are no weights to differentiate by");
   require(!gradients.dsinks || gradients.sinks, "there are no sinks to differentiate by");
   run(threads, torchs_team, [&](Interrupt& interrupt) { return backward(problem, gradients, threads, interrupt); });
 }
@@ -170,7 +173,7 @@ NB_MODULE(_core, m) {
   m.def("backward", backward_arrays, nb::arg("dout"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
         nb::arg("logsumexp"), nb::kw_only(), nb::arg("dlogsumexp") = none, nb::arg("sinks") = none, nb::arg("dq") = none,
         nb::arg("dk") = none, nb::arg("dv") = none, nb::arg("dmask") = none, nb::arg("dsinks") = none,
-        nb::arg("dscale") = none, nb::arg("threads") = 1, nb::arg("torchs_team") = false, nb::arg("options"));
+        nb::arg("dscale") = none, nb::arg("dadditive") = none, nb::arg("threads") = 1, nb::arg("torchs_team") = false, nb::arg("options"));
   m.def("attend", attend, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("scale").none(),
         nb::arg("causal").none(), nb::arg("threads").none());
   m.def("meet_tensors", meet_tensors, nb::arg("torch"));

@@ -27,6 +27,8 @@ def forward(
     sums: _Memory | None = None,
     counts: _Memory | None = None,
     scale: _Memory,
+    additive: _Memory | None = None,
+    exponentials: bool = False,
     cosine: bool = False,
     log_n: bool = False,
     causal: bool = False,
@@ -62,6 +64,7 @@ def backward(
     dmask: _Memory | None = None,
     dsinks: _Memory | None = None,
     dscale: _Memory | None = None,
+    dadditive: _Memory | None = None,
     threads: int,
     torchs_team: bool = False,
     **options: Any,  # those of `forward`

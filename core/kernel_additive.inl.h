@@ -1,0 +1,84 @@
+// Additive attention (Bahdanau 2014): s = sum over a of w_a tanh(q_a + k_a) in the place of the dot product. All that comes
+// after a score is the same code. Part of kernel.inl.h.
+//
+// q and k arrive projected, and where that is safe as exponentials: tanh(x + y) = 1 - 2 / (1 + e^2x e^2y) takes one
+// division for each term instead of an exponential and a division.
+#pragma once
+
+#include "kernel_math.inl.h"
+#include "kernel_tile.inl.h"
+
+namespace levelhead {
+namespace {
+
+// 1 - tanh(x + y).
+template <class Real, bool exponentials>
+LH_INLINE Vector<Real> one_minus_tanh(Real q, Vector<Real> k) {
+  if constexpr (exponentials) return Real(2) / (Real(1) + q * k);
+  return Real(1) - tanh<Real>(q + k);
+}
+
+template <class Real, int rows, int vectors, bool exponentials>
+[[gnu::noinline]] void additive_tile(const Real* q, std::int64_t q_step, const Real* k, std::int64_t A, const Real* weights,
+                                     const Real* scale, Real* s, std::int64_t stride) {
+  Vector<Real> sum[rows][vectors] = {};
+  Real total = 0;
+  for (std::int64_t a = 0; a < A; ++a) {
+    Vector<Real> key[vectors];
+#pragma GCC unroll 2
+    for (int i = 0; i < vectors; ++i) key[i] = load(k + a * panel<Real> + i * lanes<Real>);
+    total += weights[a];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+      for (int i = 0; i < vectors; ++i)
+        sum[r][i] += weights[a] * one_minus_tanh<Real, exponentials>(number(q + r * q_step + a), key[i]);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+    for (int i = 0; i < vectors; ++i) store(s + r * stride + i * lanes<Real>, (total - sum[r][i]) * scale[r]);
+}
+
+// Scores of a tile, whichever way.
+template <class Operand, int rows, int vectors, class Real = typename Operand::Real>
+LH_INLINE void any_score_tile(const Scoring& scoring, const Real* q, std::int64_t q_step, const Real* k, std::int64_t D,
+                              std::int64_t chunk, const Real* scale, Real* s, std::int64_t stride) {
+  if constexpr (Operand::per_word == 1) {
+    if (const Real* weights = static_cast<const Real*>(scoring.additive)) {
+      const auto tile = scoring.exponentials ? additive_tile<Real, rows, vectors, true> : additive_tile<Real, rows, vectors, false>;
+      return tile(q, q_step, k, D, weights, scale, s, stride);
+    }
+  }
+  score_tile<Operand, rows, vectors>(q, q_step, k, D, chunk, scale, s, stride);
+}
+
+// Gradients of a strip by the projected q and k, and by the weights, from ds: dq (rows, `wide` apart), dk as the keys are
+// packed (the weights yet to be multiplied in), dw. Nothing comes from where ds is zero: what is hidden may hold anything.
+template <class Real, bool exponentials>
+[[gnu::noinline]] void additive_gradient(std::int64_t rows, const Real* q, const Real* keys, std::int64_t A, const Real* weights,
+                                         const Real* ds, std::int64_t stride, std::int64_t lo, std::int64_t hi, Real* dq,
+                                         std::int64_t wide, Real* dk, Real* dw) {
+  const Vector<Real> zero{};
+  for (std::int64_t a = 0; a < A; ++a) {
+    Vector<Real> across[tile_rows] = {}, by_weight = {};
+    for (std::int64_t j = lo; j < hi; j += lanes<Real>) {
+      const std::int64_t at = j / panel<Real> * panel<Real> * A + a * panel<Real> + j % panel<Real>;
+      const Vector<Real> key = load(keys + at);
+      Vector<Real> along = {};
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const Vector<Real> d = load(ds + r * stride + j), u = one_minus_tanh<Real, exponentials>(q[r * A + a], key);
+        const Vector<Real> part = select(d != zero, d * u * (Real(2) - u), zero);
+        across[r] += part;
+        along += part;
+        by_weight += select(d != zero, d * (Real(1) - u), zero);
+      }
+      store(dk + at, load(dk + at) + along);
+    }
+    for (std::int64_t r = 0; r < rows; ++r) dq[r * wide + a] += weights[a] * sum<Real>(across[r]);
+    dw[a] += sum<Real>(by_weight);
+  }
+}
+
+}  // namespace
+}  // namespace levelhead

@@ -1,0 +1,109 @@
+"""Additive attention (Bahdanau, Cho, Bengio 2014): softmax(w_v · tanh(W_q q + W_k k)) v.
+
+The rival that dot products replaced, done as well as they are: projected once, then streamed through
+the core's tiles, so that the (T, S, A) array of the plain formulation never exists.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from levelhead import _core, arrays, scoring
+from levelhead.arrays import Array, Origin
+from levelhead.attention import options_for_core, team_for
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+
+# e^2x stays finite up to here, and so does the product of two unless it is beyond all tanh.
+_SAFE = 40.0
+
+
+def additive_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    w_q: Any,
+    w_k: Any,
+    w_v: Any,
+    *,
+    mask: Any = None,
+    causal: bool = False,
+    key_lengths: Any = None,
+    threads: int | None = None,
+) -> Any:
+    """softmax(s) v with s_ij = w_v · tanh(w_q q_i + w_k k_j).
+
+    Args:
+        q: queries (..., H, T, D), or (T, D).
+        k: keys (..., H, S, Dk).
+        v: values (..., H, S, E).
+        w_q: (A, D), as `Linear.weight`; w_k: (A, Dk); w_v: (A,).
+        mask, causal, key_lengths, threads: as in `attention`.
+
+    Returns:
+        (..., H, T, E) in q's dtype and family; differentiable where it is torch's.
+
+    >>> x, w = np.ones((3, 4), np.float32), np.ones((5, 4), np.float32)
+    >>> additive_attention(x, x, x, w, w, np.ones(5, np.float32)).shape
+    (3, 4)
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(q, torch.Tensor):
+        calls = import_module("levelhead.torch.additive")  # above this file, met when needed
+        return calls.additive_attention(
+            q, k, v, w_q, w_k, w_v,
+            mask=mask, causal=causal, key_lengths=key_lengths, threads=threads,
+        )  # fmt: skip
+    seen_q, seen_k, seen_v, origin = arrays.take(q, k, v)
+    weights = [arrays.alike(n, x, origin) for n, x in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v))]
+    check_weights(seen_q.shape, seen_k.shape, *(x.shape for x in weights))
+    if origin.dtype == "bfloat16":
+        advice = "Use float32, float16 or float64"
+        raise LevelheadTypeError(expected("q", "a dtype NumPy multiplies", "bfloat16", advice))
+    wide_q, wide_k, wide_v = (x.astype(origin.wide, copy=False) for x in weights)
+    projected_q = seen_q.astype(origin.wide, copy=False) @ wide_q.T
+    projected_k = seen_k.astype(origin.wide, copy=False) @ wide_k.T
+    given = {"mask": mask, "causal": causal, "key_lengths": key_lengths}
+    options = options_of(projected_q, projected_k, seen_v, origin, given)
+    values = seen_v.astype(origin.wide, copy=False)
+    out = np.empty((*seen_q.shape[:-1], seen_v.shape[-1]), origin.wide)
+    left, right, form = in_form(projected_q, projected_k)
+    _core.forward(
+        left, right, values, out=out, additive=np.ascontiguousarray(wide_v), **form,
+        **team_for(threads, origin), **options,
+    )  # fmt: skip
+    return origin.give(out.astype(origin.storage, copy=False))
+
+
+def in_form(q: Array, k: Array) -> tuple[Array, Array, dict[str, bool]]:
+    """Projected queries and keys as the core wants them: as exponentials where these are safe."""
+    safe = all(np.abs(x).max(initial=0.0) <= _SAFE for x in (q, k))
+    return (np.exp(2 * q), np.exp(2 * k), {"exponentials": True}) if safe else (q, k, {})
+
+
+def options_of(
+    q: Array, k: Array, v: Array, origin: Origin, given: dict[str, Any]
+) -> dict[str, Any]:
+    """The core's options; additive scores are not scaled."""
+    shape = scoring.shape_of(q.shape, k.shape, v.shape)
+    absent = dict.fromkeys(
+        ("window", "softcap", "sinks", "alibi", "segments", "query_start", "seed")
+    )
+    return options_for_core(shape, origin, scale=1.0, dropout=0.0, **absent, **given)
+
+
+def check_weights(
+    q: tuple[int, ...], k: tuple[int, ...], w_q: tuple[int, ...], w_k: tuple[int, ...],
+    w_v: tuple[int, ...],
+) -> None:  # fmt: skip
+    """The three weights fit each other, and the queries and keys."""
+    advice = "w_q is (A, D), w_k (A, Dk), w_v (A,)"
+    if len(w_v) != 1:
+        raise LevelheadValueError(expected("w_v", "one dimension", f"shape {w_v}", advice))
+    for name, shape, width in (("w_q", w_q, q[-1]), ("w_k", w_k, k[-1])):
+        wanted = (w_v[0], width)
+        if shape != wanted:
+            raise LevelheadValueError(expected(name, f"shape {wanted}", f"shape {shape}", advice))

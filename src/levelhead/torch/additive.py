@@ -1,0 +1,65 @@
+"""Additive attention for tensors: the projections are PyTorch's, the rest is the core's, forward
+and backward. `levelhead.additive_attention` leads here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from levelhead import _core, arrays
+from levelhead.additive import check_weights, in_form, options_of
+from levelhead.attention import team_for
+from levelhead.torch.ops import memory, wide
+
+
+def additive_attention(
+    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, *,
+    threads: int | None, **given: Any,
+) -> Tensor:  # fmt: skip
+    """As `levelhead.additive_attention`."""
+    with torch.no_grad():
+        *_, origin = arrays.take(q, k, v)
+        for name, x in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v)):
+            arrays.alike(name, x, origin)
+        check_weights(*(tuple(x.shape) for x in (q, k, w_q, w_k, w_v)))
+    real = wide(q.dtype)
+    projected_q, projected_k = q.to(real) @ w_q.to(real).mT, k.to(real) @ w_k.to(real).mT
+    with torch.no_grad():
+        views = (memory(x) for x in (projected_q, projected_k, v))
+        options = options_of(*views, origin, given) | team_for(threads, origin)
+    out: Tensor = _Additive.apply(projected_q, projected_k, v.to(real), w_v.to(real), options)  # type: ignore[no-untyped-call]
+    return out.to(q.dtype)
+
+
+class _Additive(torch.autograd.Function):
+    """Attention from projected queries and keys."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: dict[str, Any]
+    ) -> Tensor:
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        logsumexp = q.new_empty(q.shape[:-1])
+        left, right, form = in_form(memory(q), memory(k))
+        form = {**form, **options, "additive": memory(weights.contiguous())}
+        into = {"out": memory(out), "logsumexp": memory(logsumexp)}
+        _core.forward(left, right, memory(v), **into, **form)
+        ctx.save_for_backward(q, k, v, weights, out, logsumexp)
+        ctx.options = options
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+        q, k, v, weights, out, logsumexp = ctx.saved_tensors
+        left, right, form = in_form(memory(q), memory(k))
+        form = {**form, **ctx.options, "additive": memory(weights.contiguous())}
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        dweights = np.empty(weights.shape, np.float64)
+        _core.backward(
+            memory(dout), left, right, memory(v), memory(out), memory(logsumexp), dq=memory(dq),
+            dk=memory(dk), dv=memory(dv), dadditive=dweights, **form,
+        )  # fmt: skip
+        return dq, dk, dv, torch.from_numpy(dweights).to(weights.dtype), None
