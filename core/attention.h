@@ -51,10 +51,9 @@ constexpr std::int64_t unlimited = std::int64_t(1) << 62;
 // scale, softcap, bias and ALiBi, hide. A logit of -inf is hidden: there is no other law.
 struct Scoring {
   const double* scale = nullptr;  // (H,)
-  // Additive attention instead of the dot product: s = sum of additive[a] * tanh(q_a + k_a), q and k being projected
-  // already; with `exponentials` they hold e^2x. Gradients are by what is in the tanh, either way.
+  // Additive attention instead of the dot product: s = sum of additive[a] * tanh(x_a + y_a), where q and k hold x and y
+  // times 2 log2 e. Gradients are by x and y.
   const void* additive = nullptr;  // (D,) of the compute type
-  bool exponentials = false;
   bool cosine = false;            // q and k are normalised first; a zero vector stays zero
   bool log_n = false;             // each row also times ln(keys left to it by position and segment)
   bool causal = false;

@@ -1,8 +1,8 @@
 // Additive attention (Bahdanau 2014): s = sum over a of w_a tanh(q_a + k_a) in the place of the dot product. All that comes
 // after a score is the same code. Part of kernel.inl.h.
 //
-// q and k arrive projected, and where that is safe as exponentials: tanh(x + y) = 1 - 2 / (1 + e^2x e^2y) takes one
-// division for each term instead of an exponential and a division.
+// q and k arrive projected and times 2 log2 e: 1 - tanh(x + y) = 2 / (1 + 2^(q + k)). Good to an absolute 1e-7, which is
+// what a score can tell, with one division where tanh itself takes two.
 #pragma once
 
 #include "kernel_math.inl.h"
@@ -11,14 +11,15 @@
 namespace levelhead {
 namespace {
 
-// 1 - tanh(x + y).
-template <class Real, bool exponentials>
+// 1 - tanh(x + y). Beyond the clamp it is 0 or 2 to the last bit; a NaN passes.
+template <class Real>
 LH_INLINE Vector<Real> one_minus_tanh(Real q, Vector<Real> k) {
-  if constexpr (exponentials) return Real(2) / (Real(1) + q * k);
-  return Real(1) - tanh<Real>(q + k);
+  constexpr Real far = Bits<Real>::bias - 1;
+  const Vector<Real> x = larger(splat(-far), smaller(splat(far), q + k));
+  return Real(2) / (Real(1) + exp2_flushed<Real>(x));
 }
 
-template <class Real, int rows, int vectors, bool exponentials>
+template <class Real, int rows, int vectors>
 [[gnu::noinline]] void additive_tile(const Real* q, std::int64_t q_step, const Real* k, std::int64_t A, const Real* weights,
                                      const Real* scale, Real* s, std::int64_t stride) {
   Vector<Real> sum[rows][vectors] = {};
@@ -32,7 +33,7 @@ template <class Real, int rows, int vectors, bool exponentials>
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 2
       for (int i = 0; i < vectors; ++i)
-        sum[r][i] += weights[a] * one_minus_tanh<Real, exponentials>(number(q + r * q_step + a), key[i]);
+        sum[r][i] += weights[a] * one_minus_tanh<Real>(number(q + r * q_step + a), key[i]);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r)
@@ -45,17 +46,15 @@ template <class Operand, int rows, int vectors, class Real = typename Operand::R
 LH_INLINE void any_score_tile(const Scoring& scoring, const Real* q, std::int64_t q_step, const Real* k, std::int64_t D,
                               std::int64_t chunk, const Real* scale, Real* s, std::int64_t stride) {
   if constexpr (Operand::per_word == 1) {
-    if (const Real* weights = static_cast<const Real*>(scoring.additive)) {
-      const auto tile = scoring.exponentials ? additive_tile<Real, rows, vectors, true> : additive_tile<Real, rows, vectors, false>;
-      return tile(q, q_step, k, D, weights, scale, s, stride);
-    }
+    if (const Real* weights = static_cast<const Real*>(scoring.additive))
+      return additive_tile<Real, rows, vectors>(q, q_step, k, D, weights, scale, s, stride);
   }
   score_tile<Operand, rows, vectors>(q, q_step, k, D, chunk, scale, s, stride);
 }
 
 // Gradients of a strip by the projected q and k, and by the weights, from ds: dq (rows, `wide` apart), dk as the keys are
 // packed (the weights yet to be multiplied in), dw. Nothing comes from where ds is zero: what is hidden may hold anything.
-template <class Real, bool exponentials>
+template <class Real>
 [[gnu::noinline]] void additive_gradient(std::int64_t rows, const Real* q, const Real* keys, std::int64_t A, const Real* weights,
                                          const Real* ds, std::int64_t stride, std::int64_t lo, std::int64_t hi, Real* dq,
                                          std::int64_t wide, Real* dk, Real* dw) {
@@ -67,7 +66,7 @@ template <class Real, bool exponentials>
       const Vector<Real> key = load(keys + at);
       Vector<Real> along = {};
       for (std::int64_t r = 0; r < rows; ++r) {
-        const Vector<Real> d = load(ds + r * stride + j), u = one_minus_tanh<Real, exponentials>(q[r * A + a], key);
+        const Vector<Real> d = load(ds + r * stride + j), u = one_minus_tanh<Real>(q[r * A + a], key);
         const Vector<Real> part = select(d != zero, d * u * (Real(2) - u), zero);
         across[r] += part;
         along += part;

@@ -288,9 +288,8 @@ void differentiate_additive(const Job& job, const Strip& strip, const Span& colu
                             const Real* q, const Real* ds, Real* dq, Real* dw) {
   const Plan& plan = *job.plan;
   const Scoring& scoring = job.problem->scoring;
-  const auto tile = scoring.exponentials ? additive_gradient<Real, true> : additive_gradient<Real, false>;
-  tile(strip.rows, q, scratch.keys, plan.D, static_cast<const Real*>(scoring.additive), ds, plan.score_stride, columns.lo,
-       columns.hi, dq, padded<Real>(plan.D), scratch.key_rows, dw);
+  additive_gradient(strip.rows, q, scratch.keys, plan.D, static_cast<const Real*>(scoring.additive), ds, plan.score_stride,
+                    columns.lo, columns.hi, dq, padded<Real>(plan.D), scratch.key_rows, dw);
 }
 
 // dk of a block out of there.

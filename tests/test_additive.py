@@ -35,7 +35,7 @@ def arrays(
     return [x.requires_grad_(grad) for x in found]
 
 
-@pytest.mark.parametrize("size", [1.0, 30.0])  # 30: too large for exponentials
+@pytest.mark.parametrize("size", [1.0, 300.0])  # 300: most are flat
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
 def test_numpy(isa: str, lead: tuple[int, ...], size: float) -> None:  # noqa: F811
     given = arrays(*lead, size=size)
@@ -68,7 +68,7 @@ def test_masks() -> None:
     torch.testing.assert_close(lh.additive_attention(*given, causal=True), plain(*given, hidden=causal))
 
 
-@pytest.mark.parametrize("size", [1.0, 30.0])
+@pytest.mark.parametrize("size", [1.0, 300.0])
 @pytest.mark.parametrize("sizes", [{"T": 5, "S": 7, "A": 3}, {"T": 110, "S": 300, "A": 33}])
 def test_gradients(isa: str, sizes: dict[str, int], size: float) -> None:  # noqa: F811
     given = arrays(2, 2, grad=False, size=size, **sizes)
@@ -102,7 +102,7 @@ def test_hidden_values_touch_nothing(isa: str) -> None:  # noqa: F811
     assert torch.equal(*outs)
     a = torch.autograd.grad(outs[0].sum(), clean[:1])
     b = torch.autograd.grad(outs[1].sum(), dirty[:1])
-    torch.testing.assert_close(a, b)
+    assert torch.equal(a[0], b[0])
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,6 @@ class Given {
     scoring.scale = scale_.doubles({problem.H});
     require(scoring.scale, "scale is missing");
     scoring.additive = additive_.contiguous<void>({problem.D}, !additive_ || additive_->format() == (wide ? 'd' : 'f'));
-    scoring.exponentials = options.get("exponentials", false);
     scoring.cosine = options.get("cosine", false);
     scoring.log_n = options.get("log_n", false);
     scoring.causal = options.get("causal", false);

@@ -28,7 +28,6 @@ def forward(
     counts: _Memory | None = None,
     scale: _Memory,
     additive: _Memory | None = None,
-    exponentials: bool = False,
     cosine: bool = False,
     log_n: bool = False,
     causal: bool = False,

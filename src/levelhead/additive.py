@@ -17,8 +17,8 @@ from levelhead.arrays import Array, Origin
 from levelhead.attention import options_for_core, team_for
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 
-# e^2x stays finite up to here, and so does the product of two unless it is beyond all tanh.
-_SAFE = 40.0
+# The core computes tanh(x + y) from 2^(q + k): projected queries and keys come times this.
+OCTAVES = 2 / np.log(2)
 
 
 def additive_attention(
@@ -64,24 +64,18 @@ def additive_attention(
         advice = "Use float32, float16 or float64"
         raise LevelheadTypeError(expected("q", "a dtype NumPy multiplies", "bfloat16", advice))
     wide_q, wide_k, wide_v = (x.astype(origin.wide, copy=False) for x in weights)
-    projected_q = seen_q.astype(origin.wide, copy=False) @ wide_q.T
-    projected_k = seen_k.astype(origin.wide, copy=False) @ wide_k.T
+    octaves = origin.wide.type(OCTAVES)
+    projected_q = seen_q.astype(origin.wide, copy=False) @ wide_q.T * octaves
+    projected_k = seen_k.astype(origin.wide, copy=False) @ wide_k.T * octaves
     given = {"mask": mask, "causal": causal, "key_lengths": key_lengths}
     options = options_of(projected_q, projected_k, seen_v, origin, given)
     values = seen_v.astype(origin.wide, copy=False)
     out = np.empty((*seen_q.shape[:-1], seen_v.shape[-1]), origin.wide)
-    left, right, form = in_form(projected_q, projected_k)
     _core.forward(
-        left, right, values, out=out, additive=np.ascontiguousarray(wide_v), **form,
+        projected_q, projected_k, values, out=out, additive=np.ascontiguousarray(wide_v),
         **team_for(threads, origin), **options,
     )  # fmt: skip
     return origin.give(out.astype(origin.storage, copy=False))
-
-
-def in_form(q: Array, k: Array) -> tuple[Array, Array, dict[str, bool]]:
-    """Projected queries and keys as the core wants them: as exponentials where these are safe."""
-    safe = all(np.abs(x).max(initial=0.0) <= _SAFE for x in (q, k))
-    return (np.exp(2 * q), np.exp(2 * k), {"exponentials": True}) if safe else (q, k, {})
 
 
 def options_of(

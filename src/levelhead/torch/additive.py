@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from levelhead import _core, arrays
-from levelhead.additive import check_weights, in_form, options_of
+from levelhead.additive import OCTAVES, check_weights, options_of
 from levelhead.attention import team_for
 from levelhead.torch.ops import memory, wide
 
@@ -43,10 +43,10 @@ class _Additive(torch.autograd.Function):
     ) -> Tensor:
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         logsumexp = q.new_empty(q.shape[:-1])
-        left, right, form = in_form(memory(q), memory(k))
-        form = {**form, **options, "additive": memory(weights.contiguous())}
+        q, k = q * OCTAVES, k * OCTAVES
         into = {"out": memory(out), "logsumexp": memory(logsumexp)}
-        _core.forward(left, right, memory(v), **into, **form)
+        additive = memory(weights.contiguous())
+        _core.forward(memory(q), memory(k), memory(v), additive=additive, **into, **options)
         ctx.save_for_backward(q, k, v, weights, out, logsumexp)
         ctx.options = options
         return out
@@ -54,12 +54,11 @@ class _Additive(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         q, k, v, weights, out, logsumexp = ctx.saved_tensors
-        left, right, form = in_form(memory(q), memory(k))
-        form = {**form, **ctx.options, "additive": memory(weights.contiguous())}
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         dweights = np.empty(weights.shape, np.float64)
         _core.backward(
-            memory(dout), left, right, memory(v), memory(out), memory(logsumexp), dq=memory(dq),
-            dk=memory(dk), dv=memory(dv), dadditive=dweights, **form,
+            memory(dout), memory(q), memory(k), memory(v), memory(out), memory(logsumexp),
+            dq=memory(dq), dk=memory(dk), dv=memory(dv), dadditive=dweights,
+            additive=memory(weights.contiguous()), **ctx.options,
         )  # fmt: skip
         return dq, dk, dv, torch.from_numpy(dweights).to(weights.dtype), None
