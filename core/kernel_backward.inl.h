@@ -111,9 +111,11 @@ LH_INLINE double natural_scale(const Job& job, const Strip& strip, int r) {
 template <class Real>
 LH_INLINE void place_row(const Real* row, std::int64_t n, Real factor, std::int64_t height, Real* to) {
   constexpr int width = panel<Real>;
-  const bool usable = all_finite(row, n);
-  for (std::int64_t c = 0; c < padded<Real>(n); ++c)
-    to[c / width * width * height + c % width] = usable && c < n ? number(row + c) * factor : Real(0);
+  const std::int64_t usable = all_finite(row, n) ? n : 0;
+  const auto place = [&](std::int64_t c) { return to + c / width * width * height + c % width; };
+  std::int64_t c = 0;
+  for (; c + lanes<Real> <= usable; c += lanes<Real>) store(place(c), load(row + c) * factor);
+  for (; c < padded<Real>(n); ++c) *place(c) = c < usable ? number(row + c) * factor : Real(0);
 }
 
 template <class Real>

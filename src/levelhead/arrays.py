@@ -256,7 +256,9 @@ def _torch(name: str, t: Any, torch: Any, in_place: bool) -> tuple[Array, Origin
         raise _bad_value(name, "a tensor on device cpu", _tensor(t), advice)
     if t.requires_grad and torch.is_grad_enabled():
         given = "requires_grad=True while gradients are enabled"
-        advice = f"There is no gradient by it: pass {name}.detach(), or compute under torch.no_grad()"
+        advice = (
+            f"There is no gradient by it: pass {name}.detach(), or compute under torch.no_grad()"
+        )
         raise _bad_value(name, "a tensor that needs no gradient", given, advice)
     try:
         plain = t.detach() if t.requires_grad else t

@@ -111,7 +111,7 @@ class MultiHeadAttention:
 
 
 def rotated(x: Array, start: int, base: float) -> Array:
-    """Rotary positions: columns i and i + width/2 turned by (start + token) · base^(-2i / width)."""
+    """Rotary positions: columns i and i + width/2 turned by (start + token) · base^(-2i/width)."""
     half = x.shape[-1] // 2
     angle = np.outer(start + np.arange(x.shape[-2]), base ** (-np.arange(half) / half))
     cos, sin = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)

@@ -85,8 +85,9 @@ def _describe(
         core = options_for_core(shape, origin, **options)
         team = team_for(threads, origin)
     sinks = core.get("sinks")
-    found = {name: torch.from_numpy(np.array(core[name])) for name in _ARRAYS & core.keys()}
-    found |= {name: core[name] for name in _PLAIN & core.keys()}
+    found: dict[str, Any] = {name: core[name] for name in _PLAIN & core.keys()}
+    for name in _ARRAYS & core.keys():
+        found[name] = torch.from_numpy(np.array(core[name]))
     for name in ("mask", "sinks"):
         if isinstance(options[name], Tensor):
             found[name] = options[name]

@@ -113,7 +113,7 @@ class MultiHeadAttention(nn.Module):
             cache.keys, cache.values = k, v
         drops = self.dropout if self.training else 0.0
         seed = int(torch.randint(2**62, ())) if drops else None
-        out = attention(
+        out: Tensor = attention(
             q, k, v, mask=mask, key_lengths=key_lengths, sinks=self.sinks, dropout=drops, seed=seed,
             **self.options,
         )  # fmt: skip
@@ -122,7 +122,7 @@ class MultiHeadAttention(nn.Module):
 
     @staticmethod
     def _heads(x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+        return x.reshape(*x.shape[:-1], heads, -1).transpose(-3, -2)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:

@@ -115,7 +115,7 @@ def for_core(options: Options, q: Tensor, k: Tensor) -> dict[str, Any]:
 def _attend(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     out, logsumexp = _attend_shapes(q, k, v)
     options = for_core(Options(*given), q, k)
-    into = {"out": memory(out), "logsumexp": memory(logsumexp)}
+    into: dict[str, Any] = {"out": memory(out), "logsumexp": memory(logsumexp)}
     _core.forward(memory(q), memory(k), memory(v), **into, **options)
     return out, logsumexp
 
@@ -132,8 +132,9 @@ def _attend_backward(
     *given, wanted = rest
     options = Options(*given)
     found = _backward_shapes(dout, dlogsumexp, q, k, v, out, logsumexp, *rest)
-    into = {f"d{name}": memory(x) for name, x in zip(_WANTED, found, strict=True) if x.numel()}
-    into = {name: x for name, x in into.items() if wanted[_WANTED.index(name[1:])]}
+    into: dict[str, Any] = {
+        f"d{name}": memory(x) for name, x, want in zip(_WANTED, found, wanted, strict=True) if want
+    }
     if "dmask" in into:
         found[_WANTED.index("mask")].zero_()
         shape = (*q.shape[:-1], k.shape[-2])
@@ -154,8 +155,7 @@ def _backward_shapes(
     """Room for every gradient; none for those that are not wanted."""
     *given, wanted = rest
     options = Options(*given)
-    of = {"q": q, "k": k, "v": v, "mask": options.mask, "scale": options.scale}
-    of |= {"sinks": options.sinks}
+    of = options._asdict() | {"q": q, "k": k, "v": v}
     dtypes = {"mask": wide(q.dtype), "scale": torch.float64, "sinks": torch.float64}
     return tuple(
         q.new_empty(of[name].shape if want else (0,), dtype=dtypes.get(name, q.dtype))
@@ -163,8 +163,8 @@ def _backward_shapes(
     )
 
 
-_library.impl("attend", _attend, "CPU")
-_library.impl("attend_backward", _attend_backward, "CPU")
+_library.impl("attend", _attend, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("attend_backward", _attend_backward, "CPU")  # type: ignore[no-untyped-call]
 register_fake("levelhead::attend", _attend_shapes, lib=_library)
 register_fake("levelhead::attend_backward", _backward_shapes, lib=_library)
 
@@ -240,7 +240,7 @@ def _vmap(info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *given: Any)
             return x.movedim(dims[name], 0)
         return x.expand((info.batch_size, *x.shape))
 
-    changed = {}
+    changed: dict[str, Any] = {}
     if options.mask is not None and dims["mask"] is not None:
         mask = spread("mask", options.mask)
         missing = (1,) * (q.dim() - (dims["q"] is not None) + 1 - mask.dim())

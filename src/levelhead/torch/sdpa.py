@@ -1,8 +1,8 @@
 """`torch.nn.functional.scaled_dot_product_attention` on levelhead: same signature, same meaning.
 
 Queries and keys are aligned at their first positions, a boolean mask says who may attend, batch and
-heads broadcast, and dropout's seed comes from PyTorch's generator, so that checkpointing and compile
-replay it. Beyond PyTorch: a mask and `is_causal` together mean both. `patch` puts it in the
+heads broadcast, and dropout's seed comes from PyTorch's generator, so that checkpointing and
+compile replay it. Beyond PyTorch: a mask and `is_causal` together mean both. `patch` puts it in the
 original's place.
 """
 
@@ -83,8 +83,10 @@ def _through_the_door(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
 ) -> Tensor | None:
     """Plain eager tensors go straight to the core, as long as both conventions say the same."""
-    plain = type(q) is type(k) is type(v) is Tensor and q.dim() >= 3
-    if not plain or torch.is_autocast_enabled("cpu") or q.shape[:-2] != k.shape[:-2]:
+    plain = all(type(x) is Tensor and x.layout is torch.strided for x in (q, k, v))
+    if not plain or q.is_nested or q.dim() < 3 or torch.is_autocast_enabled("cpu"):
+        return None
+    if q.shape[:-2] != k.shape[:-2]:  # to be broadcast, or grouped
         return None
     if is_causal and q.shape[-2] != k.shape[-2]:  # the door aligns the last positions
         return None
@@ -136,7 +138,7 @@ def _broadcast(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> tuple[Tensor, Tens
         raise _wrong("query, key, value", wanted, shapes, advice)
     heads = -3 if gqa else -2
     try:
-        lead = torch.broadcast_shapes(q.shape[:heads], k.shape[:heads], v.shape[:heads])
+        lead = torch.broadcast_shapes(*(x.shape[:heads] for x in (q, k, v)))  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         wanted = "leading dimensions that broadcast" + ("" if gqa else " (or enable_gqa=True)")
         raise _wrong("query, key, value", wanted, shapes, advice) from error
