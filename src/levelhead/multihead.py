@@ -107,7 +107,8 @@ class MultiHeadAttention:
         if weight is None:
             return x
         size = np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(NORM_EPSILON))
-        return x / size * weight
+        normalised: Array = x / size * weight
+        return normalised
 
 
 def rotated(x: Array, start: int, base: float) -> Array:

@@ -58,7 +58,7 @@ _SCHEMA = (
 )
 _WANTED = ("q", "k", "v", "scale", "mask", "sinks")  # what has a gradient, in that order
 
-_library = Library("levelhead", "DEF")
+_library: Any = Library("levelhead", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
     f"attend(Tensor q, Tensor k, Tensor v, {_SCHEMA}) -> (Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
@@ -163,8 +163,8 @@ def _backward_shapes(
     )
 
 
-_library.impl("attend", _attend, "CPU")  # type: ignore[no-untyped-call]
-_library.impl("attend_backward", _attend_backward, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("attend", _attend, "CPU")
+_library.impl("attend_backward", _attend_backward, "CPU")
 register_fake("levelhead::attend", _attend_shapes, lib=_library)
 register_fake("levelhead::attend_backward", _backward_shapes, lib=_library)
 
