@@ -262,7 +262,7 @@ void attend_block(const Job& job, const Packed& packed, bool streams, const Stri
   else
     with_tile(strip.rows, [&](auto n_rows) {
       multiply_keys<Operand, n_rows.value>(
-          plan, progress, room, keys.lo - keys.first, keys.real(), scale, scratch.scores,
+          problem.scoring, plan, progress, room, keys.lo - keys.first, keys.real(), scale, scratch.scores,
           [&](std::int64_t from, std::int64_t to) {
             fetch_mask(problem.scoring.mask, strip, piece.b, keys.first + from, keys.first + to);
           });

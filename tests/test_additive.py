@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import isa  # noqa: F401
 
 import levelhead as lh
 from levelhead import _core
+from support import isa  # noqa: F401
 
 
 def plain(
@@ -65,7 +65,9 @@ def test_masks() -> None:
     found = lh.additive_attention(*given, key_lengths=lengths)
     torch.testing.assert_close(found, plain(*given, hidden=hidden))
     causal = torch.arange(70) > torch.arange(30)[:, None] + 40
-    torch.testing.assert_close(lh.additive_attention(*given, causal=True), plain(*given, hidden=causal))
+    torch.testing.assert_close(
+        lh.additive_attention(*given, causal=True), plain(*given, hidden=causal)
+    )
 
 
 @pytest.mark.parametrize("size", [1.0, 300.0])

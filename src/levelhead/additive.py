@@ -1,7 +1,7 @@
 """Additive attention (Bahdanau, Cho, Bengio 2014): softmax(w_v · tanh(W_q q + W_k k)) v.
 
-The rival that dot products replaced, done as well as they are: projected once, then streamed through
-the core's tiles, so that the (T, S, A) array of the plain formulation never exists.
+The rival that dot products replaced, done as well as they are: projected once, then streamed
+through the core's tiles, so that the (T, S, A) array of the plain formulation never exists.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class _Additive(torch.autograd.Function):
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         logsumexp = q.new_empty(q.shape[:-1])
         q, k = q * OCTAVES, k * OCTAVES
-        into = {"out": memory(out), "logsumexp": memory(logsumexp)}
+        into: dict[str, Any] = {"out": memory(out), "logsumexp": memory(logsumexp)}
         additive = memory(weights.contiguous())
         _core.forward(memory(q), memory(k), memory(v), additive=additive, **into, **options)
         ctx.save_for_backward(q, k, v, weights, out, logsumexp)
