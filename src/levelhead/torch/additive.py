@@ -28,7 +28,7 @@ def additive_attention(
     real = wide(q.dtype)
     projected_q, projected_k = q.to(real) @ w_q.to(real).mT, k.to(real) @ w_k.to(real).mT
     with torch.no_grad():
-        views = (memory(x) for x in (projected_q, projected_k, v))
+        views = (memory(projected_q), memory(projected_k), memory(v))
         options = options_of(*views, origin, given) | team_for(threads, origin)
     out: Tensor = _Additive.apply(projected_q, projected_k, v.to(real), w_v.to(real), options)  # type: ignore[no-untyped-call]
     return out.to(q.dtype)
