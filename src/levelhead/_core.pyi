@@ -2,7 +2,6 @@
 safety and nothing else; `attention.py` is where a user's mistakes are explained. `attend` alone
 takes what a user passed: it serves plain calls whole, and says None to all others."""
 
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, TypeAlias, TypedDict
 
@@ -26,27 +25,13 @@ def forward(
     acc: _Memory | None = None,
     sums: _Memory | None = None,
     counts: _Memory | None = None,
-    scale: _Memory,
-    additive: _Memory | None = None,
-    cosine: bool = False,
-    log_n: bool = False,
-    causal: bool = False,
-    left: int | None = None,
-    right: int | None = None,
-    mask: _Memory | None = None,
-    softcap: float | None = None,
     sinks: _Memory | None = None,
-    alibi: _Memory | None = None,
-    key_lengths: _Memory | None = None,
-    query_segments: _Memory | None = None,
-    key_segments: _Memory | None = None,
-    query_start: _Memory,
-    query_runs: Sequence[tuple[int, int, int]] | None = None,
-    key_runs: Sequence[tuple[int, int, int]] | None = None,
-    dropout: float = 0.0,
-    seed: int = 0,
-    threads: int,
+    threads: int = 1,
     torchs_team: bool = False,
+    # scale and, where they are not as usual, additive, cosine, log_n, causal, left, right, mask,
+    # softcap, alibi, key_lengths, query_segments, key_segments, query_start, query_runs, key_runs,
+    # dropout, seed: what attention.h has in Scoring
+    **options: Any,
 ) -> None: ...
 def backward(
     dout: _Memory,
@@ -57,6 +42,7 @@ def backward(
     logsumexp: _Memory,
     *,
     dlogsumexp: _Memory | None = None,
+    sinks: _Memory | None = None,
     dq: _Memory | None = None,
     dk: _Memory | None = None,
     dv: _Memory | None = None,
@@ -64,7 +50,7 @@ def backward(
     dsinks: _Memory | None = None,
     dscale: _Memory | None = None,
     dadditive: _Memory | None = None,
-    threads: int,
+    threads: int = 1,
     torchs_team: bool = False,
     **options: Any,  # those of `forward`
 ) -> None: ...
