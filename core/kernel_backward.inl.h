@@ -11,67 +11,10 @@
 #pragma once
 
 #include "kernel_additive.inl.h"
-#include "kernel_score.inl.h"
-#include "kernel_write.inl.h"
+#include "kernel_backward_pack.inl.h"
 
 namespace levelhead {
 namespace {
-
-// The width of rows of sums, and of rows packed as the right side of value_tile: whole panels.
-template <class Real>
-LH_INLINE std::int64_t padded(std::int64_t columns) {
-  return round_up(columns, panel<Real>);
-}
-
-template <class Real>
-struct GradientScratch {
-  Real *row, *keys, *values, *key_rows, *dk, *dv, *q, *dout, *q_rows, *dout_rows, *p, *ds, *slope;
-  Strip* strips;
-  Span* spans;
-  std::int64_t bytes = 0;
-
-  LH_INLINE GradientScratch(const Plan& plan, void* base) {
-    const auto carve = [&](auto*& pointer, std::int64_t n) {
-      pointer = reinterpret_cast<decltype(+pointer)>(static_cast<char*>(base) + bytes);
-      bytes += round_up(n * static_cast<std::int64_t>(sizeof *pointer), 64);
-    };
-    const std::int64_t D = plan.D, E = plan.E, wide_d = padded<Real>(D), wide_e = padded<Real>(E);
-    const std::int64_t block = round_up(plan.key_block, tile_rows), queries = plan.query_block;
-    carve(row, most(most(D, E) * (lanes<Real> + 1), plan.key_block));
-    carve(keys, plan.key_block * D);
-    carve(values, plan.key_block * E);
-    carve(key_rows, plan.key_block * wide_d);
-    carve(dk, block * wide_d);
-    carve(dv, block * wide_e);
-    carve(q, queries * D);
-    carve(dout, queries * E);
-    carve(q_rows, queries * wide_d);
-    carve(dout_rows, queries * wide_e);
-    carve(p, queries * plan.score_stride);
-    carve(ds, queries * plan.score_stride);
-    carve(slope, tile_rows * plan.score_stride);
-    carve(strips, plan.strips());
-    carve(spans, plan.strips());
-  }
-};
-
-template <class Real>
-std::int64_t gradient_scratch_bytes(const Plan& plan) {
-  return GradientScratch<Real>(plan, nullptr).bytes;
-}
-
-template <class Real>
-LH_INLINE Real dot(const Real* x, const Real* y, std::int64_t n) {
-  Vector<Real> part[2] = {};
-  std::int64_t i = 0;
-  for (; i + 2 * lanes<Real> <= n; i += 2 * lanes<Real>)
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half)
-      part[half] += load(x + i + half * lanes<Real>) * load(y + i + half * lanes<Real>);
-  Real total = sum<Real>(part[0] + part[1]);
-  for (; i < n; ++i) total = fused(number(x + i), number(y + i), total);
-  return total;
-}
 
 // --- rows: what each query row needs to know ---
 
@@ -96,58 +39,6 @@ void gradient_rows(const Job& job, const Backward& backward, std::int64_t b, std
     Real* to = static_cast<Real*>(backward.lse) + 2 * index;
     to[0] = lse == -infinity<Real> ? infinity<Real> : most_of_it;
     to[1] = lse - lse == 0 ? static_cast<Real>(twos - static_cast<double>(most_of_it)) : Real(0);
-  }
-}
-
-// --- packing ---
-
-// What a row's dot products are multiplied with, as the caller counts: softcap and units of ln 2 aside.
-LH_INLINE double natural_scale(const Job& job, const Strip& strip, int r) {
-  const double cap = job.problem->scoring.softcap;
-  return strip.scale[r] * (cap > 0 ? cap : ln_2);
-}
-
-// One row into its place in panels of columns `height` high, times `factor`; zero if it is not finite.
-template <class Real>
-LH_INLINE void place_row(const Real* row, std::int64_t n, Real factor, std::int64_t height, Real* to) {
-  constexpr int width = panel<Real>;
-  const std::int64_t usable = all_finite(row, n) ? n : 0;
-  const auto place = [&](std::int64_t c) { return to + c / width * width * height + c % width; };
-  std::int64_t c = 0;
-  for (; c + lanes<Real> <= usable; c += lanes<Real>) store(place(c), load(row + c) * factor);
-  for (; c < padded<Real>(n); ++c) *place(c) = c < usable ? number(row + c) * factor : Real(0);
-}
-
-template <class Real>
-void pack_gradient_keys(const Job& job, std::int64_t b, std::int64_t g, std::int64_t block, const GradientScratch<Real>& scratch) {
-  const Problem& problem = *job.problem;
-  const Plan& plan = *job.plan;
-  const bool cosine = problem.scoring.cosine;
-  const std::int64_t first = block * plan.key_block, count = least(plan.key_block, problem.S - first);
-  pack_keys<Numbers<Real>>(problem.k, cosine, plan.D, plan.D, b, g, first, count, scratch.keys, scratch.row);
-  pack_keys<Numbers<Real>>(problem.v, false, plan.E, plan.E, b, g, first, count, scratch.values, scratch.row);
-  if (problem.scoring.additive) {  // where dk is summed, as the keys are packed
-    for (std::int64_t i = 0; i < plan.key_block * plan.D; ++i) scratch.key_rows[i] = 0;
-    return;
-  }
-  for (std::int64_t j = 0; j < count; ++j)
-    place_row(view_vector(problem.k, b, g, first + j, plan.D, cosine, scratch.row), plan.D, Real(1), plan.key_block,
-              scratch.key_rows + j * panel<Real>);
-}
-
-// Queries and dout of a block of rows, as the left side of one product and as the right side of another.
-template <class Real>
-void pack_queries(const Job& job, const Gradients& given, const Piece& piece, const GradientScratch<Real>& scratch) {
-  const Problem& problem = *job.problem;
-  const Plan& plan = *job.plan;
-  for (std::int64_t i = 0; i < piece.row1 - piece.row0; ++i) {
-    const Strip& strip = scratch.strips[i / tile_rows];
-    const int r = static_cast<int>(i % tile_rows);
-    Real *q = scratch.q + i * plan.D, *dout = scratch.dout + i * plan.E;
-    read_vector(problem.q, piece.b, strip.head[r], strip.t[r], plan.D, problem.scoring.cosine, q);
-    read_vector(given.dout, piece.b, strip.head[r], strip.t[r], plan.E, false, dout);
-    place_row(q, plan.D, static_cast<Real>(natural_scale(job, strip, r)), plan.query_block, scratch.q_rows + i * panel<Real>);
-    place_row(dout, plan.E, Real(1), plan.query_block, scratch.dout_rows + i * panel<Real>);
   }
 }
 
@@ -343,31 +234,7 @@ void gradient_block_of(const Job& job, const Backward& backward, const Piece& pi
   add_key_gradients(job, backward, first, strips, rows, scratch);
 }
 
-// --- to the caller's arrays ---
-
-// Through x / |x|: of the gradient only what is across x goes on, and by 1 / |x|. Nothing for the zero vector.
-template <class Real>
-void through_norm(const Tensor& x, std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t n, Real* unit, Real* gradient) {
-  read_vector(x, b, head, row, n, false, unit);
-  double largest = 0, squares = 0;
-  for (std::int64_t i = 0; i < n; ++i) largest = largest < __builtin_fabs(double(unit[i])) ? __builtin_fabs(double(unit[i])) : largest;
-  for (std::int64_t i = 0; largest > 0 && i < n; ++i) squares += (double(unit[i]) / largest) * (double(unit[i]) / largest);
-  const double length = largest * __builtin_sqrt(squares);
-  normalise(unit, n);
-  const Real along = dot(unit, gradient, n);
-  for (std::int64_t i = 0; i < n; ++i)
-    gradient[i] = length == 0 ? Real(0) : static_cast<Real>((double(gradient[i]) - double(along) * double(unit[i])) / length);
-}
-
-template <class Real>
-void write_gradients(const MutableTensor& to, const Tensor* normalised, std::int64_t b, std::int64_t g, std::int64_t first,
-                     std::int64_t count, std::int64_t n, Real* sums, Real* spare) {
-  if (!to) return;
-  for (std::int64_t j = 0; j < count; ++j, sums += padded<Real>(n)) {
-    if (normalised) through_norm(*normalised, b, g, first + j, n, spare, sums);
-    narrow(sums, n, to.dtype, to.at(b, g, first + j), to.column_stride);
-  }
-}
+// --- tasks ---
 
 // Every `splits`-th key block of a kv head, from block `slice` on, against all its query rows: dk and dv are whole then,
 // dq is the slice's part.

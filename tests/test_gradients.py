@@ -175,6 +175,13 @@ def test_dtypes(isa: str, dtype: str, bound: float, causal: bool) -> None:  # no
     close(found, true(dout, q, k, v, causal=causal), bound)
 
 
+def test_a_bias_with_a_head_s_axis_for_one_head_without_it() -> None:
+    q, k, v = qkv((), 5, 7, 4, 4, dtype="float64")
+    bias = np.random.default_rng(5).standard_normal((1, 5, 7))
+    dout = np.ones((5, 4))
+    close(backward(dout, q, k, v, mask=bias), true(dout, q, k, v, mask=bias), 1e-11)
+
+
 # ---- promises
 
 

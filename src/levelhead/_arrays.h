@@ -186,8 +186,8 @@ class Given {
       : q(q_, "q"),
         k(k_, "k"),
         v(v_, "v"),
-        scale_(options.object("scale"), "scale"),
         mask(options.object("mask"), "mask"),
+        scale_(options.object("scale"), "scale"),
         additive_(options.object("additive"), "additive"),
         alibi_(options.object("alibi"), "alibi"),
         key_lengths_(options.object("key_lengths"), "key_lengths"),
@@ -211,13 +211,7 @@ class Given {
   }
 
   Array q, k;
-  MaybeArray v;
-
- private:
-  MaybeArray scale_;
-
- public:
-  MaybeArray mask;
+  MaybeArray v, mask;
   Problem problem;
   Shape rows;  // of q: all but the last dimension
   bool wide;   // computes in double
@@ -279,7 +273,7 @@ class Given {
     scoring.seed = options.get("seed", std::uint64_t(0));
   }
 
-  MaybeArray additive_, alibi_, key_lengths_, query_segments_, key_segments_, query_start_;
+  MaybeArray scale_, additive_, alibi_, key_lengths_, query_segments_, key_segments_, query_start_;
   std::vector<Run> query_runs_, key_runs_;
 };
 

@@ -158,5 +158,6 @@ def _room(name: str, qkv: dict[str, Array], mask: Any, H: int, origin: Origin) -
 
 def _stretched(x: Array, shape: tuple[int, ...]) -> Array:
     """x seen as an array of that shape, writable: elements of a broadcast axis are one."""
+    x = x.reshape(x.shape[-len(shape) :])  # q of rank 2 is one head without its axis
     seen = np.broadcast_to(x, shape)
     return np.lib.stride_tricks.as_strided(x, shape, seen.strides)
