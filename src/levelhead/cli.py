@@ -82,13 +82,16 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     size.add_argument(
         "--quick", action="store_true", help="a dozen cells, under a minute (default)"
     )
-    size.add_argument("--full", action="store_true", help="every cell, the better part of an hour")
+    size.add_argument("--full", action="store_true", help="every cell, more than an hour")
     bench.add_argument(
         "--case",
         action="append",
         default=[],
         metavar="GLOB",
         help="only these cells; may be repeated",
+    )
+    bench.add_argument(
+        "--skip", action="append", default=[], metavar="GLOB", help="not these; may be repeated"
     )
     bench.add_argument("--threads", type=int, metavar="N", help="of everybody; default: all CPUs")
     bench.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
@@ -104,11 +107,12 @@ def _bench(arguments: argparse.Namespace) -> Iterator[str]:
 
     if arguments.plot:
         source, folder = arguments.plot
-        for path in plot.plot(json.loads(source.read_text(encoding="utf-8")), folder):
+        result = json.loads(source.read_text(encoding="utf-8"))
+        for path in plot.plot(result, folder, source.stem.split("-")[0]):
             yield str(path)
         return
     quick = arguments.quick or not (arguments.full or arguments.case or arguments.list)
-    chosen = cases.select(arguments.case, quick=quick)
+    chosen = cases.select(arguments.case, skip=arguments.skip, quick=quick)
     if arguments.list:
         yield from report.listing(chosen)
         return

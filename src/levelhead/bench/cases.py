@@ -9,49 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
+from levelhead.bench.bars import (
+    ADDITIVE,
+    BFLOAT16,
+    DECODE,
+    DENSE,
+    FLOAT16,
+    FLOOR,
+    LONG_MODEL,
+    MASKED,
+    MODEL,
+    SHORT,
+    STATISTICS,
+    TINY,
+    TRAINING,
+    TRAINING_ONE_HEAD,
+    WINDOW,
+    Bar,
+)
 from levelhead.errors import LevelheadValueError, expected
 
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """What a cell must reach: the ratio or the share of the FMA peak, never below the floor."""
-
-    ratio: float = 1.1  # fastest peer's time / ours
-    peak: float | None = None  # ... or this share of the measured FMA peak
-    floor: float = 1.1  # which no share of the peak excuses
-    bandwidth: float | None = None  # and this share of the measured memory bandwidth
-    against: str | None = None  # one peer instead of the fastest
-    without: str | None = None  # a peer that is compared with, but not what the ratio was set for
-
-    def __str__(self) -> str:
-        if self.ratio < 1:
-            return f"at most {1 / self.ratio - 1:+.0%}"
-        text = f"≥ {self.ratio:.3g}×"
-        if self.against:
-            text += f" {self.against}"
-        if self.without:
-            text += f" ({self.without} aside)"
-        if self.peak:
-            text += f" or ≥ {self.peak:.0%} of peak (≥ {self.floor:.3g}×)"
-        if self.bandwidth:
-            text += f" and ≥ {self.bandwidth:.0%} of bandwidth"
-        return text
-
-
-# The project's table of numbers to hold, row by row.
-DENSE = Bar(1.25, peak=0.80)
-SHORT = BFLOAT16 = Bar(1.5, peak=0.75)
-FLOAT16 = Bar(1.5)
-TINY = Bar(1.1, against="PyTorch")
-DECODE = Bar(3.0, bandwidth=0.85)
-WINDOW = Bar(8.0, without="FlexAttention")  # set for those that cannot skip what is hidden
-MASKED = Bar(1.25)
-# At most 8 % over the call without them. Stated for d 64; a wider head has more work per logit to
-# hide them behind, so it is held to the same.
-STATISTICS = Bar(1 / 1.08, floor=1 / 1.08)
-FLOOR = Bar()  # every cell without a row of its own
+Work: TypeAlias = Literal["attention", "training", "additive", "model"]
 
 OFF = "statistics off"  # what stands in for the peers where levelhead is compared with itself
 
@@ -76,12 +56,24 @@ class Case:
     softcap: float | None = None
     padding: bool = False  # batch rows of different lengths
     packed: bool = False  # several sequences in one row
+    gradients: bool = False  # one step of training: forward and backward
+    additive: int | None = None  # scores w_v · tanh(W_q q + W_k k), so many numbers wide
+    model: str | None = None  # attention inside a whole model; the shape is one layer's
     caller: Literal["numpy", "torch"] = "numpy"  # whose arrays levelhead is given
     peers: bool = True  # False: beyond what the peers can be asked for
     observed: bool = False  # statistics on, against statistics off
     quick: bool = False  # part of --quick
     weighed: bool = False  # peak memory is measured too
     fit: str | None = None  # cells that share this name give one exponent of cost in T
+
+    @property
+    def work(self) -> Work:
+        """What kind of thing is computed: whose arrays, truth and peers it takes."""
+        if self.model:
+            return "model"
+        if self.additive:
+            return "additive"
+        return "training" if self.gradients else "attention"
 
     @property
     def decode(self) -> bool:
@@ -207,6 +199,54 @@ def _tiny() -> Iterator[Case]:
     yield _square("tiny-torch", "tiny", TINY, 8, 16, 1, caller="torch", quick=True)
 
 
+def _training() -> Iterator[Case]:
+    step: dict[str, Any] = dict(gradients=True, caller="torch")
+    for kind, causal in KINDS:
+        for D in (64, 128):
+            for T in (512, 1024, 2048, 4096):
+                yield _square(
+                    f"training-{kind}-d{D}-{T}", "training", TRAINING, T, D, min(8, 8192 // T),
+                    causal=causal, quick=(kind, D, T) == ("causal", 64, 1024),
+                    weighed=(kind, D) == ("dense", 64), **step,
+                    fit=f"training {kind} d{D}" if T >= 1024 else None,
+                )  # fmt: skip
+        for T in (2048, 4096):
+            name = f"training-onehead-{kind}-{T}"
+            yield _square(name, "training", TRAINING_ONE_HEAD, T, 64, 1, causal=causal, **step)
+    step["causal"] = True
+    yield _square("training-gqa-1024", "training", TRAINING, 1024, 128, 16, G=4, **step)
+    yield _square("training-gqa-2048", "training", TRAINING, 2048, 64, 9, G=3, **step)
+    step["dtype"] = "bfloat16"
+    yield _square("training-bf16-causal-1024", "training", TRAINING, 1024, 64, 8, **step)
+
+
+def _additive() -> Iterator[Case]:
+    scores: dict[str, Any] = dict(additive=64, caller="torch")
+    for T, heads, bar in ((128, 4, FLOOR), (512, 4, ADDITIVE), (1024, 2, FLOOR)):
+        name = f"additive-{T}"
+        yield _square(name, "additive", bar, T, 64, heads, weighed=T > 128, **scores)
+    name = "additive-gradients-512"
+    yield _square(name, "additive", ADDITIVE, 512, 64, 4, gradients=True, weighed=True, **scores)
+
+
+def _models() -> Iterator[Case]:
+    for name, T, B, padding in (
+        ("128", 128, 16, False),
+        ("padded-128", 128, 16, True),
+        ("512", 512, 4, False),
+    ):
+        yield _square(
+            f"model-minilm-{name}", "model", MODEL, T, 32, 12, B=B, padding=padding,
+            model="minilm", caller="torch",
+        )  # fmt: skip
+    # Attention is a quarter of SmolLM2's arithmetic at 2048 tokens, two fifths at 4096.
+    for T, bar in ((512, MODEL), (2048, MODEL), (4096, LONG_MODEL)):
+        yield _square(
+            f"model-smollm2-{T}", "model", bar, T, 64, 9, G=3, causal=True,
+            model="smollm2", caller="torch",
+        )  # fmt: skip
+
+
 CASES: tuple[Case, ...] = (
     *_grid(),
     *(_short(T, "short", "short", SHORT, "float32", T == 64) for T in (8, 16, 32, 64, 128, 256)),
@@ -216,20 +256,30 @@ CASES: tuple[Case, ...] = (
     *_masked(),
     *_statistics(),
     *_others(),
+    *_training(),
+    *_additive(),
+    *_models(),
 )
 
 
-def select(patterns: Sequence[str] = (), *, quick: bool = False) -> list[Case]:
-    """Cases whose name matches any of the patterns (all of them without a pattern).
+def select(
+    patterns: Sequence[str] = (), *, skip: Sequence[str] = (), quick: bool = False
+) -> list[Case]:
+    """Cases whose name matches any of the patterns (all of them without a pattern), unless skipped.
 
-    >>> [case.name for case in select(["tiny-*"])]
-    ['tiny-numpy', 'tiny-torch']
+    >>> [case.name for case in select(["tiny-*"], skip=["*-torch"])]
+    ['tiny-numpy']
     """
     found = [case for case in CASES if case.quick or not quick]
     if patterns:
-        found = [c for c in found if any(fnmatchcase(c.name, pattern) for pattern in patterns)]
+        found = [case for case in found if _matches(case, patterns)]
+    found = [case for case in found if not _matches(case, skip)]
     if not found:
         advice = "`levelhead bench --list` prints the names"
-        given = ", ".join(patterns)
+        given = ", ".join([*patterns, *(f"without {pattern}" for pattern in skip)])
         raise LevelheadValueError(expected("case", "names or patterns of cases", given, advice))
     return found
+
+
+def _matches(case: Case, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(case.name, pattern) for pattern in patterns)

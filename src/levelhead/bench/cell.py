@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from levelhead.bench import inputs, limits, measure, memory, peers
-from levelhead.bench.calls import Call, Refused
+from levelhead.bench import limits, measure, memory, peers, problems
+from levelhead.bench.calls import Call, Parts, Question, Refused
 from levelhead.bench.cases import Case
 
 _PATIENT = 2.0  # seconds; a call longer than this, of somebody slow, sees one seed only
@@ -37,14 +37,18 @@ class Contender:
     variant: str
     call: Call
     seconds: float  # roughly
-    error: measure.Error
+    errors: measure.Errors
 
 
 def measured(
     case: Case, threads: int, effort: Effort, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    problem = inputs.make(case)
-    rows, truth = inputs.sampled_rows(case), inputs.truth(problem)
+    try:
+        problem = problems.make(case)
+    except Refused as refusal:  # what the cell is about is not there, for nobody
+        return dict(_described(case), results=[], refused={}, missing=str(refusal))
+    tell("truth")
+    truth = problem.truth()
     refused: dict[str, str] = {}
     ready: dict[str, Contender] = {}
     for peer in (peers.OURS, *peers.against(case)):
@@ -54,7 +58,7 @@ def measured(
             continue
         rivals = (c.seconds for name, c in ready.items() if name != peers.OURS.name)
         fastest = min(rivals, default=float("inf"))
-        found, reasons = contender(peer, problem, threads, rows, truth, fastest)
+        found, reasons = contender(peer, problem, threads, truth, fastest)
         refused |= reasons
         if found is not None:
             ready[peer.name] = found
@@ -74,8 +78,8 @@ def measured(
 
 
 def contender(
-    peer: peers.Implementation, problem: inputs.Problem, threads: int,
-    rows: inputs.Array, truth: inputs.Array, fastest: float = float("inf"),
+    peer: peers.Implementation, problem: Question, threads: int,
+    truth: Parts, fastest: float = float("inf"),
 ) -> tuple[Contender | None, dict[str, str]]:  # fmt: skip
     """The fastest variant that gives the right answer, and why others do not count."""
     reason = peer.missing()
@@ -89,9 +93,10 @@ def contender(
     for variant, build in variants.items():
         try:
             call = build()
-            found = measure.error(call.read(call.run())[:, :, rows], truth)
-            if not found.relative <= measure.TOLERANCE[problem.case.dtype]:  # NaN too
-                reasons[variant] = f"wrong: relative error {found.relative:.1e}"
+            found = measure.errors(problem.sampled(call.read(call.run())), truth)
+            wrong = _wrong(problem.case, found)
+            if wrong:
+                reasons[variant] = wrong
                 continue
             taken = measure.estimate(call.run, fastest)
             fastest = min(fastest, taken)
@@ -103,6 +108,14 @@ def contender(
     if best is None:
         return None, {peer.name: "; ".join(f"{v}: {why}" for v, why in reasons.items())}
     return best, {f"{peer.name}, {variant}": why for variant, why in reasons.items()}
+
+
+def _wrong(case: Case, errors: measure.Errors) -> str | None:
+    allowed = measure.MODEL_TOLERANCE if case.model else measure.TOLERANCE[case.dtype]
+    for name, error in errors.items():
+        if not error.relative <= allowed:  # NaN too
+            return f"wrong: relative error {error.relative:.1e} of {name}"
+    return None
 
 
 def _plans(ready: dict[str, Contender], effort: Effort) -> dict[str, measure.Plan]:
@@ -126,23 +139,26 @@ def _errors(
     plans: dict[str, measure.Plan],
     threads: int,
     seeds: int,
-) -> dict[str, list[measure.Error]]:
+) -> dict[str, list[measure.Errors]]:
     everybody = {peer.name: peer for peer in (peers.OURS, *peers.against(case))}
-    found = {name: [contender.error] for name, contender in ready.items()}
+    found = {name: [contender.errors] for name, contender in ready.items()}
+    if case.model:  # its weights are the same with every seed, and its truth takes long
+        return found
     for seed in range(1, seeds):
-        problem = inputs.make(case, seed)
-        rows, truth = inputs.sampled_rows(case), inputs.truth(problem)
+        problem = problems.make(case, seed)
+        truth = problem.truth()
         for name, contender in ready.items():
             if contender.seconds > _PATIENT and plans[name].rounds == 1:
                 continue
             call = everybody[name].variants(problem, threads)[contender.variant]()
-            found[name].append(measure.error(call.read(call.run())[:, :, rows], truth))
+            found[name].append(measure.errors(problem.sampled(call.read(call.run())), truth))
     return found
 
 
-def _described(case: Case, problem: inputs.Problem) -> dict[str, Any]:
+def _described(case: Case, problem: Question | None = None) -> dict[str, Any]:
     words = ("causal", "window", "mask", "alibi", "softcap", "padding", "packed")
-    options = {word: value for word in words if (value := getattr(case, word))}
+    more = ("gradients", "additive", "model")
+    options = {word: value for word in (*words, *more) if (value := getattr(case, word))}
     return dict(
         name=case.name,
         family=case.family,
@@ -154,21 +170,25 @@ def _described(case: Case, problem: inputs.Problem) -> dict[str, Any]:
         decode=case.decode,
         fit=case.fit,
         bar=asdict(case.bar),
-        flops=inputs.flops(problem),
-        bytes=inputs.traffic(problem),
+        flops=problem and problem.flops(),
+        bytes=problem and problem.traffic(),
     )
 
 
 def _result(
     case: Case, name: str, contender: Contender, timing: measure.Timing,
-    errors: list[measure.Error], threads: int, effort: Effort, tell: Callable[[str], None],
+    errors: list[measure.Errors], threads: int, effort: Effort, tell: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
+    parts = {part: measure.joined([e[part] for e in errors]) for part in errors[0]}
+    error: dict[str, Any] = asdict(measure.overall(parts)) | dict(seeds=len(errors))
+    if len(parts) > 1:
+        error["parts"] = {part: asdict(found) for part, found in parts.items()}
     result = dict(
         name=name,
         variant=contender.variant,
         best=timing.best,
         median=timing.median,
-        error=asdict(measure.joined(errors)) | dict(seeds=len(errors)),
+        error=error,
         calls_per_sample=timing.calls_per_sample,
         samples=[float(f"{taken:.5g}") for taken in timing.samples],
     )

@@ -1,4 +1,4 @@
-"""The arrays of a case, and the truth about some of its rows.
+"""The arrays of a forward pass, and the truth about some of its rows.
 
 Inputs are standard normal, so logits have a spread of 1, as a level head has. Masks belong to the
 case; only q, k and v change with the seed. The truth is `levelhead.reference` in float64 on a
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from levelhead import reference, scoring
+from levelhead.bench.calls import Array, Parts
 from levelhead.bench.cases import Case
-
-Array: TypeAlias = NDArray[Any]
 
 ROWS = 64  # query rows compared with the truth, of each head
 _VISIBLE = 0.9  # share of a random boolean mask that is True
@@ -25,7 +23,7 @@ _VISIBLE = 0.9  # share of a random boolean mask that is True
 
 @dataclass(frozen=True)
 class Problem:
-    """A case with numbers in it."""
+    """A forward pass with numbers in it."""
 
     case: Case
     q: Array  # (B, H, T, D)
@@ -118,6 +116,35 @@ class Problem:
             bias = hidden if bias is None else bias + hidden
         return bias
 
+    def truth(self) -> Parts:
+        """Attention of the sampled rows, (B, H, rows, E)."""
+        case, rows = self.case, sampled_rows(self.case)
+        options = dict(self.options)
+        if self.mask is not None:
+            options["mask"] = self.mask[rows]
+        if self.ids is not None:
+            options["segments"] = (self.ids[rows], self.ids)
+        out = reference.attention(
+            self.q[:, :, rows],
+            self.k,
+            self.v,
+            query_start=case.S - case.T,
+            query_runs=[(int(row), 1, 1) for row in rows],
+            **options,
+        )
+        return {"out": out}
+
+    def sampled(self, result: Array) -> Parts:
+        return {"out": result[:, :, sampled_rows(self.case)]}
+
+    def flops(self) -> int | None:
+        """A multiplication and an addition per visible pair and column of k and of v."""
+        return 2 * (self.case.D + self.case.E) * visible_pairs(self)
+
+    def traffic(self) -> int | None:
+        """q, k, v and the result."""
+        return int(self.q.nbytes + self.k.nbytes + self.v.nbytes + self.output_bytes)
+
     @property
     def output_bytes(self) -> int:
         case = self.case
@@ -125,15 +152,24 @@ class Problem:
 
 
 def make(case: Case, seed: int = 0) -> Problem:
+    q, k, v, _ = numbers(case, seed)
+    return Problem(case, q, k, v)
+
+
+def numbers(case: Case, seed: int) -> tuple[Array, Array, Array, Array]:
+    """q, k, v, and a gradient of the output for those who need one."""
     random = np.random.default_rng(seed)
     dtype = numpy_dtype(case.dtype)
-    shapes = (
-        (case.B, case.H, case.T, case.D),
-        (case.B, case.G, case.S, case.D),
-        (case.B, case.G, case.S, case.E),
+    q, k, v, dout = (
+        random.standard_normal(shape, dtype=np.float32).astype(dtype)
+        for shape in (
+            (case.B, case.H, case.T, case.D),
+            (case.B, case.G, case.S, case.D),
+            (case.B, case.G, case.S, case.E),
+            (case.B, case.H, case.T, case.E),
+        )
     )
-    q, k, v = (random.standard_normal(s, dtype=np.float32).astype(dtype) for s in shapes)
-    return Problem(case, q, k, v)
+    return q, k, v, dout
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -150,24 +186,6 @@ def sampled_rows(case: Case) -> Array:
     return np.unique(np.linspace(0, case.T - 1, min(ROWS, case.T)).round().astype(int))
 
 
-def truth(problem: Problem) -> Array:
-    """Attention of the sampled rows in float64, (B, H, rows, E)."""
-    case, rows = problem.case, sampled_rows(problem.case)
-    options = dict(problem.options)
-    if problem.mask is not None:
-        options["mask"] = problem.mask[rows]
-    if problem.ids is not None:
-        options["segments"] = (problem.ids[rows], problem.ids)
-    return reference.attention(
-        problem.q[:, :, rows],
-        problem.k,
-        problem.v,
-        query_start=case.S - case.T,
-        query_runs=[(int(row), 1, 1) for row in rows],
-        **options,
-    )
-
-
 def visible_pairs(problem: Problem) -> int:
     """Pairs (query, key) that the softmax sees, over batch and heads: the work there is to do."""
     case = problem.case
@@ -178,14 +196,3 @@ def visible_pairs(problem: Problem) -> int:
     last = np.minimum(p + 1, case.S) if case.causal or case.window else np.full(case.T, case.S)
     first = np.maximum(p + 1 - case.window, 0) if case.window else np.zeros(case.T, int)
     return int(np.maximum(last - first, 0).sum()) * case.B * case.H
-
-
-def flops(problem: Problem) -> int:
-    """A multiplication and an addition per visible pair and column of k and of v."""
-    return 2 * (problem.case.D + problem.case.E) * visible_pairs(problem)
-
-
-def traffic(problem: Problem) -> int:
-    """Bytes that must cross memory once: q, k, v and the result."""
-    inputs = problem.q.nbytes + problem.k.nbytes + problem.v.nbytes
-    return int(inputs + problem.output_bytes)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from levelhead.bench.cases import Bar
+from levelhead.bench.bars import Bar
 
 Cell: TypeAlias = dict[str, Any]
 
@@ -21,17 +21,15 @@ TRUSTED = "PyTorch"
 
 
 def verdict(cell: Cell, limits: dict[str, float]) -> dict[str, Any]:
-    """What a cell's numbers say; `word` is met, below, lost, alone or wrong."""
+    """What a cell's numbers say; `word` is met, below, lost, alone, wrong or missing."""
+    if "missing" in cell:
+        return dict(word="missing", why=cell["missing"])
     results = {result["name"]: result for result in cell["results"]}
     ours = results.get("levelhead")
     if ours is None:
         return dict(word="wrong", why=cell["refused"].get("levelhead", "not measured"))
     rivals = {name: result for name, result in results.items() if name != "levelhead"}
-    found: dict[str, Any] = dict(
-        gflops=cell["flops"] / ours["best"] / 1e9, gbytes=cell["bytes"] / ours["best"] / 1e9
-    )
-    found["of_peak"] = found["gflops"] / limits["gflops"]
-    found["of_bandwidth"] = found["gbytes"] / limits["gbytes"]
+    found = _rates(cell, ours["best"], limits)
     found["accuracy"] = _accuracy(ours, rivals.get(TRUSTED))
     bar = Bar(**cell["bar"])
     if bar.against in rivals:
@@ -44,12 +42,24 @@ def verdict(cell: Cell, limits: dict[str, float]) -> dict[str, Any]:
         found[f"ratio_by_{how}"] = fastest[how] / ours[how]
     found |= _ceiling(found)
     held = {name: result for name, result in rivals.items() if name != bar.without} or rivals
+    held = {bar.set_for: rivals[bar.set_for]} if bar.set_for in rivals else held
     found["ratio_to_bar"] = min(result["best"] for result in held.values()) / ours["best"]
     return found | _word(found, bar, cell["observed"])
 
 
+def _rates(cell: Cell, taken: float, limits: dict[str, float]) -> dict[str, Any]:
+    """How fast, and how near the machine's limits; nothing where the work was not counted."""
+    if cell["flops"] is None:
+        return {}
+    gflops, gbytes = cell["flops"] / taken / 1e9, cell["bytes"] / taken / 1e9
+    of_peak, of_bandwidth = gflops / limits["gflops"], gbytes / limits["gbytes"]
+    return dict(gflops=gflops, gbytes=gbytes, of_peak=of_peak, of_bandwidth=of_bandwidth)
+
+
 def _ceiling(found: dict[str, Any]) -> dict[str, Any]:
     """The ratio that this machine would allow: at the whole of the limit that is nearer."""
+    if "of_peak" not in found:
+        return {}
     share, limit = max((found["of_peak"], "FMA peak"), (found["of_bandwidth"], "memory bandwidth"))
     if share >= 1:  # from a cache, or by instructions that do more than an FMA
         return {}
@@ -71,11 +81,12 @@ def _word(found: dict[str, Any], bar: Bar, observed: bool) -> dict[str, str]:
 
 
 def _accuracy(ours: dict[str, Any], trusted: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Our error over PyTorch's; None where PyTorch has none."""
+    """Our error over PyTorch's, of the worst part of the answer; None where PyTorch has none."""
     if trusted is None or not trusted["error"]["rms"]:
         return None
-    rms = ours["error"]["rms"] / trusted["error"]["rms"]
-    largest = ours["error"]["max"] / trusted["error"]["max"]
+    mine, theirs = (r["error"].get("parts") or {"all": r["error"]} for r in (ours, trusted))
+    rms = max(mine[part]["rms"] / theirs[part]["rms"] for part in mine)
+    largest = max(mine[part]["max"] / theirs[part]["max"] for part in mine)
     return dict(rms=rms, max=largest, met=rms <= RMS and largest <= MAX)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,6 +147,7 @@ def _no_collection() -> Iterator[None]:
 # in that type costs, and far below what a forgotten mask or scale costs. A peer that computes
 # float16 in bfloat16 is caught too.
 TOLERANCE = {"float32": 1e-4, "float16": 1.5e-3, "bfloat16": 3e-2}
+MODEL_TOLERANCE = 1e-3  # of float32 through thirty layers, whose errors add up
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +159,26 @@ class Error:
     relative: float  # rms over the rms of the truth
 
 
+Errors: TypeAlias = dict[str, Error]  # by part of the answer
+
+
 def error(result: NDArray[Any], truth: NDArray[Any]) -> Error:
     gap = np.asarray(result, np.float64) - truth
     rms = float(np.sqrt(np.mean(gap**2)))
     size = float(np.sqrt(np.mean(truth**2)))
     return Error(rms, float(np.abs(gap).max()), rms / size if size else rms)
+
+
+def errors(result: Mapping[str, NDArray[Any]], truth: Mapping[str, NDArray[Any]]) -> Errors:
+    """Part by part; nothing of the truth may be missing."""
+    return {name: error(result[name], part) for name, part in truth.items()}
+
+
+def overall(parts: Errors) -> Error:
+    """One number for an answer of several parts; relative is that of the worst, which a part that
+    is small beside the others could not show otherwise."""
+    rms = float(np.sqrt(np.mean([e.rms**2 for e in parts.values()])))
+    return Error(rms, max(e.max for e in parts.values()), max(e.relative for e in parts.values()))
 
 
 def joined(errors: list[Error]) -> Error:

@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from levelhead.bench import peers
+from levelhead.bench import peers, problems
+from levelhead.bench.bars import FLOOR
 from levelhead.bench.calls import Refused
-from levelhead.bench.cases import FLOOR, Case
-from levelhead.bench.inputs import make
+from levelhead.bench.cases import Case
 
 _SMALL = 64  # tokens of the problem that wakes a library up
 _PATIENCE = 300  # seconds, compiling included
@@ -44,11 +44,10 @@ def extra(case: Case, name: str, variant: str, threads: int) -> int | str:
 
 
 def _measured(case: Case, name: str, variant: str, threads: int) -> int:
-    everybody = {peer.name: peer for peer in (peers.OURS, peers.OURS_OFF, *peers.PEERS)}
-    peer = everybody[name]
+    peer = {peer.name: peer for peer in peers.everybody()}[name]
     with peers.on_cpus(threads), peer.session(threads):
         _wake(peer, case, threads)
-        problem = make(case)
+        problem = problems.make(case)
         call = peer.variants(problem, threads)[variant]()
         if call.warm:
             call.run()
@@ -66,7 +65,7 @@ def _wake(peer: peers.Implementation, case: Case, threads: int) -> None:
     """Thread pools, lazy imports and code caches are not what a call costs."""
     small = replace(case, T=min(case.T, _SMALL), S=min(case.S, _SMALL))
     with suppress(Refused):
-        for build in list(peer.variants(make(small), threads).values())[:1]:
+        for build in list(peer.variants(problems.make(small), threads).values())[:1]:
             call = build()
             if not call.warm:
                 call.run()

@@ -3,7 +3,7 @@
 An implementation offers variants of a call (another operator, another way to bind memory); the
 fastest one that is right stands for it. Each peer gets its inputs in its own layout and its masks
 ready-made, outside the timing. Whatever cannot be served is refused with a reason, never dropped.
-NumPy and JAX are short and live here; `peers_*` hold the others.
+A forward pass in levelhead and in NumPy is short and lives here; `peers_*` hold the others.
 """
 
 from __future__ import annotations
@@ -21,12 +21,27 @@ import numpy as np
 
 import levelhead as lh
 from levelhead import _core
-from levelhead.bench import peers_onnx, peers_openvino, peers_torch
-from levelhead.bench.calls import Call, Refused, Variants, refuse_large_scores
-from levelhead.bench.cases import OFF, Case
-from levelhead.bench.inputs import Array, Problem
+from levelhead.bench import (
+    peers_additive,
+    peers_jax,
+    peers_models,
+    peers_onnx,
+    peers_openvino,
+    peers_torch,
+    peers_training,
+)
+from levelhead.bench.calls import Array, Call, Question, Refused, Variants, refuse_large_scores
+from levelhead.bench.cases import OFF, Case, Work
+from levelhead.bench.inputs import Problem
 
 Session: TypeAlias = Callable[[int], AbstractContextManager[str]]
+Ways: TypeAlias = dict[Work, Callable[[Any, int], Variants]]  # (problem of that work, threads)
+
+_NO_WAY: dict[Work, str] = {  # why somebody does not take part in a kind of work
+    "training": "computes no gradients",
+    "additive": "not asked: the plain formulation is PyTorch's",
+    "model": "not asked: the model is PyTorch's",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +51,13 @@ class Implementation:
     name: str
     needs: tuple[str, ...]  # packages, by import name
     session: Session  # threads -> holds while measuring; yields what was done about threads
-    variants: Callable[[Problem, int], Variants]
+    ways: Ways
+
+    def variants(self, problem: Question, threads: int) -> Variants:
+        work = problem.case.work
+        if work not in self.ways:
+            raise Refused(_NO_WAY[work])
+        return self.ways[work](problem, threads)
 
     def missing(self) -> str | None:
         """Why it cannot run here at all."""
@@ -119,73 +140,66 @@ def _numpy_call(problem: Problem) -> Call:
     return Call(run, np.asarray)
 
 
-# ---- JAX --------------------------------------------------------------------
-
-
-@contextmanager
-def _jax_session(threads: int) -> Iterator[str]:
-    yield f"XLA's pool takes the CPUs of the process ({threads}) when it starts"
-
-
-def _jax(problem: Problem, threads: int) -> Variants:
-    case = problem.case
-    refuse_large_scores(case)
-    if case.softcap is not None:
-        raise Refused("dot_product_attention has no soft cap")
-    return {"dot_product_attention": partial(_jax_call, problem)}
-
-
-def _jax_call(problem: Problem) -> Call:
-    import jax
-
-    case = problem.case
-    arrays = [jax.numpy.asarray(x.swapaxes(1, 2)) for x in (problem.q, problem.k, problem.v)]
-    fixed: dict[str, Any] = {}
-    extra: dict[str, Array] = {}
-    if case.causal and case.T == case.S:
-        fixed["is_causal"] = True
-    elif case.window and case.T == case.S:
-        fixed["local_window_size"] = (case.window - 1, 0)
-    elif problem.lengths is not None:
-        extra["key_value_seq_lengths"] = problem.lengths.astype(np.int32)
-    elif case.alibi or case.mask == "float":
-        assert problem.bias is not None
-        extra["bias"] = problem.bias
-    elif problem.seen is not None:
-        extra["mask"] = problem.seen
-    given = {name: jax.numpy.asarray(x) for name, x in extra.items()}
-
-    def attend(q: Any, k: Any, v: Any, given: dict[str, Any]) -> Any:
-        return jax.nn.dot_product_attention(q, k, v, **given, **fixed)
-
-    compiled = jax.jit(attend).lower(*arrays, given).compile()
-    return Call(
-        lambda: compiled(*arrays, given).block_until_ready(),
-        lambda out: np.asarray(out).swapaxes(1, 2),
-    )
-
-
 # ---- all of them ------------------------------------------------------------
 
-OURS = Implementation("levelhead", (), _own_session, _ours)
-OURS_OFF = Implementation(OFF, (), _own_session, _ours_off)
+OURS = Implementation(
+    "levelhead", (), _own_session,
+    {
+        "attention": _ours,
+        "training": peers_training.ours,
+        "additive": peers_additive.ours,
+        "model": peers_models.ours,
+    },
+)  # fmt: skip
+OURS_OFF = Implementation(OFF, (), _own_session, {"attention": _ours_off})
 
 PEERS = (
-    Implementation("PyTorch", ("torch",), peers_torch.session, peers_torch.sdpa),
-    Implementation("FlexAttention", ("torch",), peers_torch.session, peers_torch.flex),
     Implementation(
-        "ONNX Runtime", ("onnxruntime", "onnx"), peers_onnx.session, peers_onnx.variants
+        "PyTorch", ("torch",), peers_torch.session,
+        {
+            "attention": peers_torch.sdpa,
+            "training": peers_training.sdpa,
+            "additive": peers_additive.plain,
+            "model": peers_models.sdpa,
+        },
     ),
-    Implementation("OpenVINO", ("openvino",), peers_openvino.session, peers_openvino.variants),
-    Implementation("JAX", ("jax",), _jax_session, _jax),
-    Implementation("NumPy", (), _numpy_session, _numpy),
+    Implementation(
+        "FlexAttention", ("torch",), peers_torch.session,
+        {"attention": peers_torch.flex, "training": peers_training.flex},
+    ),
+    Implementation(
+        "ONNX Runtime", ("onnxruntime", "onnx"), peers_onnx.session,
+        {"attention": peers_onnx.variants},
+    ),
+    Implementation(
+        "OpenVINO", ("openvino",), peers_openvino.session, {"attention": peers_openvino.variants}
+    ),
+    Implementation(
+        "JAX", ("jax",), peers_jax.session,
+        {
+            "attention": peers_jax.attention,
+            "training": peers_jax.training,
+            "additive": peers_additive.jax,
+        },
+    ),
+    Implementation("NumPy", (), _numpy_session, {"attention": _numpy}),
+)  # fmt: skip
+# Where attention is a formula of the user's own, compiling it is what PyTorch offers.
+COMPILED = Implementation(
+    "PyTorch compiled", ("torch",), peers_torch.session, {"additive": peers_additive.compiled}
 )
+
+
+def everybody() -> tuple[Implementation, ...]:
+    return (OURS, OURS_OFF, *PEERS, COMPILED)
 
 
 def against(case: Case) -> tuple[Implementation, ...]:
     """Whom levelhead meets in a case."""
     if case.observed:
         return (OURS_OFF,)
+    if case.work == "additive":
+        return (*PEERS, COMPILED)
     return PEERS if case.peers else ()
 
 

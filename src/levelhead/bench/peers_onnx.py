@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from levelhead.bench.calls import Call, Refused, Variants, refuse_large_scores
-from levelhead.bench.inputs import Array, Problem
+from levelhead.bench.calls import Array, Call, Refused, Variants, refuse_large_scores
+from levelhead.bench.inputs import Problem
 
 OPSET = 24
 IR = 10  # of the ONNX file; old enough for every runtime that knows the opset

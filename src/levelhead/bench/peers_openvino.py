@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from levelhead.bench.calls import Call, Refused, Variants
-from levelhead.bench.inputs import Array, Problem
+from levelhead.bench.calls import Array, Call, Refused, Variants
+from levelhead.bench.inputs import Problem
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """PyTorch as a peer: scaled_dot_product_attention, and FlexAttention compiled.
 
 Tensors share memory with the problem's arrays. Gradients are off for the whole measurement, so no
-call pays for a context manager.
+call pays for a context manager; steps of training, which are long, turn them on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from levelhead.bench.calls import Call, Refused, Variants, refuse_large_scores
+from levelhead.bench.calls import Array, Call, Parts, Refused, Variants, refuse_large_scores
 from levelhead.bench.cases import Case
-from levelhead.bench.inputs import Array, Problem
+from levelhead.bench.inputs import Problem
 
 SMALL = 512  # tokens up to which three plain operators may beat the fused one
 
@@ -43,8 +43,28 @@ def tensor(x: Array) -> Any:
 
 
 def _read(out: Any) -> Array:
-    result: Array = out.float().numpy()
+    result: Array = out.detach().float().numpy()
     return result
+
+
+def step(
+    attend: Callable[..., Any], arguments: Sequence[Any], dout: Any
+) -> Callable[[], tuple[Any, ...]]:
+    """A call that gives the output and the gradients by all arguments."""
+    import torch
+
+    leaves = tuple(x.requires_grad_() for x in arguments)
+
+    def run() -> tuple[Any, ...]:
+        with torch.enable_grad():
+            out = attend(*leaves)
+        return out.detach(), *torch.autograd.grad(out, leaves, dout)
+
+    return run
+
+
+def read_step(names: Sequence[str], found: tuple[Any, ...]) -> Parts:
+    return dict(zip(("out", *(f"d{name}" for name in names)), map(_read, found), strict=True))
 
 
 # ---- scaled_dot_product_attention -------------------------------------------
@@ -69,8 +89,16 @@ def sdpa(problem: Problem, threads: int) -> Variants:
 def _sdpa(problem: Problem) -> Call:
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-    case = problem.case
     q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
+    options = sdpa_options(problem)
+    if options:
+        return Call(lambda: sdpa(q, k, v, **options), _read)
+    return Call(lambda: sdpa(q, k, v), _read)
+
+
+def sdpa_options(problem: Problem) -> dict[str, Any]:
+    """What scaled_dot_product_attention is told beyond q, k and v."""
+    case = problem.case
     options: dict[str, Any] = {}
     if case.grouped:
         options["enable_gqa"] = True
@@ -81,9 +109,7 @@ def _sdpa(problem: Problem) -> Call:
         options["attn_mask"] = tensor(problem.bias)
     elif problem.seen is not None:
         options["attn_mask"] = tensor(problem.seen)
-    if options:
-        return Call(lambda: sdpa(q, k, v, **options), _read)
-    return Call(lambda: sdpa(q, k, v), _read)
+    return options
 
 
 def _per_sequence(problem: Problem) -> Call:
@@ -119,11 +145,15 @@ def _per_row(problem: Problem) -> Call:
 
 
 def _three_steps(problem: Problem) -> Call:
-    import torch
-
     q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
     scale = problem.case.D**-0.5
-    return Call(lambda: torch.softmax((q * scale) @ k.mT, dim=-1) @ v, _read)
+    return Call(lambda: three_steps(scale, q, k, v), _read)
+
+
+def three_steps(scale: float, q: Any, k: Any, v: Any) -> Any:
+    import torch
+
+    return torch.softmax((q * scale) @ k.mT, dim=-1) @ v
 
 
 # ---- FlexAttention ----------------------------------------------------------
@@ -137,13 +167,13 @@ def flex(problem: Problem, threads: int) -> Variants:
 
 
 def _flex(problem: Problem) -> Call:
-    attend, options = _compiled(problem.case)
+    attend, options = flex_compiled(problem.case)
     q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
     return Call(lambda: attend(q, k, v, **options), _read, warm=True)
 
 
 @lru_cache(maxsize=1)  # the seeds of one case share what was compiled for it
-def _compiled(case: Case) -> tuple[Callable[..., Any], dict[str, Any]]:
+def flex_compiled(case: Case) -> tuple[Callable[..., Any], dict[str, Any]]:
     import torch
     from torch.nn.attention import flex_attention as flex
 

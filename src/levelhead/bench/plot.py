@@ -33,12 +33,12 @@ LIGHT = Theme("light", "#ffffff", "#1f2328", "#d0d7de", "#2f6fb7", "#c58a1b", "#
 DARK = Theme("dark", "#0d1117", "#e6edf3", "#30363d", "#5aa2f0", "#d9a441", "#f0705f")
 
 
-def plot(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Writes bench-light.svg and bench-dark.svg and returns their paths."""
+def plot(result: dict[str, Any], folder: Path, name: str = "bench") -> list[Path]:
+    """Writes NAME-light.svg and NAME-dark.svg and returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for theme in (LIGHT, DARK):
-        path = folder / f"bench-{theme.name}.svg"
+        path = folder / f"{name}-{theme.name}.svg"
         path.write_text("\n".join(_svg(result, theme)) + "\n", encoding="utf-8")
         written.append(path)
     return written

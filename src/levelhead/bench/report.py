@@ -13,6 +13,7 @@ from levelhead.bench.cases import Case
 Result: TypeAlias = dict[str, Any]
 
 MARKS = {"met": "met", "below": "BELOW", "lost": "LOST", "alone": "alone", "wrong": "WRONG"}
+MARKS["missing"] = "missing"
 _HEAD = ("case", "ours", "fastest peer", "ratio", "median", "rate", "of limit", "error", "verdict")
 _LEFT = {0, 2, 8}  # columns of words
 
@@ -71,7 +72,17 @@ def _row(cell: Result) -> tuple[str, ...]:
     said = cell["verdict"]
     ours = _of(cell, "levelhead")
     if ours is None:
-        return (cell["name"], "-", "-", "-", "-", "-", "-", "-", f"WRONG: {said['why']}")
+        return (
+            cell["name"],
+            "-",
+            "-",
+            "-",
+            "-",
+            "-",
+            "-",
+            "-",
+            f"{MARKS[said['word']]}: {said['why']}",
+        )
     rival, ratios = "-", ("-", "-")
     if "ratio_by_best" in said:
         name = said["fastest_by_best"]
@@ -79,7 +90,9 @@ def _row(cell: Result) -> tuple[str, ...]:
         assert fastest is not None
         rival = f"{seconds(fastest['best'])} {name}"
         ratios = (f"{said['ratio_by_best']:.2f}×", f"{said['ratio_by_median']:.2f}×")
-    if cell["decode"]:
+    if "gflops" not in said:
+        rate, share = "-", "-"
+    elif cell["decode"]:
         rate, share = f"{said['gbytes']:.1f} GB/s", f"{said['of_bandwidth']:.0%} memory"
     else:
         rate, share = f"{said['gflops']:.1f} GFLOP/s", f"{said['of_peak']:.0%} FMA"
@@ -96,6 +109,7 @@ def _row(cell: Result) -> tuple[str, ...]:
 def _shortfalls(cells: list[Result]) -> Iterator[str]:
     for word, title in (
         ("wrong", "Wrong"),
+        ("missing", "Missing"),
         ("lost", "Lost: a peer is faster"),
         ("below", "Ahead, but below the bar"),
         ("alone", "Nobody to compare with"),

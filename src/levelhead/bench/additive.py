@@ -1,0 +1,95 @@
+"""Additive attention: arrays, weights, and the truth by its formula in float64 NumPy.
+
+    out = softmax(w_v · tanh(W_q q + W_k k)) v
+
+Counted neither in FMAs nor in bytes: nearly all of its work is tanh, which no limit is measured
+for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from levelhead.bench import inputs
+from levelhead.bench.calls import Array, Parts
+from levelhead.bench.cases import Case
+
+_BLOCK = 64  # query rows at a time: (rows, S, A) in float64
+
+
+@dataclass(frozen=True)
+class Additive:
+    case: Case
+    q: Array  # (B, H, T, D)
+    k: Array  # (B, H, S, D)
+    v: Array  # (B, H, S, E)
+    w_q: Array  # (A, D), as are w_k, and w_v of (A,): the same for all heads
+    w_k: Array
+    w_v: Array
+    dout: Array
+
+    @property
+    def arguments(self) -> Parts:
+        """What is differentiated by, under the names that `levelhead.additive_attention` gives."""
+        return {name: getattr(self, name) for name in ("q", "k", "v", "w_q", "w_k", "w_v")}
+
+    def truth(self) -> Parts:
+        wide = {name: x.astype(np.float64) for name, x in self.arguments.items()}
+        dout = self.dout.astype(np.float64)
+        parts = {f"d{name}": np.zeros(x.shape) for name, x in wide.items()}
+        parts["out"] = np.empty(dout.shape)
+        for b, h in np.ndindex(*dout.shape[:2]):
+            for first in range(0, self.case.T, _BLOCK):
+                at = (b, h, slice(first, first + _BLOCK))
+                self._add(wide, dout, parts, at)
+        return parts if self.case.gradients else {"out": parts["out"]}
+
+    def _add(self, x: Parts, dout: Array, parts: Parts, at: tuple[int, int, slice]) -> None:
+        """What the query rows `at` give: their output, and their share of every gradient."""
+        head = at[:2]
+        q, k, v = x["q"][at], x["k"][head], x["v"][head]
+        u = np.tanh((q @ x["w_q"].T)[:, None] + k @ x["w_k"].T)  # (rows, S, A)
+        s = u @ x["w_v"]
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        parts["out"][at] = p @ v
+        if not self.case.gradients:
+            return
+        parts["dv"][head] += p.T @ dout[at]
+        dp = dout[at] @ v.T
+        ds = p * (dp - (p * dp).sum(-1, keepdims=True))
+        parts["dw_v"] += np.tensordot(ds, u, 2)
+        du = ds[..., None] * x["w_v"] * (1 - u * u)
+        by_query, by_key = du.sum(1), du.sum(0)
+        parts["dq"][at] = by_query @ x["w_q"]
+        parts["dk"][head] += by_key @ x["w_k"]
+        parts["dw_q"] += by_query.T @ q
+        parts["dw_k"] += by_key.T @ k
+
+    def sampled(self, result: Parts) -> Parts:
+        return result
+
+    def flops(self) -> None:
+        return None
+
+    def traffic(self) -> None:
+        return None
+
+    @property
+    def output_bytes(self) -> int:
+        gradients = sum(x.nbytes for x in self.arguments.values()) if self.case.gradients else 0
+        return int(self.dout.nbytes + gradients)
+
+
+def make(case: Case, seed: int = 0) -> Additive:
+    assert case.additive is not None
+    q, k, v, dout = inputs.numbers(case, seed)
+    random = np.random.default_rng((seed, case.additive))
+    # Projections of spread 1, and scores of spread about 1 once tanh has squeezed them.
+    shapes = ((case.additive, case.D), (case.additive, case.D), (case.additive,))
+    w_q, w_k, w_v = (
+        (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(q.dtype) for shape in shapes
+    )
+    return Additive(case, q, k, v, w_q, w_k, w_v, dout)

@@ -1,0 +1,95 @@
+"""A whole model and the tokens it reads, and what it says in float64.
+
+Models are those that `levelhead.models` opens without a network: an encoder (MiniLM) and a decoder
+(SmolLM2, whose cells are the prefill: keys and values cached, logits of the last token). The truth
+is the same model in float64 with PyTorch's attention; norms and rotations that the library pins to
+float32 stay so, for everybody. The time of a model is not counted in FMAs: attention is the smaller
+part of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from levelhead.bench.calls import Array, Parts, Refused
+from levelhead.bench.cases import Case
+from levelhead.errors import LevelheadError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A model with something to read."""
+
+    case: Case
+    model: Any  # of transformers, float32, with PyTorch's attention
+    tokens: Array  # (B, T)
+    lengths: Array  # (B,) of which are no padding
+
+    def call(self, model: Any) -> Any:
+        """One pass of a copy of the model; what its words mean is transformers' business."""
+        import torch
+
+        given = dict(input_ids=torch.from_numpy(self.tokens))
+        if self.case.padding:
+            seen = np.arange(self.case.T) < self.lengths[:, None]
+            given["attention_mask"] = torch.from_numpy(seen.astype(np.int64))
+        more = dict(use_cache=True, logits_to_keep=1) if self.case.causal else {}
+        return lambda: model(**given, **more)
+
+    def read(self, result: Any) -> Parts:
+        out = result.logits if self.case.causal else result.last_hidden_state
+        return {"out": out.detach().numpy()}
+
+    def copied(self) -> Any:
+        """The model's modules and configuration anew, its weights the same memory."""
+        return copy.deepcopy(self.model, {id(x): x for x in self.model.parameters()})
+
+    def truth(self) -> Parts:
+        import torch
+
+        with torch.no_grad():
+            return self.read(self.call(copy.deepcopy(self.model).double())())
+
+    def sampled(self, result: Parts) -> Parts:
+        return result
+
+    def flops(self) -> None:
+        return None
+
+    def traffic(self) -> None:
+        return None
+
+    @property
+    def output_bytes(self) -> int:
+        case, config = self.case, self.model.config
+        width = config.vocab_size if case.causal else case.T * config.hidden_size
+        return 4 * case.B * int(width)
+
+
+def make(case: Case, seed: int = 0) -> Reading:
+    assert case.model is not None
+    model = _opened(case.model)
+    random = np.random.default_rng(seed)
+    tokens = random.integers(0, model.config.vocab_size, (case.B, case.T))
+    shortest = case.T // 4 if case.padding else case.T
+    lengths = np.linspace(case.T, shortest, case.B).round().astype(int)
+    return Reading(case, model, tokens, lengths)
+
+
+@lru_cache(maxsize=1)  # one at a time is enough to keep in memory
+def _opened(name: str) -> Any:
+    try:
+        from levelhead import models
+    except ImportError as error:
+        raise Refused(str(error)) from error
+    try:
+        model = models.open(name).model
+    except (ImportError, OSError, LevelheadError) as error:
+        raise Refused(" ".join(str(error).split())) from error
+    model.set_attn_implementation("sdpa")
+    return model.float().eval()
