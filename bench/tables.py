@@ -14,6 +14,9 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from levelhead.bench.bars import Bar
+from levelhead.bench.report import seconds
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "kernel.md"
 HALVES = ("bfloat16", "float16")  # whose cells are dense, causal or short
@@ -23,7 +26,8 @@ PLACE = re.compile(r"<!-- ([\w.-]+): ([\w. ]+) -->\n(.*?)<!-- end -->\n", re.DOT
 
 def table(file: str, name: str) -> str:
     result = json.loads((ROOT / "bench" / "results" / f"{file}.json").read_text())
-    lines = families(result) if name == "families" else result["tables"][name]
+    computed = {"families": families, "cells": cells, "memory": memory}
+    lines = computed[name](result) if name in computed else result["tables"][name]
     return "\n".join(lines) + "\n"
 
 
@@ -46,20 +50,65 @@ def families(result: dict[str, Any]) -> list[str]:
 
 def _family(kind: str, said: list[dict[str, Any]]) -> str:
     ratios = [x["ratio_by_best"] for x in said]
-    shares = [max(x["of_peak"], x["of_bandwidth"]) for x in said]
+    # What is not counted in FMAs and bytes (tanh, whole models) is far from all limits.
+    shares = [max(x.get("of_peak", 0.0), x.get("of_bandwidth", 0.0)) for x in said]
     # What is beyond a limit (a cache, pairs of bfloat16) or far from both has none of them to name.
     ceilings = [x.get("ceiling", x["ratio_by_best"]) for x in said]
     ceilings = [
         ratio if share < FAR else ceiling
         for ratio, share, ceiling in zip(ratios, shares, ceilings, strict=True)
     ]
+    near = f"{min(shares):.0%} to {max(shares):.0%}" if any(shares) else "-"
     words = [x["word"] for x in said]
     return (
         f"| {kind} | {len(said)} | {_span(ratios)} | {geometric_mean(ratios):.2f}× "
-        f"| {min(shares):.0%} to {max(shares):.0%} | {_span(ceilings)} "
-        f"| {geometric_mean(ceilings):.2f}× "
+        f"| {near} | {_span(ceilings)} | {geometric_mean(ceilings):.2f}× "
         f"| {words.count('met')} | {words.count('below')} | {words.count('lost')} |"
     )
+
+
+def cells(result: dict[str, Any]) -> list[str]:
+    """A benchmark cell by cell: times, the ratio, what it is held to, the error."""
+    return [
+        "| cell | ours | fastest peer | by minimum | by median | bar | | error over PyTorch's |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_cell(cell) for cell in result["cells"] if "ratio_by_best" in cell["verdict"]),
+    ]
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    said = cell["verdict"]
+    times = {found["name"]: found["best"] for found in cell["results"]}
+    accuracy = said["accuracy"]
+    error = "-" if accuracy is None else f"{accuracy['rms']:.2f} (largest {accuracy['max']:.2f})"
+    return (
+        f"| {cell['name']} | {seconds(times['levelhead'])} "
+        f"| {seconds(times[said['fastest_by_best']])} {said['fastest_by_best']} "
+        f"| {said['ratio_by_best']:.2f}× | {said['ratio_by_median']:.2f}× "
+        f"| {Bar(**cell['bar'])} | {said['word']} | {error} |"
+    )
+
+
+def memory(result: dict[str, Any]) -> list[str]:
+    """Peak extra memory of a call where it was weighed, in MiB, of everybody who took part."""
+    weighed = [
+        (cell["name"], {found["name"]: found["memory"] for found in cell["results"]})
+        for cell in result["cells"]
+        if all("memory" in found for found in cell["results"]) and cell["results"]
+    ]
+    names = list(dict.fromkeys(name for _, taken in weighed for name in taken))
+    return [
+        f"| cell | {' | '.join(names)} |",
+        f"|---|{'---|' * len(names)}",
+        *(
+            f"| {cell} | {' | '.join(_mib(taken.get(n)) for n in names)} |"
+            for cell, taken in weighed
+        ),
+    ]
+
+
+def _mib(taken: int | str | None) -> str:
+    return f"{taken / 2**20:.1f}" if isinstance(taken, int) else taken or "-"
 
 
 def _span(values: list[float]) -> str:

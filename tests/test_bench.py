@@ -23,6 +23,8 @@ import pytest
 import levelhead as lh
 from levelhead import cli
 from levelhead.bench import (
+    additive,
+    bars,
     cases,
     cell,
     inputs,
@@ -32,9 +34,11 @@ from levelhead.bench import (
     memory,
     peers,
     plot,
+    problems,
     progress,
     report,
     run,
+    training,
 )
 
 FEW = ("PyTorch", "NumPy")
@@ -42,7 +46,7 @@ EFFORT = cell.Effort(
     rounds=1,
     seeds=2,
     memory=False,
-    left_out=tuple(peer.name for peer in peers.PEERS if peer.name not in FEW),
+    left_out=tuple(p.name for p in (*peers.PEERS, peers.COMPILED) if p.name not in FEW),
     least=0.001,
     array=2**20,
 )
@@ -56,7 +60,7 @@ def small(case: cases.Case) -> cases.Case:
 
 
 SMALL = {case.name: small(case) for case in cases.CASES}
-# One cell of every kind; the others differ from it in length alone.
+# One forward cell of every kind; the others differ from it in length alone.
 KINDS = [
     "dense-d64-512",
     "causal-d128-1024",
@@ -80,6 +84,16 @@ KINDS = [
     "width-192x128",
     "onehead-16x65536",
 ]
+# The same of training and additive attention.
+STEPS = [
+    "training-dense-d64-512",
+    "training-causal-d128-512",
+    "training-gqa-2048",
+    "training-bf16-causal-1024",
+    "training-onehead-causal-2048",
+    "additive-512",
+    "additive-gradients-512",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,6 +106,11 @@ def _no_waiting() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def result(_no_waiting: None) -> dict[str, Any]:
     return run.bench([SMALL[name] for name in KINDS], threads=1, effort=EFFORT)
+
+
+@pytest.fixture(scope="module")
+def steps(_no_waiting: None) -> dict[str, Any]:
+    return run.bench([SMALL[name] for name in STEPS], threads=1, effort=EFFORT)
 
 
 # ---- cases ------------------------------------------------------------------
@@ -110,6 +129,14 @@ def test_the_design_s_grid_is_there() -> None:
     } < names
     assert {f"short-{t}" for t in (8, 16, 32, 64, 128, 256)} < names
     assert {"tiny-numpy", "tiny-torch", "gqa-decode-8192", "window-4096", "long-131072"} < names
+    lengths = (512, 1024, 2048, 4096)
+    assert {
+        f"training-{k}-d{d}-{t}" for k in ("dense", "causal") for d in (64, 128) for t in lengths
+    } < names
+    assert {f"training-onehead-{k}-4096" for k in ("dense", "causal")} < names
+    assert {f"additive-{t}" for t in (128, 512, 1024)} < names
+    assert {f"model-minilm-{t}" for t in (128, 512)} < names
+    assert {f"model-smollm2-{t}" for t in (512, 2048, 4096)} < names
 
 
 def test_cases_are_chosen_by_pattern() -> None:
@@ -118,6 +145,7 @@ def test_cases_are_chosen_by_pattern() -> None:
         "mask-float",
         "alibi",
     ]
+    assert [case.name for case in cases.select(["mask-*"], skip=["*-float"])] == ["mask-bool"]
     assert 10 <= len(cases.select(quick=True)) <= 20
     with pytest.raises(lh.LevelheadError, match="--list"):
         cases.select(["no-such-case"])
@@ -139,7 +167,8 @@ def test_the_truth_about_some_rows_is_the_truth_about_all(
     monkeypatch.setattr(inputs, "ROWS", 7)
     rows = inputs.sampled_rows(problem.case)
     assert len(rows) == min(7, problem.case.T)
-    np.testing.assert_allclose(inputs.truth(problem), whole[:, :, rows], rtol=1e-12, atol=1e-12)
+    found = problem.truth()["out"]
+    np.testing.assert_allclose(found, whole[:, :, rows], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -165,6 +194,46 @@ def test_seeds_change_numbers_but_not_masks() -> None:
     a, b = (inputs.make(SMALL["mask-bool"], seed) for seed in (0, 1))
     assert not np.array_equal(a.q, b.q)
     np.testing.assert_array_equal(a.mask, b.mask)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_truth_about_a_step_does_not_depend_on_its_blocks(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = training.make(replace(SMALL["training-gqa-2048"], causal=causal))
+    whole = lh.reference.attention_backward(step.dout, step.q, step.k, step.v, **step.options)
+    monkeypatch.setattr(training, "_BLOCK", 7)
+    found = step.truth()
+    for name in "qkv":
+        np.testing.assert_allclose(found[f"d{name}"], whole[name], rtol=1e-12, atol=1e-12)
+    out = lh.reference.attention(step.q, step.k, step.v, **step.options)
+    np.testing.assert_allclose(found["out"], out, rtol=1e-12, atol=1e-12)
+
+
+def test_the_truth_about_additive_attention_is_its_derivative(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = replace(SMALL["additive-gradients-512"], H=2, G=2, T=5, S=6, D=3, E=4, additive=3)
+    monkeypatch.setattr(additive, "_BLOCK", 2)
+    problem = additive.make(case)
+    wide = {name: x.astype(np.float64) for name, x in problem.arguments.items()}
+    found = problem.truth()
+
+    def loss(name: str, moved: np.ndarray[Any, Any]) -> float:
+        given = additive.Additive(case, **(wide | {name: moved}), dout=problem.dout)
+        return float((given.truth()["out"] * problem.dout).sum())
+
+    for name, x in wide.items():
+        at = np.random.default_rng(1).standard_normal(x.shape)
+        slope = (loss(name, x + 1e-5 * at) - loss(name, x - 1e-5 * at)) / 2e-5
+        assert (found[f"d{name}"] * at).sum() == pytest.approx(slope, rel=1e-6)
+
+
+def test_a_step_is_seven_products_where_a_forward_pass_is_two() -> None:
+    case = SMALL["training-dense-d64-512"]
+    step, forward = training.make(case), inputs.make(replace(case, gradients=False))
+    assert step.flops() * 2 == forward.flops() * 7
+    assert step.output_bytes == 4 * forward.output_bytes
 
 
 # ---- measuring --------------------------------------------------------------
@@ -242,12 +311,11 @@ QUICK_TO_START = [
 ]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, *STEPS])
 @pytest.mark.parametrize("peer", QUICK_TO_START, ids=lambda peer: peer.name)
 def test_everybody_computes_the_same(name: str, peer: peers.Implementation) -> None:
-    problem = inputs.make(SMALL[name])
-    rows, truth = inputs.sampled_rows(problem.case), inputs.truth(problem)
-    found, reasons = cell.contender(peer, problem, 1, rows, truth)
+    problem = problems.make(SMALL[name])
+    found, reasons = cell.contender(peer, problem, 1, problem.truth())
     if peer.name == "levelhead":
         assert found is not None, reasons
     if found is None:
@@ -275,6 +343,58 @@ def test_nobody_is_dropped_in_silence(result: dict[str, Any]) -> None:
         assert peer.name in text
 
 
+def test_steps_of_training_are_run_by_those_who_can(steps: dict[str, Any]) -> None:
+    for found in steps["cells"]:
+        results = {entry["name"]: entry for entry in found["results"]}
+        assert results.keys() == {"levelhead", "PyTorch"}
+        parts = {"out", "dq", "dk", "dv"}
+        if found["family"] == "additive":
+            parts |= {"dw_q", "dw_k", "dw_v"}
+        bound = 2e-2 if found["dtype"] == "bfloat16" else 5e-6
+        for entry in results.values():
+            assert entry["error"]["relative"] < bound
+            if found["options"].get("gradients"):
+                assert entry["error"]["parts"].keys() == parts
+        training = found["family"] == "training"
+        assert results["levelhead"]["variant"] == (
+            "attention" if training else "additive_attention"
+        )
+        assert ("of_peak" in found["verdict"]) is training
+        assert "no gradients" in found["refused"]["NumPy"] or not training
+
+
+def test_every_step_has_a_row_and_a_bar_in_the_plot(steps: dict[str, Any], tmp_path: Path) -> None:
+    lines = "\n".join(report.report(steps)).splitlines()
+    assert {"-- training", "-- additive"} <= set(lines)
+    drawn = plot.plot(steps, tmp_path, "training")[0]
+    assert drawn.name == "training-light.svg"
+    for name in STEPS:
+        assert any(line.startswith(name) for line in lines)
+        assert name in drawn.read_text(encoding="utf-8")
+
+
+def test_a_wrong_gradient_is_not_timed() -> None:
+    step = training.make(SMALL["training-dense-d64-512"])
+    truth = step.truth()
+    found, reasons = cell.contender(peers.OURS, step, 1, truth | {"dk": truth["dk"] * 1.01})
+    assert found is None
+    assert re.search(r"wrong: .* of dk", reasons["levelhead"])
+
+
+def test_the_plain_formulation_can_be_compiled() -> None:
+    problem = additive.make(SMALL["additive-gradients-512"])
+    found, reasons = cell.contender(peers.COMPILED, problem, 1, problem.truth())
+    assert found is not None and found.variant == "torch.compile", reasons
+    assert found.errors.keys() == problem.truth().keys()
+
+
+def test_flexattention_says_why_it_does_not_train() -> None:
+    step = training.make(SMALL["training-causal-d128-512"])
+    flex = next(peer for peer in peers.PEERS if peer.name == "FlexAttention")
+    found, reasons = cell.contender(flex, step, 1, step.truth())
+    assert found is None and "backward on CPU" in reasons["FlexAttention"]
+
+
 def test_a_missing_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = replace(peers.PEERS[0], name="Nobody", needs=("no_such_package",))
     monkeypatch.setattr(peers, "PEERS", (absent, peers.PEERS[-1]))
@@ -295,7 +415,7 @@ def test_a_peer_that_is_wrong_or_fails_is_not_timed(
     def variants(problem: inputs.Problem, threads: int) -> Any:
         return {"v": lambda: cell.Call(run_badly, lambda _: np.zeros_like(problem.q))}
 
-    bad = replace(peers.PEERS[-1], name="Bad", variants=variants)
+    bad = replace(peers.PEERS[-1], name="Bad", ways={"attention": variants})
     monkeypatch.setattr(peers, "PEERS", (bad, peers.PEERS[-1]))
     found = run.bench([SMALL["dense-d64-512"]], threads=1, effort=EFFORT)["cells"][0]
     assert "Bad" not in {entry["name"] for entry in found["results"]}
@@ -323,7 +443,7 @@ LIMITS = dict(gflops=100.0, gbytes=10.0)
 
 
 def judged(
-    bar: cases.Bar, ours: float, *, observed: bool = False, **rivals: float
+    bar: bars.Bar, ours: float, *, observed: bool = False, **rivals: float
 ) -> dict[str, Any]:
     entries = [
         dict(name=name, best=time, median=time, error=dict(rms=1.0, max=1.0))
@@ -338,34 +458,57 @@ def judged(
 @pytest.mark.parametrize(
     ("bar", "ours", "rival", "word"),
     [
-        (cases.DENSE, 1.0, 1.3, "met"),
-        (cases.DENSE, 1.0, 1.2, "below"),  # 75 % of the peak is not 80 %
-        (cases.SHORT, 1.0, 1.2, "met"),  # 75 % of the peak excuses the ratio
-        (cases.SHORT, 1.0, 1.05, "below"),  # but not below the floor
-        (cases.FLOOR, 1.0, 0.9, "lost"),
-        (cases.DECODE, 1.0, 3.5, "met"),
-        (cases.DECODE, 1.1, 3.5, "below"),  # 78 % of the bandwidth
-        (cases.TINY, 1.0, 2.0, "met"),
+        (bars.DENSE, 1.0, 1.3, "met"),
+        (bars.DENSE, 1.0, 1.2, "below"),  # 75 % of the peak is not 80 %
+        (bars.SHORT, 1.0, 1.2, "met"),  # 75 % of the peak excuses the ratio
+        (bars.SHORT, 1.0, 1.05, "below"),  # but not below the floor
+        (bars.FLOOR, 1.0, 0.9, "lost"),
+        (bars.DECODE, 1.0, 3.5, "met"),
+        (bars.DECODE, 1.1, 3.5, "below"),  # 78 % of the bandwidth
+        (bars.TINY, 1.0, 2.0, "met"),
     ],
 )
-def test_bars(bar: cases.Bar, ours: float, rival: float, word: str) -> None:
+def test_bars(bar: bars.Bar, ours: float, rival: float, word: str) -> None:
     assert judged(bar, ours, PyTorch=rival)["word"] == word
 
 
 def test_the_fastest_peer_counts_unless_the_bar_names_one() -> None:
-    found = judged(cases.DENSE, 1.0, PyTorch=2.0, JAX=1.5)
+    found = judged(bars.DENSE, 1.0, PyTorch=2.0, JAX=1.5)
     assert (found["fastest_by_best"], found["ratio_by_best"]) == ("JAX", 1.5)
-    assert judged(cases.TINY, 1.0, PyTorch=2.0, JAX=0.5)["fastest_by_best"] == "PyTorch"
+    assert judged(bars.TINY, 1.0, PyTorch=2.0, JAX=0.5)["fastest_by_best"] == "PyTorch"
 
 
 def test_statistics_may_cost_eight_percent() -> None:
     off = {cases.OFF: 1.0}
-    assert judged(cases.STATISTICS, 1.07, observed=True, **off)["word"] == "met"
-    assert judged(cases.STATISTICS, 1.09, observed=True, **off)["word"] == "below"
+    assert judged(bars.STATISTICS, 1.07, observed=True, **off)["word"] == "met"
+    assert judged(bars.STATISTICS, 1.09, observed=True, **off)["word"] == "below"
+
+
+def test_a_bar_may_be_set_for_one_while_all_are_compared() -> None:
+    plain = {"PyTorch": 11.0, "PyTorch compiled": 2.0}
+    found = judged(bars.ADDITIVE, 1.0, **plain)
+    assert (found["word"], found["ratio_by_best"], found["ratio_to_bar"]) == ("met", 2.0, 11.0)
+    assert judged(bars.ADDITIVE, 1.2, **plain)["word"] == "below"
+    assert judged(bars.ADDITIVE, 2.1, **plain)["word"] == "lost"
+    assert "≥ 10× PyTorch" in found["why"]
+
+
+def test_accuracy_is_that_of_the_worst_part() -> None:
+    def entry(name: str, **rms: float) -> dict[str, Any]:
+        parts = {part: dict(rms=value, max=value) for part, value in rms.items()}
+        return dict(name=name, best=1.0, median=1.0, error=dict(rms=1.0, max=1.0, parts=parts))
+
+    results = [entry("levelhead", dq=1.0, dk=3.0), entry("PyTorch", dq=2.0, dk=2.0)]
+    whole = dict(
+        results=results, refused={}, flops=None, bytes=None, bar=asdict(bars.FLOOR), observed=False
+    )
+    found = judge.verdict(whole, LIMITS)
+    assert found["accuracy"] == dict(rms=1.5, max=1.5, met=False, of="dk")
+    assert not {"gflops", "of_peak", "ceiling"} & found.keys()
 
 
 def test_alone_and_wrong_have_words_of_their_own() -> None:
-    assert judged(cases.DENSE, 1.0)["word"] == "alone"
+    assert judged(bars.DENSE, 1.0)["word"] == "alone"
     whole = dict(results=[], refused={"levelhead": "wrong: relative error 1"})
     assert judge.verdict(whole, LIMITS)["word"] == "wrong"
 
@@ -472,10 +615,10 @@ def test_the_command_writes_json_and_draws_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run, "FULL", EFFORT)
-    path = tmp_path / "results" / "one.json"
+    path = tmp_path / "results" / "one-machine.json"
     assert cli.main(["bench", "--case", "tiny-numpy", "--threads", "1", "--json", str(path)]) == 0
     captured = capsys.readouterr()
     assert "tiny-numpy" in captured.out and "tiny-numpy" in captured.err
     assert json.loads(path.read_text(encoding="utf-8"))["cells"][0]["name"] == "tiny-numpy"
     assert cli.main(["bench", "--plot", str(path), str(tmp_path)]) == 0
-    assert (tmp_path / "bench-dark.svg").exists()
+    assert (tmp_path / "one-dark.svg").exists()

@@ -87,7 +87,10 @@ def _accuracy(ours: dict[str, Any], trusted: dict[str, Any] | None) -> dict[str,
     mine, theirs = (r["error"].get("parts") or {"all": r["error"]} for r in (ours, trusted))
     rms = max(mine[part]["rms"] / theirs[part]["rms"] for part in mine)
     largest = max(mine[part]["max"] / theirs[part]["max"] for part in mine)
-    return dict(rms=rms, max=largest, met=rms <= RMS and largest <= MAX)
+    found: dict[str, Any] = dict(rms=rms, max=largest, met=rms <= RMS and largest <= MAX)
+    if len(mine) > 1:
+        found["of"] = max(mine, key=lambda part: float(mine[part]["rms"] / theirs[part]["rms"]))
+    return found
 
 
 def summary(cells: list[Cell]) -> dict[str, Any]:

@@ -99,7 +99,8 @@ def _row(cell: Result) -> tuple[str, ...]:
     accuracy = said["accuracy"]
     error = f"{ours['error']['rms']:.1e}"
     if accuracy is not None:
-        error += f" ({accuracy['rms']:.2f}/{accuracy['max']:.2f}{'' if accuracy['met'] else '!'})"
+        worse = "" if accuracy["met"] else " ".join(["!", *filter(None, [accuracy.get("of")])])
+        error += f" ({accuracy['rms']:.2f}/{accuracy['max']:.2f}{worse})"
     word = MARKS[said["word"]]
     if cell["observed"] and "ratio_by_best" in said:
         word += f" ({1 / said['ratio_by_best'] - 1:+.1%})"
