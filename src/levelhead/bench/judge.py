@@ -85,11 +85,14 @@ def _accuracy(ours: dict[str, Any], trusted: dict[str, Any] | None) -> dict[str,
     if trusted is None or not trusted["error"]["rms"]:
         return None
     mine, theirs = (r["error"].get("parts") or {"all": r["error"]} for r in (ours, trusted))
-    rms = max(mine[part]["rms"] / theirs[part]["rms"] for part in mine)
-    largest = max(mine[part]["max"] / theirs[part]["max"] for part in mine)
-    found: dict[str, Any] = dict(rms=rms, max=largest, met=rms <= RMS and largest <= MAX)
+    rms, largest = (
+        {part: float(mine[part][how] / theirs[part][how]) for part in mine}
+        for how in ("rms", "max")
+    )
+    met = max(rms.values()) <= RMS and max(largest.values()) <= MAX
+    found: dict[str, Any] = dict(rms=max(rms.values()), max=max(largest.values()), met=met)
     if len(mine) > 1:
-        found["of"] = max(mine, key=lambda part: float(mine[part]["rms"] / theirs[part]["rms"]))
+        found["of"] = max(mine, key=lambda part: max(rms[part] / RMS, largest[part] / MAX))
     return found
 
 
