@@ -24,6 +24,8 @@ LAYERS = [set(layer.split()) for layer in (
     "attention",
     "additive gradients multihead",
     "onnx torch",
+    "gguf_cache",
+    "models",
     "__init__",
     "bench",
     "cli",
