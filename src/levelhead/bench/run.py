@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,8 @@ def _header(
     versions = {"python": platform.python_version(), "numpy": np.__version__}
     for peer in everybody:
         versions |= peer.versions()
+    if find_spec("transformers"):  # whose models both sides run
+        versions["transformers"] = metadata.version("transformers")
     return dict(
         levelhead=info.version,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
