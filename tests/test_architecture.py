@@ -24,6 +24,8 @@ LAYERS = [set(layer.split()) for layer in (
     "attention",
     "additive gradients multihead",
     "onnx torch",
+    "models",
+    "health",
     "__init__",
     "bench",
     "cli",
