@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from levelhead.health import thresholds
 from levelhead.health.findings import Finding, Severity, link, worst_heads
@@ -170,7 +172,7 @@ def _pace(steps: Floats, values: Floats) -> Pace | None:
     """The pace of a window; None: it does not rise beyond luck."""
     steps, values = _thinned(steps), _thinned(values)
     n = len(values)
-    earlier, later = np.triu_indices(n, 1)
+    earlier, later = _pairs(n)
     rise, time = values[later] - values[earlier], steps[later] - steps[earlier]
     rise, time = rise[time > 0], time[time > 0]
     signs = np.sign(rise).sum()
@@ -183,6 +185,11 @@ def _pace(steps: Floats, values: Floats) -> Pace | None:
     base, scatter = float(np.median(around)), float(np.std(around))
     first, last = float(steps[0]), float(steps[-1])
     return Pace(base + slope * first, base + slope * last, last, slope, last - first, scatter, n)
+
+
+@lru_cache(maxsize=_AT_MOST)
+def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    return np.triu_indices(n, 1)
 
 
 def _thinned(x: Floats) -> Floats:
