@@ -164,7 +164,7 @@ def _attention_over(original: Function) -> Function:
 
 
 def _softmax_over(original: Function) -> Function:
-    def softmax(input: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  torch's name
+    def softmax(input: Tensor, *args: Any, **kwargs: Any) -> Any:
         place = current()
         if place is None or place.busy or torch.compiler.is_compiling():
             return original(input, *args, **kwargs)

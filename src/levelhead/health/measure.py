@@ -320,3 +320,17 @@ def _places(fields: Fields, some: Tensor, sampled: Tensor | None) -> Fields:
     query = at % T if sampled is None else sampled[at % T]
     places = {"max_batch": at // T, "max_query": query, "max_key": key}
     return {name: torch.where(any_, x, -1) for name, x in places.items()}
+
+
+# ---- variations
+
+
+def rescaled(call: Call, times: float) -> Call:
+    """The call with its products multiplied by so much more."""
+    return replace(call, scale=call.scale * times)
+
+
+def squares(x: Tensor) -> Tensor:
+    """The mean of x²."""
+    x = x.detach().to(_wide(x))
+    return x.square().mean()

@@ -20,6 +20,7 @@ from levelhead.health.reading import Ran
 
 ATTRIBUTE = "_levelhead_place"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
+_HEADS = ("num_heads", "n_heads", "nheads", "heads", "n_head", "num_attention_heads", "nhead")
 _numbers = itertools.count(1)
 PLACES: dict[int, Place] = {}  # of everything that is watched now, by number
 
@@ -36,8 +37,12 @@ class Place:
         self.handle = torch.tensor([self.number, 0])
         self.ran: list[Ran] = []  # inside it, since it was entered
         self.busy = False  # inside a call that is being observed already
+        self.open = False  # inside a function whose softmax is to be looked at
+        self.via = ""  # inside a function of that name
+        self.heads = _heads(module)
         self.attends = _sounds_like_attention(module)
         self.calls = 0
+        self.entered = 0
         self.ways: dict[str, None] = {}  # through what it was seen, in order
         self.ever_ran: set[str] = set()  # names of children
 
@@ -51,6 +56,15 @@ class Place:
 def _sounds_like_attention(module: nn.Module) -> bool:
     names = [base.__name__.lower() for base in type(module).__mro__[:-1]]
     return any("attention" in name or "attn" in name for name in names)
+
+
+def _heads(module: nn.Module) -> int | None:
+    """How many heads a module says it has."""
+    for name in _HEADS:
+        number = getattr(module, name, None)
+        if isinstance(number, int) and number > 0:
+            return number
+    return None
 
 
 def clean(name: str) -> str:
@@ -102,6 +116,7 @@ def enter(module: nn.Module, args: Any) -> None:
         return
     if place is not None and place.module is module:
         place.ran.clear()
+        place.entered += 1
         _stack.places.append(place)
 
 

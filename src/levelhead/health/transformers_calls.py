@@ -29,6 +29,7 @@ class Interface:
     def __init__(self, wrap: Wrap) -> None:
         self._wrap = wrap
         self._wrapped: dict[tuple[int, str], tuple[Function, Function]] = {}
+        self._ours: set[Function] = set()
         self._undo: list[tuple[Any, str, Any, Any]] = []
 
     def install(self) -> None:
@@ -36,24 +37,24 @@ class Interface:
             return
         utils = importlib.import_module("transformers.modeling_utils")
         kind = type(utils.ALL_ATTENTION_FUNCTIONS)
-        if hasattr(kind, "get_interface"):
-            below = kind.get_interface
-
-            def get_interface(table: Any, attn_implementation: str, default: Function) -> Function:
-                found = below(table, attn_implementation, default)
-                return self._over(found, attn_implementation or "eager")
-
-            self._set(kind, "get_interface", get_interface)
-        else:
-            self._install_version_4(kind)
-
-    def _install_version_4(self, kind: Any) -> None:
-        below = kind.__getitem__
+        look_up = kind.__getitem__
 
         def __getitem__(table: Any, key: str) -> Function:  # noqa: N807  a method in the making
-            return self._over(below(table, key), key)
+            return self._over(look_up(table, key), key)
 
         self._set(kind, "__getitem__", __getitem__)
+        if not hasattr(kind, "get_interface"):
+            self._install_version_4()
+            return
+        below = kind.get_interface
+
+        def get_interface(table: Any, attn_implementation: str, default: Function) -> Function:
+            found = below(table, attn_implementation, default)
+            return self._over(found, attn_implementation or "eager")
+
+        self._set(kind, "get_interface", get_interface)
+
+    def _install_version_4(self) -> None:
         for name, module in list(sys.modules.items()):
             eager = getattr(module, "__dict__", {}).get("eager_attention_forward")
             if name.startswith("transformers.models.") and callable(eager):
@@ -71,12 +72,15 @@ class Interface:
                 delattr(owner, name)
             else:
                 setattr(owner, name, old)
-        self._undo, self._wrapped = [], {}
+        self._undo, self._wrapped, self._ours = [], {}, set()
 
     def _over(self, found: Function, name: str) -> Function:
+        if found in self._ours:
+            return found
         key = (id(found), name)
         if key not in self._wrapped:  # the function is kept, so that its id stays its own
             self._wrapped[key] = (found, self._wrap(found, name))
+            self._ours.add(self._wrapped[key][1])
         return self._wrapped[key][1]
 
 
@@ -100,7 +104,9 @@ def describe(
     if name == "flex_attention":
         mask = _flex_mask(attention_mask, query.shape[:3], S)
         return Call(query, key, scale, _joined(mask, position_bias), softcap=softcap, sinks=sinks)
-    causal = bool(T > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal))
+    causal = bool(
+        T > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    )
     mask = attention_mask
     if mask is not None and mask.dim() == 2:  # which keys are no padding
         mask = mask.bool()[:, None, None, :S]
