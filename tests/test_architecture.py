@@ -26,6 +26,7 @@ LAYERS = [set(layer.split()) for layer in (
     "onnx torch",
     "gguf_cache",
     "models",
+    "health",
     "__init__",
     "bench",
     "cli",

@@ -1,0 +1,280 @@
+"""What a watch leaves behind: records of modules, in snapshots of steps, in one `Run`.
+
+Plain data that is written to a file and read back without loss; whoever judges, prints, plots or
+ships statistics reads these, never a model. Made by `watch` and by `doctor`; nothing here measures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from levelhead._version import __version__
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.health import tally
+from levelhead.health.tally import Floats, Heads
+
+FORMAT = "levelhead-run"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a module asked of its softmax, as it really did; None: not known, or not so."""
+
+    kind: str  # the module's class
+    how: str  # through what it was seen: "sdpa", "huggingface:eager", "levelhead", "deep" …
+    d_k: int
+    kv_heads: int
+    queries: int  # of the last call
+    keys: int
+    dtype: str
+    scale: float | None  # passed with the call, or multiplied after the product; None: unknown
+    effective_scale: float | None = None  # from the projections' outputs to the logits
+    scale_reading: str = "unknown"  # "projections", "normalised", or why it is unknown
+    model_width: int | None = None  # what the q projection reads
+    softcap: float | None = None
+    causal: bool = False
+    masked: bool = False
+    sinks: bool = False
+    sampled: bool = False  # some query rows only: the maximum is a lower bound
+    fused: bool = False  # the statistics came from the pass that computed the attention
+    architecture: str | None = None  # a Hugging Face model_type
+    norms_present: tuple[str, ...] = ()  # q or k norms the module has
+    norms_idle: tuple[str, ...] = ()  # of those, the ones that never ran
+
+
+@dataclass(frozen=True)
+class Record:
+    """One attention module in one step."""
+
+    module: str  # full name within the model; "" is the model itself
+    facts: Facts
+    tally: Floats  # (H, columns)
+    counterfactual: Mapping[str, Floats] = field(default_factory=dict)  # scale rule -> tally
+    weights: Mapping[str, float] = field(default_factory=dict)  # projection -> gradient norm
+
+    @cached_property
+    def heads(self) -> Heads:
+        """The statistics, (H,) each."""
+        return tally.read(self.tally)
+
+    def merged(self, later: Record) -> Record:
+        """Both, as one longer step."""
+        rules = {
+            rule: tally.merge(mine, later.counterfactual[rule])
+            for rule, mine in self.counterfactual.items()
+            if rule in later.counterfactual
+        }
+        joined = tally.merge(self.tally, later.tally)
+        return replace(later, tally=joined, counterfactual=rules)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One step: the record of every module that was seen in it."""
+
+    step: int
+    records: tuple[Record, ...]
+
+    def __getitem__(self, module: str) -> Record:
+        for record in self.records:
+            if record.module == module:
+                return record
+        names = ", ".join(repr(record.module) for record in self.records)
+        raise KeyError(f"no record of {module!r}; there are {names}")
+
+    def each(self) -> Iterator[tuple[Record, int]]:
+        """Every head: its record and its number there."""
+        for record in self.records:
+            for head in range(len(record.tally)):
+                yield record, head
+
+    def merged(self, later: Snapshot) -> Snapshot:
+        """Both, under the step of this one."""
+        mine = {record.module: record for record in self.records}
+        theirs = {record.module: record for record in later.records}
+        names = [*mine, *(name for name in theirs if name not in mine)]
+        records = tuple(
+            mine[name].merged(theirs[name])
+            if name in mine and name in theirs
+            else mine.get(name) or theirs[name]
+            for name in names
+        )
+        return Snapshot(self.step, records)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A line of the coverage report: an attention module, and whether it was seen."""
+
+    module: str
+    kind: str
+    seen: bool
+    how: str  # through what, or why not
+    calls: int
+    note: str = ""  # such as a fast path that had to be switched off
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that was watched: snapshots in the order of their steps, coverage and cost."""
+
+    model: str
+    snapshots: tuple[Snapshot, ...] = ()
+    coverage: tuple[Seen, ...] = ()
+    notes: tuple[str, ...] = ()  # about the run as a whole
+    cost: Mapping[str, float] = field(default_factory=dict)
+    expected_scale: float | str | None = None  # what the user says is right
+    version: str = __version__
+
+    @property
+    def last(self) -> Snapshot:
+        """The latest step; empty if nothing was seen."""
+        return self.snapshots[-1] if self.snapshots else Snapshot(0, ())
+
+    @cached_property
+    def latest(self) -> tuple[Record, ...]:
+        """The last record of every module: not each of them runs in every step."""
+        found: dict[str, Record] = {}
+        for snapshot in self.snapshots:
+            found |= {record.module: record for record in snapshot.records}
+        return tuple(found.values())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything as JSON, whole or not at all."""
+        write_whole(Path(path), json.dumps(to_json(self), allow_nan=False) + "\n")
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Reads what `Run.save` wrote."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        given, advice = error.strerror or str(error), "Check the path"
+    except ValueError:  # of json, or of an encoding
+        given, advice = "one that is not", "It was cut off, or is another file; record it again"
+    else:
+        return from_json(found)
+    raise LevelheadValueError(expected(f"{os.fspath(path)}", "a JSON file", given, advice))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Puts a file in place in one go, so that nobody finds half of it."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# ---- JSON: numbers that JSON has no word for are null (NaN), "inf" and "-inf"
+
+
+def to_json(run: Run) -> dict[str, Any]:
+    """The run as what `json` can write."""
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "version": run.version,
+        "model": run.model,
+        "columns": list(tally.COLUMNS),
+        "notes": list(run.notes),
+        "cost": dict(run.cost),
+        "expected_scale": run.expected_scale,
+        "coverage": [asdict(seen) for seen in run.coverage],
+        "snapshots": [
+            {"step": snapshot.step, "records": [_record_out(r) for r in snapshot.records]}
+            for snapshot in run.snapshots
+        ],
+    }
+
+
+def from_json(found: Any) -> Run:
+    """The run that `to_json` wrote; anything else is refused."""
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        advice = "Give a file that watch(...).save or levelhead doctor --json wrote"
+        raise LevelheadValueError(
+            expected("run", f'JSON with "format": "{FORMAT}"', "another", advice)
+        )
+    if found.get("format_version") != FORMAT_VERSION or found.get("columns") != list(tally.COLUMNS):
+        given = f"version {found.get('format_version')} of levelhead {found.get('version')}"
+        advice = "Record it again with this version of levelhead"
+        raise LevelheadValueError(
+            expected("run", f"format version {FORMAT_VERSION}", given, advice)
+        )
+    try:
+        snapshots = tuple(
+            Snapshot(int(s["step"]), tuple(_record_in(r) for r in s["records"]))
+            for s in found["snapshots"]
+        )
+        coverage = tuple(Seen(**seen) for seen in found["coverage"])
+        return Run(
+            str(found["model"]), snapshots, coverage, tuple(found["notes"]), dict(found["cost"]),
+            found["expected_scale"], str(found["version"]),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        advice = "The file was cut off or changed; record it again"
+        raise LevelheadValueError(expected("run", "a whole run", f"{error!r}", advice)) from error
+
+
+def _record_out(record: Record) -> dict[str, Any]:
+    return {
+        "module": record.module,
+        "facts": asdict(record.facts),
+        "tally": _out(record.tally),
+        "counterfactual": {rule: _out(x) for rule, x in record.counterfactual.items()},
+        "weights": {name: _number_out(x) for name, x in record.weights.items()},
+    }
+
+
+def _record_in(found: Mapping[str, Any]) -> Record:
+    facts = dict(found["facts"])
+    for name in ("norms_present", "norms_idle"):
+        facts[name] = tuple(facts[name])
+    known = {f.name for f in fields(Facts)}
+    if set(facts) != known:
+        raise ValueError(f"facts {sorted(set(facts) ^ known)}")
+    rules = {rule: _in(x) for rule, x in found["counterfactual"].items()}
+    weights = {name: _number_in(x) for name, x in found["weights"].items()}
+    return Record(str(found["module"]), Facts(**facts), _in(found["tally"]), rules, weights)
+
+
+def _out(x: Floats) -> list[list[Any]]:
+    return [[_number_out(float(number)) for number in row] for row in x]
+
+
+def _in(rows: list[list[Any]]) -> Floats:
+    found = np.array([[_number_in(x) for x in row] for row in rows], np.float64)
+    if found.ndim != 2 or found.shape[1] != len(tally.COLUMNS):
+        raise ValueError(f"a tally of shape {found.shape}")
+    return found
+
+
+def _number_out(x: float) -> Any:
+    if math.isfinite(x):
+        return int(x) if x == int(x) and abs(x) < 2**53 else x
+    return None if math.isnan(x) else "inf" if x > 0 else "-inf"
+
+
+def _number_in(x: Any) -> float:
+    return math.nan if x is None else float(x)

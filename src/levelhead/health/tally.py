@@ -1,0 +1,157 @@
+"""The tally of a head: what any number of calls leave behind, in columns that merge.
+
+A row of numbers per head. Each column is a sum, a minimum or a maximum over query rows, or says
+where the largest logit was; so tallies of batches, micro-batches, ranks and runs join exactly, in
+any number and in order. Rows with a NaN are counted and kept out of everything else. This file
+names the columns, joins tallies and reads statistics off them; it sees neither a tensor nor a
+logit (`measure` does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead import stats
+
+Floats: TypeAlias = NDArray[np.float64]
+
+SUMS = (
+    "rows",  # query rows with a visible key, NaN aside
+    "lone_rows",  # rows with fewer than two visible keys
+    "empty_rows",  # rows with none
+    "nan_rows",  # rows with a NaN or +inf logit: in no other column
+    "mean",  # of a row's logits; from here on summed over `rows`
+    "var",
+    "max",  # a row's largest logit
+    "logsumexp",
+    "entropy",
+    "top1",
+    "sum_p2",
+    "first",
+    "sink",
+    "several",  # rows with at least two visible keys; the next three run over them
+    "saturated",
+    "normalised_entropy",
+    "effective_keys",
+    "q_squares",  # Σ q² at the call, and how many numbers that were
+    "q_count",
+    "k_squares",
+    "k_count",
+    "dq_squares",  # Σ (dL/dq)², where gradients are watched
+    "dk_squares",
+    "dv_squares",
+    "gradients",  # backward passes that were counted there
+)
+MINIMA = ("min_logit", "min_logsumexp", "min_entropy")
+MAXIMA = ("max_logit", "max_logsumexp", "max_entropy", "max_top1")
+PLACES = ("max_batch", "max_query", "max_key")  # of max_logit; -1: none
+COLUMNS = (*SUMS, *MINIMA, *MAXIMA, *PLACES)
+INDEX = {name: i for i, name in enumerate(COLUMNS)}
+
+SUM = slice(0, len(SUMS))
+MIN = slice(SUM.stop, SUM.stop + len(MINIMA))
+MAX = slice(MIN.stop, MIN.stop + len(MAXIMA))
+PLACE = slice(MAX.stop, len(COLUMNS))
+LARGEST = INDEX["max_logit"]
+
+NOTHING = (
+    (0.0,) * len(SUMS) + (np.inf,) * len(MINIMA) + (-np.inf,) * len(MAXIMA) + (-1.0,) * len(PLACES)
+)
+
+
+def nothing(heads: int) -> Floats:
+    """The tally of no call: merging it changes nothing."""
+    return np.tile(np.asarray(NOTHING), (heads, 1))
+
+
+def merge(a: Floats, b: Floats) -> Floats:
+    """Both together; where the largest logit is in both, its place is a's, the earlier one."""
+    joined = np.empty_like(a)
+    joined[:, SUM] = a[:, SUM] + b[:, SUM]
+    joined[:, MIN] = np.minimum(a[:, MIN], b[:, MIN])
+    joined[:, MAX] = np.maximum(a[:, MAX], b[:, MAX])
+    later = (b[:, LARGEST] > a[:, LARGEST])[:, None]
+    joined[:, PLACE] = np.where(later, b[:, PLACE], a[:, PLACE])
+    return joined
+
+
+@dataclass(frozen=True, slots=True)
+class Heads(stats.Heads):
+    """Statistics per head, (H,) each, as `stats.Heads` has them, and what only a watch knows."""
+
+    nan_rows: Floats
+    mean_max: Floats  # mean of the rows' largest logits
+    max_batch: Floats  # batch row of the largest logit
+    q_rms: Floats  # of the queries at the call
+    k_rms: Floats
+    dq_norm: Floats  # NaN unless gradients are watched: root mean square over backward passes
+    dk_norm: Floats
+    dv_norm: Floats
+
+    @property
+    def levels(self) -> list[stats.Level]:
+        """Where each head's bubble stands."""
+        pairs = zip(self.normalised_entropy, self.saturated, strict=True)
+        return [stats.level(float(entropy), float(share)) for entropy, share in pairs]
+
+
+def read(tally: Floats) -> Heads:
+    """The statistics a tally (H, columns) holds; NaN where nothing was seen."""
+    column = dict(zip(COLUMNS, np.asarray(tally, np.float64).T, strict=True))
+    with np.errstate(all="ignore"):
+
+        def mean(name: str, over: str = "rows") -> Floats:
+            found: Floats = column[name] / column[over]
+            return found
+
+        def norm(name: str) -> Floats:
+            found: Floats = np.sqrt(mean(name, "gradients"))
+            return found
+
+        whole = {name: column[name].astype(np.int64) for name in _WHOLE}
+        seen = column["rows"] > 0
+
+        def extreme(name: str) -> Floats:
+            return np.where(seen, column[name], np.nan)
+
+        return Heads(
+            **whole,
+            mean_logit=mean("mean"),
+            var_logit=mean("var"),
+            min_logit=column["min_logit"],
+            max_logit=column["max_logit"],
+            mean_logsumexp=mean("logsumexp"),
+            min_logsumexp=extreme("min_logsumexp"),
+            max_logsumexp=extreme("max_logsumexp"),
+            mean_entropy=mean("entropy"),
+            min_entropy=extreme("min_entropy"),
+            max_entropy=extreme("max_entropy"),
+            mean_top1=mean("top1"),
+            max_top1=extreme("max_top1"),
+            mean_sum_p2=mean("sum_p2"),
+            gradient=1.0 - mean("sum_p2"),
+            mean_first=mean("first"),
+            mean_sink=mean("sink"),
+            saturated=mean("saturated", "several"),
+            normalised_entropy=mean("normalised_entropy", "several"),
+            effective_keys=mean("effective_keys", "several"),
+            mean_max=mean("max"),
+            q_rms=np.sqrt(mean("q_squares", "q_count")),
+            k_rms=np.sqrt(mean("k_squares", "k_count")),
+            dq_norm=norm("dq_squares"),
+            dk_norm=norm("dk_squares"),
+            dv_norm=norm("dv_squares"),
+        )
+
+
+_WHOLE = ("rows", "lone_rows", "empty_rows", "nan_rows", "max_query", "max_key", "max_batch")
+FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Heads))
+
+
+def values(heads: Heads) -> dict[str, Any]:
+    """Every field by name, (H,) each."""
+    return {name: getattr(heads, name) for name in FIELDS}
