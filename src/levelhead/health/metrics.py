@@ -25,6 +25,7 @@ import numpy as np
 from levelhead.health import tally
 from levelhead.health.record import Record, Snapshot
 from levelhead.health.tally import Floats, Heads
+from levelhead.stats import Level
 
 STATISTICS = (
     "max_logit",
@@ -46,7 +47,7 @@ STATISTICS = (
     "dk_norm",
     "dv_norm",
 )
-LEVELS = ("flat", "level", "sharp", "saturated")
+LEVELS: tuple[Level, ...] = ("flat", "level", "sharp", "saturated")
 ALL = "all"  # in the place of a module: the whole model
 ROOT = "model"  # the module that is the model itself has no name of its own
 

@@ -66,9 +66,7 @@ class HuggingFaceHooks(Training):
             self.step()
         self._stepped = False
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         if logs is None or "loss" not in logs:  # an evaluation, or the summary at the end
             return
         found = self.fresh()

@@ -22,7 +22,14 @@ CELL = 12  # pixels a head
 
 # Colours of the gauge: saturated red, sharp amber, level green, flat blue, with the bounds between.
 ENTROPIES = (0.0, stats.SATURATED, stats.SHARP, 0.9, stats.FLAT, 1.0)
-COLOURS = ((165, 15, 21), (222, 45, 38), (254, 196, 79), (49, 163, 84), (107, 174, 214), (8, 69, 148))
+COLOURS = (
+    (165, 15, 21),
+    (222, 45, 38),
+    (254, 196, 79),
+    (49, 163, 84),
+    (107, 174, 214),
+    (8, 69, 148),
+)
 UNSEEN = (200, 200, 200)
 
 
@@ -55,4 +62,5 @@ def coloured(entropies: Floats, cell: int = CELL) -> NDArray[np.uint8]:
     known = np.nan_to_num(entropies)
     channels = [np.interp(known, ENTROPIES, channel) for channel in np.array(COLOURS).T]
     picture = np.where(np.isnan(entropies)[..., None], UNSEEN, np.stack(channels, axis=-1))
-    return picture.round().astype(np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
+    pixels: NDArray[np.uint8] = picture.round().astype(np.uint8)
+    return pixels.repeat(cell, axis=0).repeat(cell, axis=1)

@@ -8,6 +8,7 @@ formats are here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -48,17 +49,16 @@ def join(
     sessions: Iterable[tuple[dict[str, Any], list[Snapshot]]], notes: Iterable[str] = ()
 ) -> Run:
     """The run: each session replaces what earlier ones said of its first step and after."""
+    sessions = list(sessions)
     snapshots: list[Snapshot] = []
-    said: dict[str, Any] = {}
     replaced = []
-    for said, later in sessions:  # noqa: B020  the last header is the run's
-        if not later:
-            continue
-        first = min(snapshot.step for snapshot in later)
+    for _, later in sessions:
+        first = min((snapshot.step for snapshot in later), default=math.inf)
         kept = [snapshot for snapshot in snapshots if snapshot.step < first]
         if len(kept) < len(snapshots):
             count = len(snapshots) - len(kept)
             replaced.append(f"{count} snapshots from step {first} on were written again later")
         snapshots = kept + later
+    said = sessions[-1][0]
     model, version = str(said["model"]), str(said["version"])
     return Run(model, tuple(snapshots), notes=(*notes, *replaced), version=version)
