@@ -9,7 +9,7 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -411,46 +411,59 @@ def test_the_map_shows_levels_in_their_colours() -> None:
 
 
 @pytest.fixture
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, value in {
-        "WANDB_MODE": "offline", "WANDB_DIR": tmp_path, "WANDB_SILENT": "true",
-        "WANDB_CACHE_DIR": tmp_path, "WANDB_CONFIG_DIR": tmp_path, "WANDB_DATA_DIR": tmp_path,
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, str(value))
-    return tmp_path
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Options of wandb.init for a run that stays in a directory of its own."""
+    for name in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    return {"project": "p", "mode": "offline", "dir": str(tmp_path)}
 
 
-def history(root: Path) -> list[dict[str, Any]]:
-    """The rows in the file of an offline run: a log of 32 KB blocks, as LevelDB writes it."""
-    from wandb.proto import wandb_internal_pb2
-
-    (path,) = root.glob("wandb/offline-run-*/run-*.wandb")
+def history(offline: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows in the file of an offline run that is finished."""
+    (path,) = Path(offline["dir"]).glob("wandb/offline-run-*/run-*.wandb")
+    # W&B's own process writes the end of the file after the run is finished here.
+    deadline = time.monotonic() + 60
+    while not (records := _records(path.read_bytes())) or not records[-1].HasField("exit"):
+        assert time.monotonic() < deadline, f"{path} has no end"
+        time.sleep(0.05)
     found = []
-    for message in _messages(path.read_bytes()):
-        record = wandb_internal_pb2.Record.FromString(message)
-        if record.HasField("history"):
-            items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
-            found.append({name: json.loads(value) for name, value in items.items()})
+    for record in records:
+        row: dict[str, Any] = {}
+        for item in record.history.item:
+            name, *inner = item.nested_key or [item.key]
+            value = json.loads(item.value_json)
+            if inner:
+                row.setdefault(name, {})[inner[0]] = value
+            else:
+                row[name] = value
+        found += [row] if row else []
     return found
 
 
-def _messages(data: bytes) -> Iterator[bytes]:
-    message, at = b"", 7  # after the file's header
-    while at < len(data):
+def _records(data: bytes) -> list[Any]:
+    """The whole records in a log of 32 KB blocks, as LevelDB writes it."""
+    from wandb.proto import wandb_internal_pb2
+
+    found, message, at = [], b"", 7  # after the file's header
+    while at + 7 <= len(data):
         if (left := 0x8000 - at % 0x8000) < 7:  # no room for a record: padding
             at += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + 7 + length > len(data):
+            break
         message += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last piece
-            yield message
+            found.append(wandb_internal_pb2.Record.FromString(message))
             message = b""
+    return found
 
 
-def test_wandb_gets_aggregates_and_histograms(offline: Path) -> None:
+def test_wandb_gets_aggregates_and_histograms(offline: dict[str, Any]) -> None:
     snapshots = [Snapshot(s, (a_record("a", 4, s), a_record("b", 6, 10 + s))) for s in (2, 4)]
-    sink = WandB(project="p", map_every=2, table_every=2)
+    sink = WandB(map_every=2, table_every=2, **offline)
     for snapshot in snapshots:
         sink(snapshot)
     sink.close()
@@ -466,10 +479,10 @@ def test_wandb_gets_aggregates_and_histograms(offline: Path) -> None:
     assert set(rows[0]) - set(rows[1]) == extra
 
 
-def test_wandb_leaves_a_run_that_is_somebodys_to_them(offline: Path) -> None:
+def test_wandb_leaves_a_run_that_is_somebodys_to_them(offline: dict[str, Any]) -> None:
     import wandb
 
-    with wandb.init(project="p") as run:
+    with wandb.init(**offline) as run:
         with pytest.raises(LevelheadValueError, match="no options of wandb.init"):
             WandB(run, project="other")
         for sink in (WandB(run), WandB()):  # given, or found active
