@@ -24,6 +24,7 @@ LAYERS = [set(layer.split()) for layer in (
     "attention",
     "additive gradients multihead",
     "onnx torch",
+    "gguf_cache",
     "models",
     "health",
     "__init__",

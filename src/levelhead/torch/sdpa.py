@@ -9,15 +9,14 @@ original's place.
 from __future__ import annotations
 
 import math
-import sys
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from levelhead import _core
-from levelhead.torch.ops import LevelheadRuntimeError, Options, attend
+from levelhead.torch.ops import LevelheadRuntimeError, Options, attend, observed
+from levelhead.torch.swap import Swap
 
 __all__ = ["patch", "scaled_dot_product_attention"]
 
@@ -52,6 +51,15 @@ def scaled_dot_product_attention(
         done = _through_the_door(query, key, value, is_causal, scale)
         if done is not None:
             return done
+    return extended(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def extended(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, softcap: float | None = None, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """As `scaled_dot_product_attention`, with the two options that models have added since."""
     _check(query, key, value, attn_mask, dropout_p)
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -59,7 +67,7 @@ def scaled_dot_product_attention(
         if attn_mask is not None and attn_mask.dtype is not torch.bool:
             attn_mask = attn_mask.to(dtype)
     rank = query.dim()
-    q, k, v = _broadcast(query, key, value, enable_gqa)
+    q, k, v = broadcast(query, key, value, enable_gqa)
     _check_mask_shape(attn_mask, (*q.shape[:-1], k.shape[-2]))
     H, D = q.shape[-3], q.shape[-1]
     factor = (1 / math.sqrt(D) if D else 1.0) if scale is None else float(scale)
@@ -67,7 +75,9 @@ def scaled_dot_product_attention(
     options = Options(
         scale=torch.full((H,), factor, dtype=torch.float64),
         mask=attn_mask,
+        sinks=sinks,
         causal=is_causal,
+        softcap=softcap,
         dropout=dropout_p if drops else 0.0,
         seed=torch.randint(_SEEDS, (), dtype=torch.int64) if drops else None,
     )
@@ -91,6 +101,8 @@ def _through_the_door(
     if is_causal and q.shape[-2] != k.shape[-2]:  # the door aligns the last positions
         return None
     if torch._C._len_torch_dispatch_stack() or torch._C._is_torch_function_mode_enabled():
+        return None
+    if observed():  # the door gives no statistics
         return None
     found: Tensor | None = _core.attend(q, k, v, scale, bool(is_causal), None)
     return found
@@ -127,7 +139,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float)
         raise _wrong("dropout_p", "a probability", dropout, "It lies between 0 and 1")
 
 
-def _broadcast(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
+def broadcast(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The three with the same leading dimensions, rank 4 or more; heads too, unless they group."""
     while min(q.dim(), k.dim(), v.dim()) < 4:
         q, k, v = (x.unsqueeze(0) if x.dim() < 4 else x for x in (q, k, v))
@@ -163,7 +175,7 @@ def _check_mask_shape(mask: Tensor | None, shape: tuple[int, ...]) -> None:
 
 # ---- in the original's place
 
-_original = functional.scaled_dot_product_attention
+ORIGINAL = functional.scaled_dot_product_attention
 
 
 class patch:  # noqa: N801  a verb, used as a call and in `with`
@@ -174,22 +186,11 @@ class patch:  # noqa: N801  a verb, used as a call and in `with`
     """
 
     def __init__(self) -> None:
-        self._places: list[tuple[dict[str, Any], str]] = []
-        for module in list(sys.modules.values()):
-            names = getattr(module, "__dict__", None)
-            if not isinstance(names, dict) or getattr(module, "__name__", "") in _KEPT:
-                continue
-            for name, value in list(names.items()):
-                if value is _original:
-                    names[name] = scaled_dot_product_attention
-                    self._places.append((names, name))
+        self._swap = Swap({ORIGINAL: scaled_dot_product_attention}, KEPT)
 
     def undo(self) -> None:
         """Puts the original back where it was."""
-        for names, name in self._places:
-            if names.get(name) is scaled_dot_product_attention:
-                names[name] = _original
-        self._places = []
+        self._swap.undo()
 
     def __enter__(self) -> patch:
         return self
@@ -199,4 +200,4 @@ class patch:  # noqa: N801  a verb, used as a call and in `with`
 
 
 # Where the original itself lives, and where it is kept to be put back.
-_KEPT = ("torch._C._nn", __name__)
+KEPT = ("torch._C._nn", __name__)
