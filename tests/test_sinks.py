@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 import os
@@ -33,6 +34,7 @@ from levelhead.health.sinks import (
     read,
 )
 from levelhead.health.sinks import pictures as pictures_module
+from levelhead.health.sinks.training import Training
 
 FACTS = Facts("Attention", "sdpa", 64, 4, 128, 128, "float32", 0.125)
 
@@ -521,6 +523,254 @@ def test_wandb_names_stay_below_ten_thousand_for_a_large_model() -> None:
     assert 80 * 20 < len(run.names) < 10_000
     assert not [name for name in run.names if "head_" in name]
     assert len(run.names) == 80 * (18 + 4 + 1 + 4 + 5) + 18 + 4 + 3  # and the step, map, table
+
+
+# ---- trainers
+
+
+class StandIn:
+    """Counts like a watch: a snapshot per step."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        self.model, self.options, self.said, self.steps = model, options, ["made"], 0
+        self.last = Snapshot(0, ())
+
+    def attach(self) -> None:
+        self.said.append("attach")
+
+    def step(self) -> None:
+        self.last = Snapshot(self.steps, (a_record("a", seed=self.steps),) if self.steps else ())
+        self.steps += 1
+
+    def detach(self) -> None:
+        self.said.append("detach")
+
+
+def test_a_training_begins_steps_and_ends() -> None:
+    training = Training(StandIn, None, "attention", False, {"every": 3})
+    training.step()  # before it began: nothing
+    training.detach()
+    assert training.watch is None and training.fresh() == {}
+    with training as same_one:
+        assert same_one is training
+        training.begin("model", 0)
+        watch = training.watch
+        assert (watch.model, watch.options, watch.steps) == ("model", {"every": 3}, 1)
+        assert training.fresh() == {}
+        training.step()
+        assert training.fresh() == metrics(watch.last, heads=False) != {}
+        assert training.fresh() == {}  # told already
+        training.begin("again", 7)  # without an end: an exception came between
+        assert watch.said == ["made", "attach", "detach"]
+        assert training.watch.steps == 8
+    training.detach()
+    training.step()
+    assert training.watch.said == ["made", "attach", "detach"] and training.watch.steps == 8
+
+
+def test_what_runs_after_a_step_gets_the_watch_and_must_be_callable() -> None:
+    given: list[Any] = []
+    training = Training(StandIn, given.append, "attention", False, {})
+    training.begin("model", 0)
+    assert given == []
+    training.step()
+    assert given == [training.watch] and given[0].last.step == 1
+    for callback in (hf_callback, lightning_callback):
+        with pytest.raises(LevelheadTypeError, match="after_step: expected a callable, got int"):
+            callback(after_step=3)
+
+
+def tiny_llama() -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=50, max_position_embeddings=64,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def hf_trainer(model: Any, path: Path, data: Any = None, **options: Any) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 50, (24, 12)).tolist()
+    given = data or [{"input_ids": row, "labels": row} for row in rows]
+    arguments = {
+        "max_steps": 3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+        "logging_steps": 1, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
+        "use_cpu": True, "seed": 1, **options,
+    }  # fmt: skip
+    return Trainer(
+        model, TrainingArguments(str(path), **arguments), train_dataset=given, eval_dataset=given
+    )
+
+
+MODULES = {f"model.layers.{i}.self_attn" for i in range(2)}
+
+
+def hooks(model: Any) -> int:
+    """What watching may leave behind on a model."""
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_hugging_face_trains_with_a_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    plain, model = tiny_llama(), tiny_llama()
+    hf_trainer(plain, tmp_path).train()
+    seen: list[tuple[int, float]] = []
+    callback = hf_callback(
+        sinks=[JSONL(tmp_path / "run.jsonl")],
+        after_step=lambda w: seen.append((w.last.step, float(w.last.records[0].tally[0, 0]))),
+    )
+    evaluated = dict(eval_strategy="steps", eval_steps=1)
+    trainer = hf_trainer(model, tmp_path, report_to="tensorboard", **evaluated)
+    callback.install(trainer)
+    callback.install(trainer)  # once is enough, twice does no harm
+    trainer.train()
+
+    # The model has learned what it would have learned, and carries nothing.
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert hooks(model) == 0 and not callback.watch.attached
+    # A snapshot per step of the optimiser, both micro-batches in it, evaluations not.
+    run = read(tmp_path / "run.jsonl")
+    assert [snapshot.step for snapshot in run.snapshots] == [1, 2, 3]
+    for snapshot in run.snapshots:
+        assert {record.module for record in snapshot.records} == MODULES
+        assert all((record.heads.rows == 2 * 2 * 12).all() for record in snapshot.records)
+    assert seen == [(step, 48.0) for step in (1, 2, 3)]
+    # The trainer's own log has the metrics, evaluations' logs have not, and reporters got them.
+    history = trainer.state.log_history
+    training = [row for row in history if "loss" in row]
+    for row, snapshot in zip(training, run.snapshots, strict=True):
+        wanted = metrics(snapshot, heads=False)
+        assert {name: row[name] for name in wanted} == wanted
+    assert [row for row in history if "eval_loss" in row and "attention/all/max_logit" in row] == []
+    scalars = events(tmp_path / "board")
+    board = scalars.Scalars("train/attention/all/max_logit")
+    assert [event.step for event in board] == [1, 2, 3]
+
+
+def test_a_resumed_training_goes_on_counting(tmp_path: Path) -> None:
+    path, out = tmp_path / "run", tmp_path / "out"
+    for steps, resume in ((3, None), (4, str(out / "checkpoint-2"))):
+        saved = dict(save_strategy="steps", save_steps=2)
+        trainer = hf_trainer(tiny_llama(), out, max_steps=steps, **saved)
+        trainer.add_callback(hf_callback(sinks=[Parquet(path)]))
+        trainer.train(resume_from_checkpoint=resume)
+    run = read(path)
+    assert [snapshot.step for snapshot in run.snapshots] == [1, 2, 3, 4]
+    assert run.notes == ("1 snapshots from step 3 on were written again later",)
+
+
+def test_an_exception_in_a_training_leaves_nothing_behind(tmp_path: Path) -> None:
+    class Broken(list):  # type: ignore[type-arg]
+        def __getitem__(self, at: Any) -> Any:
+            raise OSError("the data is gone")
+
+    model = tiny_llama()
+    callback = hf_callback()
+    trainer = hf_trainer(model, tmp_path, Broken([1] * 24))
+    trainer.add_callback(callback)
+    with pytest.raises(OSError, match="data is gone"), callback:
+        trainer.train()
+    assert callback.watch is not None and hooks(model) == 0
+
+    def fails(snapshot: Snapshot) -> None:
+        raise RuntimeError("the sink is full")
+
+    trainer = hf_trainer(model, tmp_path)
+    trainer.add_callback(callback := hf_callback(sinks=[fails]))
+    with pytest.raises(RuntimeError, match="sink is full"), callback:  # a sink's error is seen
+        trainer.train()
+    assert hooks(model) == 0
+
+
+def a_module(fails: bool = False) -> Any:
+    import pytorch_lightning as pl
+    import torch
+
+    class Tiny(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.attention = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            if fails and index == 1:
+                raise OSError("the data is gone")
+            (x,) = batch
+            loss = self.attention(x, x, x, need_weights=False)[0].square().mean()
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.training_step(batch, 0)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    return Tiny()
+
+
+def fit(module: Any, path: Path, callbacks: list[Any], **options: Any) -> Any:
+    import pytorch_lightning as pl
+    import torch
+    from pytorch_lightning.loggers import CSVLogger
+
+    rows = torch.randn(24, 10, 16, generator=torch.Generator().manual_seed(0))
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=2)
+    trainer = pl.Trainer(
+        max_steps=3, accumulate_grad_batches=2, log_every_n_steps=1, val_check_interval=2,
+        accelerator="cpu", logger=CSVLogger(str(path)), enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks, **options,
+    )  # fmt: skip
+    trainer.fit(module, data, data)
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning: few workers, a short epoch
+def test_lightning_trains_with_a_watch(tmp_path: Path) -> None:
+    import torch
+
+    plain, module = a_module(), a_module()
+    fit(plain, tmp_path / "plain", [])
+    steps: list[int] = []
+    path = tmp_path / "run.jsonl"
+    callback = lightning_callback(
+        sinks=[JSONL(path)], after_step=lambda w: steps.append(w.last.step)
+    )
+    trainer = fit(module, tmp_path / "watched", [callback])
+    for a, b in zip(plain.parameters(), module.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert hooks(module) == 0 and not callback.watch.attached
+    run = read(path)
+    assert steps == [snapshot.step for snapshot in run.snapshots] == [1, 2, 3]
+    for snapshot in run.snapshots:
+        assert [record.module for record in snapshot.records] == ["attention"]
+        assert (snapshot.records[0].heads.rows == 2 * 2 * 10).all()  # validation is not in it
+    last = metrics(run.last, heads=False)
+    assert {k: trainer.callback_metrics[k].item() for k in last} == pytest.approx(last, rel=1e-6)
+    (table,) = tmp_path.glob("watched/**/metrics.csv")
+    with table.open() as file:
+        rows = [row["attention/all/max_logit"] for row in csv.DictReader(file)]
+    assert len([row for row in rows if row]) == 3
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_exception_in_lightning_leaves_nothing_behind(tmp_path: Path) -> None:
+    module, callback = a_module(fails=True), lightning_callback()
+    with pytest.raises(OSError, match="data is gone"):
+        fit(module, tmp_path, [callback], num_sanity_val_steps=0)
+    assert callback.watch is not None and not callback.watch.attached and hooks(module) == 0
+
+
+# ---- packages
 
 
 @pytest.mark.parametrize(

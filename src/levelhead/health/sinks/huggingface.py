@@ -53,7 +53,7 @@ class HuggingFaceHooks(Training):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **others: Any
     ) -> None:
-        self.begin(model)
+        self.begin(model, state.global_step)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         # Before gradients are cleared, where a remedy may still want them.

@@ -42,10 +42,10 @@ class LightningHooks(Training):
 
     _done = 0  # steps of the optimiser that were counted
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self.begin(pl_module)
-            self._done = trainer.global_step
+    # Not in `setup`: a checkpoint is read, and the module tried on validation data, after it.
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.begin(pl_module, trainer.global_step)
+        self._done = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

@@ -6,7 +6,6 @@ has been counted and its optimiser is through, which is the place of QK-clip.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
@@ -27,10 +26,10 @@ class Watcher(Protocol):
 
 
 def watch(model: Any, **options: Any) -> Watcher:
-    """The watch itself, imported when there is a model: reading a file needs no torch."""
-    module = importlib.import_module("levelhead.health.watch")
-    made: Watcher = module.Watch(model, **options)
-    return made
+    """The watch itself, which evaluations between steps do not concern."""
+    from levelhead.health.watch import Watch  # with a model in hand: a file needs no torch
+
+    return Watch(model, **{"training_only": True, **options})
 
 
 class Training:
@@ -55,12 +54,17 @@ class Training:
         self._attached = False
         self._told: Snapshot | None = None
 
-    def begin(self, model: Any) -> None:
-        """Starts a new watch; one that an exception left behind is detached first."""
+    def begin(self, model: Any, done: int) -> None:
+        """Starts a watch after `done` steps; one that an exception left behind is detached first.
+
+        A snapshot then has the trainer's number for its step, in a resumed training too.
+        """
         self.detach()
         self.watch, self._told = self._make(model, **self._options), None
         self.watch.attach()
         self._attached = True
+        for _ in range(done + 1):  # those done, and step 0, which is what is before the first
+            self.watch.step()
 
     def step(self) -> None:
         """An optimiser's step is done."""
