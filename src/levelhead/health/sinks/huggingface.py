@@ -24,6 +24,9 @@ def hf_callback(
 ) -> Any:
     """A callback for `transformers.Trainer`; further options go to `watch`.
 
+    Snapshots have the trainer's numbers of steps: every=50 looks at steps 50, 100 and so on.
+    Evaluations in between are not looked at, unless training_only=False.
+
     The metrics of the latest snapshot join the training logs, and so reach
     `trainer.state.log_history`; with `callback.install(trainer)` instead of `callbacks=[callback]`
     they reach the trainer's reporters too. `after_step(watch)` runs right after the optimiser.

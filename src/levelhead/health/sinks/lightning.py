@@ -25,6 +25,9 @@ def lightning_callback(
 ) -> Any:
     """A callback for Lightning's `Trainer`; further options go to `watch`.
 
+    Snapshots have the trainer's numbers of steps: every=50 looks at steps 50, 100 and so on.
+    Evaluations in between are not looked at, unless training_only=False.
+
     The metrics of each new snapshot go through the module's `log_dict`, so loggers get them, and
     callbacks may monitor them. `after_step(watch)` runs after each step of the optimiser.
 
