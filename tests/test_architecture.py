@@ -40,8 +40,8 @@ NAMED = {"Makefile", "run", ".gitignore"}
 
 def modules() -> dict[str, Path]:
     """Modules by name; those of a package inside as "package.module"."""
-    found = {path.stem: path for path in PACKAGE.glob("*.py")}
-    found |= {f"{path.parent.name}.{path.stem}": path for path in PACKAGE.glob("*/*.py")}
+    paths = {path: path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")}
+    found = {".".join(inside.parts): path for path, inside in paths.items()}
     return found | {"_core": PACKAGE / "_core.pyi"}
 
 
@@ -69,7 +69,8 @@ def own_imports(name: str) -> set[str]:
     for dotted in imports(modules()[name]):
         parts = dotted.split(".")
         if parts[0] == "levelhead":
-            longest = (".".join(parts[1:3]), *parts[1:2], f"{''.join(parts[1:2])}.__init__")
+            prefixes = [".".join(parts[1:end]) for end in range(len(parts), 1, -1)]
+            longest = [name for prefix in prefixes for name in (prefix, f"{prefix}.__init__")]
             found.add(next((part for part in longest if part in modules()), "__init__"))
     return found
 

@@ -202,11 +202,18 @@ def to_json(run: Run) -> dict[str, Any]:
         "cost": dict(run.cost),
         "expected_scale": run.expected_scale,
         "coverage": [asdict(seen) for seen in run.coverage],
-        "snapshots": [
-            {"step": snapshot.step, "records": [_record_out(r) for r in snapshot.records]}
-            for snapshot in run.snapshots
-        ],
+        "snapshots": [snapshot_out(snapshot) for snapshot in run.snapshots],
     }
+
+
+def snapshot_out(snapshot: Snapshot) -> dict[str, Any]:
+    """The snapshot as what `json` can write."""
+    return {"step": snapshot.step, "records": [_record_out(r) for r in snapshot.records]}
+
+
+def snapshot_in(found: Mapping[str, Any]) -> Snapshot:
+    """The snapshot that `snapshot_out` wrote; KeyError, TypeError or ValueError if it did not."""
+    return Snapshot(int(found["step"]), tuple(_record_in(r) for r in found["records"]))
 
 
 def from_json(found: Any) -> Run:
@@ -223,10 +230,7 @@ def from_json(found: Any) -> Run:
             expected("run", f"format version {FORMAT_VERSION}", given, advice)
         )
     try:
-        snapshots = tuple(
-            Snapshot(int(s["step"]), tuple(_record_in(r) for r in s["records"]))
-            for s in found["snapshots"]
-        )
+        snapshots = tuple(snapshot_in(snapshot) for snapshot in found["snapshots"])
         coverage = tuple(Seen(**seen) for seen in found["coverage"])
         return Run(
             str(found["model"]), snapshots, coverage, tuple(found["notes"]), dict(found["cost"]),
@@ -240,7 +244,7 @@ def from_json(found: Any) -> Run:
 def _record_out(record: Record) -> dict[str, Any]:
     return {
         "module": record.module,
-        "facts": asdict(record.facts),
+        "facts": {name: _fact_out(x) for name, x in asdict(record.facts).items()},
         "tally": _out(record.tally),
         "counterfactual": {rule: _out(x) for rule, x in record.counterfactual.items()},
         "weights": {name: _number_out(x) for name, x in record.weights.items()},
@@ -251,6 +255,8 @@ def _record_in(found: Mapping[str, Any]) -> Record:
     facts = dict(found["facts"])
     for name in ("norms_present", "norms_idle"):
         facts[name] = tuple(facts[name])
+    for name in ("scale", "effective_scale", "softcap"):
+        facts[name] = None if facts[name] is None else float(facts[name])
     known = {f.name for f in fields(Facts)}
     if set(facts) != known:
         raise ValueError(f"facts {sorted(set(facts) ^ known)}")
@@ -270,9 +276,15 @@ def _in(rows: list[list[Any]]) -> Floats:
     return found
 
 
+def _fact_out(x: Any) -> Any:
+    # null is taken here: it says that a fact is not known.
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+
+
 def _number_out(x: float) -> Any:
     if math.isfinite(x):
-        return int(x) if x == int(x) and abs(x) < 2**53 else x
+        whole = x == int(x) and abs(x) < 2**53 and (x != 0 or math.copysign(1, x) > 0)
+        return int(x) if whole else x
     return None if math.isnan(x) else "inf" if x > 0 else "-inf"
 
 

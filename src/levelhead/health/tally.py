@@ -79,6 +79,17 @@ def merge(a: Floats, b: Floats) -> Floats:
     return joined
 
 
+def over_heads(tally: Floats) -> Floats:
+    """All heads (H, columns) as one, (1, columns): what `merge` makes of them."""
+    if not len(tally):
+        return nothing(1)
+    joined = tally[[np.argmax(tally[:, LARGEST])]]  # a copy, with the place of the largest logit
+    joined[:, SUM] = tally[:, SUM].sum(0)
+    joined[:, MIN] = tally[:, MIN].min(0)
+    joined[:, MAX] = tally[:, MAX].max(0)
+    return joined
+
+
 @dataclass(frozen=True, slots=True)
 class Heads(stats.Heads):
     """Statistics per head, (H,) each, as `stats.Heads` has them, and what only a watch knows."""

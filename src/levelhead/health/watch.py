@@ -36,6 +36,7 @@ class Watch:
         rows: int | None = None, deep: bool = False, gradients: bool = False,
         counterfactual: bool = False, expected_scale: float | str | None = None,
         history: int = KEPT_SNAPSHOTS, plain_torch: bool | None = None,
+        training_only: bool = False,
     ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
             advice = "Give the model itself"
@@ -48,6 +49,7 @@ class Watch:
         self.model, self.every, self.rows = places.unwrapped(model), every, rows
         self.deep, self.gradients, self.counterfactual = deep, gradients, counterfactual
         self.expected_scale, self.plain_torch = expected_scale, plain_torch
+        self.training_only = training_only
         self._sinks, self._history = list(sinks), max(history, 2)
         self._snapshots: list[Snapshot] = []
         self._ledgers: dict[int, Ledger] = {}  # by the place's number
@@ -157,7 +159,8 @@ class Watch:
 
     def wanted(self) -> bool:
         """Whether a call that runs now is to be measured: a recomputed one was already."""
-        return self.observing and not _in_backward()
+        idle = self.training_only and not self.model.training  # an evaluation between two steps
+        return self.observing and not idle and not _in_backward()
 
     def _ledgers_take(self, whole: Snapshot) -> None:
         self._carried: Snapshot | None = whole

@@ -1,0 +1,27 @@
+"""Where a watch sends its snapshots: files, dashboards, and the callbacks of trainers.
+
+A sink is anything that can be called with a `Snapshot`; what has a `close` is closed when the watch
+is detached. Packages are imported when the sink that needs them is made, not before.
+"""
+
+from __future__ import annotations
+
+from levelhead.health.sinks.files import read
+from levelhead.health.sinks.huggingface import hf_callback
+from levelhead.health.sinks.jsonl import JSONL
+from levelhead.health.sinks.lightning import lightning_callback
+from levelhead.health.sinks.needs import MissingPackageError
+from levelhead.health.sinks.parquet import Parquet
+from levelhead.health.sinks.tensorboard import TensorBoard
+from levelhead.health.sinks.wandb import WandB
+
+__all__ = [
+    "JSONL",
+    "MissingPackageError",
+    "Parquet",
+    "TensorBoard",
+    "WandB",
+    "hf_callback",
+    "lightning_callback",
+    "read",
+]

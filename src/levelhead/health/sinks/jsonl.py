@@ -1,0 +1,97 @@
+"""JSON lines: a line per snapshot, on the disk before the next step begins. Needs no package.
+
+A session begins with a line that says format, version and columns. Numbers are written so that
+reading gives the same bits. The file is only ever appended to, with one exception: half a line
+that a killed process left behind is cut off before a new session writes after it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+from levelhead._version import __version__
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.health.record import Run, Snapshot, snapshot_in, snapshot_out
+from levelhead.health.sinks import sessions
+
+FORMAT = "levelhead-snapshots"
+
+
+class JSONL:
+    """Appends every snapshot to a file; `read` gives the run back.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "run.jsonl"
+    >>> sink = JSONL(path)
+    >>> sink(Snapshot(0, ()))
+    >>> sink.close()
+    >>> read(path).snapshots
+    (Snapshot(step=0, records=()),)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, model: str = "") -> None:
+        self.path = Path(path)
+        if self.path.exists() and self.path.stat().st_size:
+            read_header(self.path)  # before anything is touched: it may be somebody else's file
+            _cut_half_a_line(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._write(sessions.header(FORMAT, model, __version__))
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        self._write(snapshot_out(snapshot))
+
+    def _write(self, found: dict[str, Any]) -> None:
+        # In one piece, so that a process killed here leaves half a line at most.
+        self._file.write(json.dumps(found, allow_nan=False, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file; a second time does nothing."""
+        self._file.close()
+
+
+def read(path: str | os.PathLike[str]) -> Run:
+    """The run in the file; half a last line is left out, and the run's notes say so."""
+    path = Path(path)
+    read_header(path)
+    parts: list[tuple[dict[str, Any], list[Snapshot]]] = []
+    notes = []
+    lines = path.read_bytes().split(b"\n")
+    if lines[-1]:
+        notes.append(f"line {len(lines)} was cut off while it was written, and is left out")
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            found = json.loads(line)
+            if "format" in found:
+                parts.append((sessions.check(found, FORMAT, path), []))
+            else:
+                parts[-1][1].append(snapshot_in(found))
+        except LevelheadValueError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            advice = "The file was changed after it was written; delete that line or record again"
+            given = f"line {number}: {error!r}"
+            raise LevelheadValueError(expected(str(path), "snapshots", given, advice)) from error
+    return sessions.join(parts, notes)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The first line; an error if this is no file of snapshots, or one of another version."""
+    with path.open("rb") as file:
+        line = file.readline(1 << 16)
+    try:
+        found = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        found = None
+    return sessions.check(found, FORMAT, path)
+
+
+def _cut_half_a_line(path: Path) -> None:
+    with path.open("rb+") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            whole = text.rfind(b"\n") + 1
+        file.truncate(whole)

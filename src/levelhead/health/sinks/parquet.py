@@ -1,0 +1,219 @@
+"""Parquet: a tidy table, a row per step, module and head, that DuckDB, Polars and pandas read.
+
+A directory of parts. Each part appears in one go when it is whole, so a killed process leaves
+every earlier part readable and loses at most the snapshots since. Columns: step, module, head; the
+facts of the module; the statistics of `metrics`, and the level; then the raw tally as `tally_…`,
+the counterfactual tallies and the projections' gradient norms, from which `read` gives the same run
+back, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from levelhead._version import __version__
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.health import tally
+from levelhead.health.metrics import STATISTICS, statistics
+from levelhead.health.record import Facts, Record, Run, Snapshot
+from levelhead.health.sinks import sessions
+from levelhead.health.sinks.needs import need
+
+FORMAT = "levelhead-parquet"
+KEY = b"levelhead"  # of a part's metadata: the session, and how its rows fall into snapshots
+PART = re.compile(r"part-(\d{6})\.parquet")
+ROWS = 1 << 17  # a part is written when it has so many, whatever flush_every says: 75 MB in memory
+
+FACTS = tuple(field.name for field in fields(Facts))
+
+
+class Parquet:
+    """Writes a table per head into a directory, a part for every `flush_every` snapshots.
+
+    `read` gives the run back. An existing directory of the same format is continued.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, flush_every: int = 50, model: str = ""
+    ) -> None:
+        if flush_every < 1:
+            advice = "1 writes a part at every snapshot; more makes fewer and larger files"
+            raise LevelheadValueError(expected("flush_every", "at least 1", flush_every, advice))
+        need("Parquet", "pyarrow")
+        self.path = Path(path)
+        known = _parts(self.path) if self.path.exists() else []
+        if known:
+            _header(known[-1])
+        self.path.mkdir(exist_ok=True)
+        self.flush_every = flush_every
+        self._next = 1 + max((_number(part) for part in known), default=-1)
+        self._session = self._next  # sessions are told apart by their first part
+        self._said = sessions.header(FORMAT, model, __version__)
+        self._waiting: list[Snapshot] = []
+        self._rows = 0
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        self._waiting.append(snapshot)
+        self._rows += sum(len(record.tally) for record in snapshot.records)
+        if len(self._waiting) >= self.flush_every or self._rows >= ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes a part with what has come since the last one."""
+        if not self._waiting:
+            return
+        layout = [
+            [snapshot.step, [len(record.tally) for record in snapshot.records]]
+            for snapshot in self._waiting
+        ]
+        said = {**self._said, "session": self._session, "snapshots": layout}
+        table = _table(self._waiting).replace_schema_metadata({KEY: json.dumps(said).encode()})
+        part = self.path / f"part-{self._next:06}.parquet"
+        # Readers of directories pass over names with a dot in front.
+        draft = part.with_name(f".{part.name}.{os.getpid()}")
+        try:
+            need("Parquet", "pyarrow.parquet").write_table(table, draft)
+            os.replace(draft, part)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        self._next += 1
+        self._waiting, self._rows = [], 0
+
+    def close(self) -> None:
+        """Writes the last part; a second time does nothing."""
+        self.flush()
+
+
+def read(path: str | os.PathLike[str]) -> Run:
+    """The run in the directory, or in a single part of it."""
+    parquet = need("Parquet", "pyarrow.parquet")
+    found: dict[int, tuple[dict[str, Any], list[Snapshot]]] = {}
+    for part in _parts(Path(path)):
+        said = _header(part)
+        _, snapshots = found.setdefault(int(said["session"]), (said, []))
+        snapshots.extend(_snapshots(parquet.read_table(part), said["snapshots"]))
+    if not found:
+        advice = "Nothing was flushed before the process ended; record again"
+        raise LevelheadValueError(expected(str(path), "parts of a run", "none", advice))
+    return sessions.join(found.values())
+
+
+# ---- parts
+
+
+def _parts(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    inside = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+    strange = sorted(entry.name for entry in inside if not PART.fullmatch(entry.name))
+    if strange:
+        advice = "Give a directory of its own; it is made if it is not there"
+        want = "a directory of part-….parquet alone"
+        raise LevelheadValueError(expected(str(path), want, strange[0], advice))
+    return sorted(inside, key=_number)
+
+
+def _number(part: Path) -> int:
+    match = PART.fullmatch(part.name)
+    return int(match[1]) if match else 0
+
+
+def _header(part: Path) -> dict[str, Any]:
+    error = need("Parquet", "pyarrow").ArrowInvalid
+    try:
+        metadata = need("Parquet", "pyarrow.parquet").read_schema(part).metadata or {}
+    except error:
+        metadata = {}
+    return sessions.check(json.loads(metadata.get(KEY, b"null")), FORMAT, part)
+
+
+# ---- rows
+
+
+def _table(snapshots: list[Snapshot]) -> Any:
+    pa = need("Parquet", "pyarrow")
+    pairs = [(snapshot, record) for snapshot in snapshots for record in snapshot.records]
+    heads = np.array([len(record.tally) for _, record in pairs], np.int64)
+
+    def each(of: Callable[[Record], Any], kind: Any) -> Any:
+        """What a record says once, in every row of its heads."""
+        values = pa.array([of(record) for _, record in pairs], kind)
+        return values.take(pa.array(np.repeat(np.arange(len(pairs)), heads)))
+
+    text = pa.dictionary(pa.int32(), pa.string())
+    steps = np.array([snapshot.step for snapshot, _ in pairs], np.int64)
+    columns: dict[str, Any] = {
+        "step": pa.array(np.repeat(steps, heads)),
+        "module": each(lambda record: record.module, text),
+        "head": pa.array(np.concatenate([np.arange(0), *map(np.arange, heads)]), pa.int32()),
+    }
+    for field in fields(Facts):
+        columns[field.name] = each(_getter(field.name), _arrow(pa, str(field.type)))
+    measured = [statistics(record.heads) for _, record in pairs]
+    for name in STATISTICS:
+        columns[name] = pa.array(_stack([found[name] for found in measured]))
+    levels = [level for _, record in pairs for level in record.heads.levels]
+    columns["level"] = pa.array(levels, pa.string()).dictionary_encode()
+    raw = np.concatenate([tally.nothing(0), *(record.tally for _, record in pairs)])
+    for name, column in zip(tally.COLUMNS, raw.T, strict=True):
+        columns[f"tally_{name}"] = pa.array(np.ascontiguousarray(column))
+    rules = [rule for _, record in pairs for rule in _rules(record)]
+    columns["counterfactual"] = pa.array(rules, pa.map_(pa.string(), pa.list_(pa.float64())))
+    norms = pa.map_(pa.string(), pa.float64())
+    columns["weights"] = each(lambda record: list(record.weights.items()), norms)
+    return pa.table(columns)
+
+
+def _snapshots(table: Any, layout: list[list[Any]]) -> Iterator[Snapshot]:
+    raw = np.stack([table[f"tally_{name}"].to_numpy() for name in tally.COLUMNS], axis=1)
+    start = 0
+    for step, heads in layout:
+        records = []
+        for count in heads:
+            rows = table.slice(start, count)
+            records.append(_record(rows, raw[start : start + count].copy()))
+            start += count
+        yield Snapshot(int(step), tuple(records))
+
+
+def _record(rows: Any, raw: tally.Floats) -> Record:
+    once = rows.slice(0, 1).select(["module", *FACTS, "weights"]).to_pylist()[0]
+    facts = {name: once[name] for name in FACTS}
+    facts = {name: tuple(x) if isinstance(x, list) else x for name, x in facts.items()}
+    found = [dict(rules) for rules in rows["counterfactual"].to_pylist()]
+    rules = {rule: np.array([head[rule] for head in found]) for rule in found[0]}
+    return Record(once["module"], Facts(**facts), raw, rules, dict(once["weights"]))
+
+
+def _rules(record: Record) -> Iterator[list[tuple[str, list[float]]]]:
+    """Per head, what other scale rules would have made of it."""
+    for head in range(len(record.tally)):
+        yield [(rule, found[head].tolist()) for rule, found in record.counterfactual.items()]
+
+
+def _arrow(pa: Any, annotation: str) -> Any:
+    kinds: Mapping[str, Any] = {
+        "str": pa.dictionary(pa.int32(), pa.string()),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "bool": pa.bool_(),
+        "tuple[str, ...]": pa.list_(pa.string()),
+    }
+    return kinds[annotation.removesuffix(" | None")]
+
+
+def _getter(name: str) -> Callable[[Record], Any]:
+    return lambda record: getattr(record.facts, name)
+
+
+def _stack(columns: list[tally.Floats]) -> tally.Floats:
+    return np.concatenate([np.empty(0), *columns])

@@ -1,0 +1,69 @@
+"""TensorBoard: a scalar per module and statistic, histograms over heads, a map of all heads.
+
+Per-head scalars only on request: a chart each for thousands of heads is nothing anybody looks at.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.health.metrics import metrics
+from levelhead.health.record import Snapshot
+from levelhead.health.sinks.needs import SINKS, need
+from levelhead.health.sinks.pictures import coloured, entropy_map, histograms
+
+
+class TensorBoard:
+    """Writes to a log directory, or through a `SummaryWriter` that stays its owner's.
+
+    `map_every` counts snapshots; 0 draws no map. With `heads` every head gets its scalars too.
+    """
+
+    def __init__(
+        self, to: str | os.PathLike[str] | Any, *,
+        prefix: str = "attention", heads: bool = False, map_every: int = 50,
+    ) -> None:  # fmt: skip
+        if map_every < 0:
+            advice = "It counts snapshots; 0 draws none"
+            raise LevelheadValueError(expected("map_every", "0 or more", map_every, advice))
+        self._own = isinstance(to, str | os.PathLike)
+        if self._own:
+            install = f"{SINKS} torch"
+            module = need("TensorBoard", "torch.utils.tensorboard", install=install)
+            self.writer = module.SummaryWriter(os.fspath(to))
+        elif hasattr(to, "add_histogram_raw"):
+            self.writer = to
+        else:
+            given, advice = type(to).__name__, "Pass the directory that tensorboard --logdir reads"
+            raise LevelheadTypeError(expected("to", "a path or a SummaryWriter", given, advice))
+        self.prefix, self.heads, self.map_every = prefix, heads, map_every
+        self._snapshots = 0
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        step = snapshot.step
+        for name, value in metrics(snapshot, heads=self.heads, prefix=self.prefix).items():
+            self.writer.add_scalar(name, value, step)
+        for name, values, counts, edges in histograms(snapshot):
+            self.writer.add_histogram_raw(
+                f"{self.prefix}/{name}/heads",
+                min=float(values.min()), max=float(values.max()), num=len(values),
+                sum=float(values.sum()), sum_squares=float(np.square(values).sum()),
+                bucket_limits=edges[1:].tolist(), bucket_counts=counts.tolist(),
+                global_step=step,
+            )  # fmt: skip
+        if self.map_every and self._snapshots % self.map_every == 0 and snapshot.records:
+            picture = coloured(entropy_map(snapshot))
+            tag = f"{self.prefix}/all/normalised_entropy/map"
+            self.writer.add_image(tag, picture, step, dataformats="HWC")
+        self._snapshots += 1
+
+    def close(self) -> None:
+        """Closes its own writer; somebody else's is only flushed."""
+        if self._own:
+            self.writer.close()
+        else:
+            self.writer.flush()

@@ -1,0 +1,99 @@
+"""A watch for the length of one training: what the callbacks of every framework share.
+
+Begins, steps, and ends whatever happens; knows no framework. The hook `after_step` runs when a step
+has been counted and its optimiser is through, which is the place of QK-clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+from levelhead.errors import LevelheadTypeError, expected
+from levelhead.health.metrics import metrics
+from levelhead.health.record import Snapshot
+
+
+class Watcher(Protocol):
+    """What a callback asks of a watch."""
+
+    @property
+    def last(self) -> Snapshot: ...
+    def attach(self) -> Any: ...
+    def step(self) -> Any: ...
+    def detach(self) -> Any: ...
+
+
+def watch(model: Any, **options: Any) -> Watcher:
+    """The watch itself, which evaluations between steps do not concern."""
+    from levelhead.health.watch import Watch  # with a model in hand: a file needs no torch
+
+    return Watch(model, **{"training_only": True, **options})
+
+
+class Training:
+    """Holds the watch; the hooks of a framework call begin, step, fresh and detach."""
+
+    def __init__(
+        self,
+        make: Callable[..., Watcher],
+        after_step: Callable[[Any], object] | None,
+        prefix: str,
+        heads: bool,
+        options: dict[str, Any],
+    ) -> None:
+        if after_step is not None and not callable(after_step):
+            given, advice = type(after_step).__name__, "It is called with the watch after each step"
+            raise LevelheadTypeError(expected("after_step", "a callable", given, advice))
+        super().__init__()  # the framework's own
+        self.watch: Any = None  # readable after the training too
+        self.after_step = after_step
+        self.prefix, self.heads = prefix, heads
+        self._make, self._options = make, options
+        self._attached = False
+        self._told: Snapshot | None = None
+
+    def begin(self, model: Any, done: int) -> None:
+        """Starts a watch after `done` steps; one that an exception left behind is detached first.
+
+        A snapshot then has the trainer's number for its step, in a resumed training too.
+        """
+        self.detach()
+        self.watch, self._told = self._make(model, **self._options), None
+        self.watch.attach()
+        self._attached = True
+        for _ in range(done + 1):  # those done, and step 0, which is what is before the first
+            self.watch.step()
+
+    def step(self) -> None:
+        """An optimiser's step is done."""
+        if self._attached:
+            self.watch.step()
+            if self.after_step is not None:
+                self.after_step(self.watch)
+
+    def fresh(self) -> dict[str, float]:
+        """Metrics of the latest snapshot, once; empty if there is none since."""
+        last = self.watch.last if self.watch is not None else None
+        if last is None or last is self._told or not last.records:
+            return {}
+        self._told = last
+        return metrics(last, heads=self.heads, prefix=self.prefix)
+
+    def detach(self) -> None:
+        """Takes the watch off the model; a second time does nothing."""
+        if self._attached:
+            self._attached = False
+            self.watch.detach()
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.detach()

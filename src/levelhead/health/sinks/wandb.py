@@ -1,0 +1,78 @@
+"""Weights & Biases: a scalar per module and statistic, histograms over heads; a map and a table
+of all heads on request.
+
+W&B asks for fewer than 10,000 distinct names in a project, and a model has thousands of heads: so
+never a scalar per head. Names share one axis of their own, the watch's steps, and nothing is
+forced on the run's step, which belongs to the training script.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.health.metrics import STATISTICS, metrics, names, statistics
+from levelhead.health.record import Snapshot
+from levelhead.health.sinks.needs import need
+from levelhead.health.sinks.pictures import coloured, entropy_map, histograms
+
+
+class WandB:
+    """Logs to a run: the one given, the one that is active, or a new one made with `init`.
+
+    Only a run that was made here is finished here. `map_every` and `table_every` count snapshots;
+    0, the default, sends none.
+    """
+
+    def __init__(
+        self, run: Any = None, *,
+        prefix: str = "attention", map_every: int = 0, table_every: int = 0, **init: Any,
+    ) -> None:  # fmt: skip
+        for name, value in (("map_every", map_every), ("table_every", table_every)):
+            if value < 0:
+                advice = "It counts snapshots; 0 sends none"
+                raise LevelheadValueError(expected(name, "0 or more", value, advice))
+        self._wandb = need("WandB", "wandb")
+        active = run if run is not None else self._wandb.run
+        if active is not None and init:
+            given, advice = ", ".join(init), "Leave them out, or finish that run first"
+            want = "no options of wandb.init for a run that is there"
+            raise LevelheadValueError(expected("init", want, given, advice))
+        self._own = active is None
+        self.run = self._wandb.init(**init) if self._own else active
+        self.prefix, self.map_every, self.table_every = prefix, map_every, table_every
+        self._step = f"{prefix}/step"
+        self.run.define_metric(self._step, hidden=True)
+        self.run.define_metric(f"{prefix}/*", step_metric=self._step)
+        self._snapshots = 0
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        found: dict[str, Any] = dict(metrics(snapshot, heads=False, prefix=self.prefix))
+        for name, _, counts, edges in histograms(snapshot):
+            histogram = self._wandb.Histogram(np_histogram=(counts, edges))
+            found[f"{self.prefix}/{name}/heads"] = histogram
+        if self._due(self.map_every) and snapshot.records:
+            need("WandB(map_every=…)", "PIL")
+            picture = self._wandb.Image(coloured(entropy_map(snapshot)))
+            found[f"{self.prefix}/all/normalised_entropy/map"] = picture
+        if self._due(self.table_every):
+            found[f"{self.prefix}/all/table"] = self._table(snapshot)
+        self.run.log({**found, self._step: snapshot.step})
+        self._snapshots += 1
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self._snapshots % every == 0
+
+    def _table(self, snapshot: Snapshot) -> Any:
+        rows = []
+        for record, name in zip(snapshot.records, names(snapshot), strict=True):
+            columns = [x.tolist() for x in statistics(record.heads).values()]
+            found = zip(record.heads.levels, *columns, strict=True)
+            rows += [[name, head, *values] for head, values in enumerate(found)]
+        return self._wandb.Table(columns=["module", "head", "level", *STATISTICS], data=rows)
+
+    def close(self) -> None:
+        """Finishes the run if it was made here."""
+        if self._own:
+            self.run.finish()
+            self._own = False
