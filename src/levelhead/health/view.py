@@ -1,0 +1,336 @@
+"""What is shown of a run, in words and cells: the same on a terminal, in a file, in a notebook.
+
+Decides what is said; `report` and `page` decide how it looks. It judges nothing (`diagnose` does),
+and a level here is a description: healthy models have saturated heads on purpose.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from levelhead import scaling, stats
+from levelhead.health.record import Facts, Record, Run, Snapshot
+from levelhead.observation import number
+
+# The fuller the disc, the fewer keys a head attends to: an order that needs no colour.
+GLYPHS: Mapping[stats.Level, str] = {
+    "flat": "○", "level": "◔", "sharp": "◑", "saturated": "●", "none": "·",
+}  # fmt: skip
+MEANINGS: Mapping[stats.Level, str] = {
+    "flat": "hardly tells keys apart",
+    "level": "weighs many keys",
+    "sharp": "picks a few keys",
+    "saturated": "picks one key",
+    "none": "nothing seen",
+}
+ROOT = "(the model itself)"
+SEVERITIES = ("error", "warning", "note")
+_CLOSE = 0.02  # a scale within 2 % of a rule is that rule
+
+
+class Finding(Protocol):
+    """What is shown of a finding of `diagnose`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def severity(self) -> str: ...
+    @property
+    def module(self) -> str: ...
+    @property
+    def head(self) -> int | None: ...
+    @property
+    def evidence(self) -> Any: ...
+    @property
+    def why(self) -> str: ...
+    @property
+    def advice(self) -> str: ...
+    @property
+    def link(self) -> str: ...
+
+
+# ---- heads ------------------------------------------------------------------
+
+
+def columns(record: Record, *, digits: int = 3) -> dict[str, list[str]]:
+    """Title to cells, one cell per head. Columns that would say nothing are left out."""
+    heads, facts = record.heads, record.facts
+    levels = heads.levels
+    entropies = heads.normalised_entropy
+    bound = "≥" if facts.sampled else ""
+    shown = {
+        "head": [str(h) for h in range(len(levels))],
+        "gauge": [stats.gauge(float(x), level) for x, level in zip(entropies, levels, strict=True)],
+        "level": [str(level) for level in levels],
+        "H/ln n": _numbers(entropies, digits),
+        "top-1": _numbers(heads.mean_top1, digits),
+        "max logit": [bound * math.isfinite(x) + number(x, 2) for x in heads.max_logit],
+        "at b,q,k": [place(record, h) for h in range(len(levels))],
+        "logit std": _numbers(np.sqrt(heads.var_logit), 2),
+        "saturated": [number(100 * x, 0, "%") for x in heads.saturated],
+        "gradient left": _numbers(heads.gradient, digits),
+        "first key": _numbers(heads.mean_first, digits),
+    }
+    if facts.sinks:
+        shown["sink"] = _numbers(heads.mean_sink, digits)
+    if heads.nan_rows.any():
+        shown["NaN rows"] = [str(int(n)) for n in heads.nan_rows]
+    for title, norms in (("‖dq‖", heads.dq_norm), ("‖dk‖", heads.dk_norm), ("‖dv‖", heads.dv_norm)):
+        if np.isfinite(norms).any():
+            shown[title] = [short(x) for x in norms]
+    return shown
+
+
+def place(record: Record, head: int) -> str:
+    """Where the largest logit was: batch row, query, key."""
+    heads = record.heads
+    found = [int(x[head]) for x in (heads.max_batch, heads.max_query, heads.max_key)]
+    return ",".join(map(str, found)) if found[1] >= 0 else "-"
+
+
+def short(x: float) -> str:
+    """Three significant digits, for numbers that span many orders of magnitude."""
+    return "-" if math.isnan(x) else f"{x:.3g}"
+
+
+def _numbers(values: Iterable[float], digits: int) -> list[str]:
+    return [number(x, digits) for x in values]
+
+
+def levels(records: Iterable[Record]) -> Counter[stats.Level]:
+    """How many heads stand at each level, in the order of GLYPHS; absent ones are 0."""
+    found = Counter(level for record in records for level in record.heads.levels)
+    return Counter({level: found[level] for level in GLYPHS})
+
+
+def rules(snapshot: Snapshot) -> dict[str, Counter[stats.Level]]:
+    """Scale rule to the levels the same heads would have under it; empty if none were tried."""
+    from levelhead.health import tally
+
+    found: dict[str, Counter[stats.Level]] = {}
+    for record in snapshot.records:
+        for rule, columns in record.counterfactual.items():
+            found.setdefault(rule, Counter(dict.fromkeys(GLYPHS, 0)))
+            found[rule].update(tally.read(columns).levels)
+    return found
+
+
+# ---- modules ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """Modules whose names differ in numbers only, such as the layers of a stack."""
+
+    name: str  # with * where the numbers differ
+    rows: tuple[tuple[str, Record], ...]  # those numbers, and the module
+
+    @property
+    def heads(self) -> int:
+        """Of the module that has most."""
+        return max(len(record.tally) for _, record in self.rows)
+
+
+def blocks(records: Sequence[Record]) -> list[Block]:
+    """The modules by the shape of their names, in the order in which they were first seen."""
+    alike: dict[str, list[Record]] = {}
+    for record in records:
+        alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", record.module), []).append(record)
+    return [_block(pattern.split("."), group) for pattern, group in alike.items()]
+
+
+def _block(pattern: list[str], group: list[Record]) -> Block:
+    parts = [record.module.split(".") for record in group]
+    differing = [i for i, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
+    name = ".".join("*" if i in differing else part for i, part in enumerate(parts[0]))
+    labels = (".".join(row[i] for i in differing) for row in parts)
+    return Block(name or ROOT, tuple(zip(labels, group, strict=True)))
+
+
+def title(module: str) -> str:
+    """A module's full name, also where the model itself is the module."""
+    return module or ROOT
+
+
+def facts(record: Record) -> str:
+    """What the module asked of its softmax, as one line of words."""
+    f = record.facts
+    heads = f"{len(record.tally)} heads"
+    if f.kv_heads != len(record.tally):
+        heads += f" on {f.kv_heads} of keys and values"
+    words = [
+        f"{f.kind} through {f.how}",
+        heads,
+        f"d_k {f.d_k}",
+        f"{f.queries} queries × {f.keys} keys",
+        f.dtype,
+        *(name for name in ("causal", "masked") if getattr(f, name)),
+        *([f"softcap {f.softcap:g}"] if f.softcap is not None else []),
+        *(["sinks"] if f.sinks else []),
+        *([", ".join(f.norms_present)] if f.norms_present else []),
+        scale(f),
+        "sampled rows" if f.sampled else "every row",
+    ]
+    return ", ".join(words)
+
+
+def scale(f: Facts) -> str:
+    """The scale passed and the scale that took effect, with the rule each looks like."""
+    if f.scale is None and f.effective_scale is None:
+        return f"scale unknown ({f.scale_reading})"
+    if f.scale is None:
+        return f"scale in effect {_scale(f.effective_scale, f)}"
+    passed = f"scale {_scale(f.scale, f)}"
+    if f.effective_scale is None:
+        reading = f"not known: {f.scale_reading}" if f.scale_reading == "unknown" else None
+        return passed + f" (in effect: {reading or f.scale_reading})"
+    if math.isclose(f.scale, f.effective_scale, rel_tol=_CLOSE):
+        return passed + " in effect"
+    return passed + f", in effect {_scale(f.effective_scale, f)}"
+
+
+def _scale(value: float | None, f: Facts) -> str:
+    if value is None:
+        return "unknown"
+    width = f.model_width
+    named = {
+        "none": "1, unscaled",
+        "1/sqrt(d_k)": "1/√d_k",
+        "1/d_k": "1/d_k",
+        "1/sqrt(d)": "1/√d_model",
+    }
+    for name, words in named.items():
+        rule = scaling.rule(name, width=width) if name == "1/sqrt(d)" and width else name
+        if name == "1/sqrt(d)" and width is None:
+            continue
+        known = scaling.resolve(rule, heads=1, d_k=f.d_k).factor[0]
+        if math.isclose(value, known, rel_tol=_CLOSE):
+            return words if name == "none" else f"{value:.4g} = {words}"
+    return f"{value:.4g}"
+
+
+# ---- the run ----------------------------------------------------------------
+
+
+def opening(run: Run) -> str:
+    """The run in one line: how much of what was seen, and how exactly."""
+    records = run.last.records
+    heads = sum(len(record.tally) for record in records)
+    if not records:
+        return f"{run.model}: no attention was seen"
+    sampled = sum(record.facts.sampled for record in records)
+    how = "exact" if not sampled else "sampled rows: maxima are lower bounds"
+    if 0 < sampled < len(records):
+        how = f"{sampled} of {len(records)} modules from {how}"
+    return f"{run.model}: {plural(heads, 'head')} in {plural(len(records), 'module')}, {how}{_when(run)}"
+
+
+def _when(run: Run) -> str:
+    n = len(run.snapshots)
+    return f", step {run.last.step}" + (f" (the last of {n} watched)" if n > 1 else "")
+
+
+def coverage(run: Run) -> Iterator[str]:
+    """Which attention modules were seen, in a line; then those that were not, one by one."""
+    if not run.coverage:
+        return
+    seen = [line for line in run.coverage if line.seen]
+    ways = Counter(line.how for line in seen)
+    through = ", ".join(f"{n} through {how}" for how, n in ways.items())
+    yield f"{len(seen)} of {plural(len(run.coverage), 'attention module')} seen" + (
+        f": {through}" if through else ""
+    )
+    for line in run.coverage:
+        if not line.seen:
+            yield f"not seen: {title(line.module)} ({line.kind}): {line.how}"
+    for note, n in Counter(line.note for line in run.coverage if line.note).items():
+        yield f"{note} ({plural(n, 'module')})"
+
+
+def cost(run: Run) -> Iterator[str]:
+    """What watching cost, in one line."""
+    if run.cost:
+        yield "cost: " + ", ".join(f"{name} {short(x)}" for name, x in run.cost.items())
+
+
+def shares(counts: Mapping[stats.Level, int], cells: int) -> dict[stats.Level, int]:
+    """The counts in proportion, as whole cells of a bar; whatever there is gets one at least."""
+    total = sum(counts.values())
+    given = {level: max(1, n * cells // total) if n else 0 for level, n in counts.items()}
+    largest_rest = sorted(counts, key=lambda level: -(counts[level] * cells % max(total, 1)))
+    for level in largest_rest:
+        if sum(given.values()) < cells and counts[level]:
+            given[level] += 1
+    excess = sum(given.values()) - cells
+    if excess > 0:
+        given[max(given, key=lambda level: given[level])] -= excess
+    return given
+
+
+def plural(n: int, what: str) -> str:
+    """`3 heads`, `1 head`."""
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+# ---- findings ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Findings of one kind and severity; their why and advice are said once."""
+
+    kind: str
+    severity: str
+    why: str
+    advice: str
+    link: str
+    places: tuple[tuple[str, str], ...]  # where, and the evidence there
+
+
+def groups(findings: Iterable[Finding]) -> list[Group]:
+    """The findings, the gravest first, those that say the same together."""
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for found in findings:
+        key = (found.severity, found.kind, found.why, found.advice, found.link)
+        alike.setdefault(key, []).append(found)
+    order = sorted(alike, key=lambda key: SEVERITIES.index(key[0]))
+    return [
+        Group(kind, severity, why, advice, link,
+              tuple((where(found), evidence(found)) for found in alike[key]))
+        for key in order
+        for severity, kind, why, advice, link in [key]
+    ]  # fmt: skip
+
+
+def where(found: Finding) -> str:
+    """The module and the head a finding is about."""
+    return title(found.module) + ("" if found.head is None else f", head {found.head}")
+
+
+def evidence(found: Finding) -> str:
+    """The numbers behind a finding."""
+    if isinstance(found.evidence, Mapping):
+        pairs = found.evidence.items()
+        return ", ".join(
+            f"{name} {short(x) if isinstance(x, float) else x}" for name, x in pairs
+        )
+    return str(found.evidence)
+
+
+def alarms(findings: Iterable[Finding]) -> list[Finding]:
+    """The warnings and errors."""
+    return [found for found in findings if found.severity != "note"]
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """How many of what severity, in a few words."""
+    n = Counter(found.severity for found in findings)
+    said = [plural(n[severity], severity) for severity in SEVERITIES if n[severity]]
+    return ", ".join(said) if said else "nothing to report"
