@@ -256,11 +256,14 @@ def scale_lines(run: Run, *, colour: bool, width: int) -> Iterator[str]:
     if not rules:
         return
     yield "The same heads under other scales:"
+    said = {
+        rule: ", ".join(f"{n} {level}" for level, n in counts.items() if n)
+        for rule, counts in rules.items()
+    }
     room = max(map(len, rules))
+    cells = min(24, width - room - 6 - max(map(len, said.values())))
     for rule, counts in rules.items():
-        said = ", ".join(f"{n} {level}" for level, n in counts.items() if n)
-        bar = _bar(counts, 24, colour)
-        yield f"  {rule:<{room}}  {bar}  {said}"[: width + 10 * len(counts) * colour]
+        yield f"  {rule:<{room}}  {_bar(counts, cells, colour)}  {said[rule]}"
 
 
 def _bar(counts: Mapping[stats.Level, int], cells: int, colour: bool) -> str:
