@@ -142,9 +142,30 @@ class Run:
         """The latest step; empty if nothing was seen."""
         return self.snapshots[-1] if self.snapshots else Snapshot(0, ())
 
+    @cached_property
+    def latest(self) -> tuple[Record, ...]:
+        """The last record of every module: not each of them runs in every step."""
+        found: dict[str, Record] = {}
+        for snapshot in self.snapshots:
+            found |= {record.module: record for record in snapshot.records}
+        return tuple(found.values())
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything as JSON, whole or not at all."""
         write_whole(Path(path), json.dumps(to_json(self), allow_nan=False) + "\n")
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Reads what `Run.save` wrote."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        given, advice = error.strerror or str(error), "Check the path"
+    except ValueError:  # of json, or of an encoding
+        given, advice = "one that is not", "It was cut off, or is another file; record it again"
+    else:
+        return from_json(found)
+    raise LevelheadValueError(expected(f"{os.fspath(path)}", "a JSON file", given, advice))
 
 
 def write_whole(path: Path, text: str) -> None:

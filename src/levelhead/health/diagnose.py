@@ -1,0 +1,91 @@
+"""`diagnose`: what a watch saw, judged.
+
+Turns whatever it is given into a `Run` and asks every check; it never sees a model. The checks
+live in `symptoms`, `scale` and `growth`, their bounds in `thresholds`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from levelhead.checks import told
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.health import observed, record, scale, symptoms
+from levelhead.health.findings import Finding, Findings
+from levelhead.health.record import Run
+from levelhead.observation import Observation
+
+_BY_SINKS = (".jsonl", ".parquet")  # files that sinks write, and read
+
+
+def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Findings:
+    """What is wrong with these heads, or worth knowing: the gravest first.
+
+    Args:
+        what: a watch, a `Run`, an `Observation`, or the path of a file that one was saved to.
+        expected_scale: the scale that is right for this model, a number or the name of a rule,
+            where that is not 1/√d_k.
+
+    >>> import numpy as np
+    >>> from levelhead import observe
+    >>> q = np.random.default_rng(0).standard_normal((8, 128, 64)).astype(np.float32)
+    >>> diagnose(observe(q, q[::-1]))
+    Observation of 8 heads, 128 queries and 128 keys: no findings
+    """
+    wanted = scale.checked("expected_scale", expected_scale)
+    run = as_run(what)
+    if wanted is None:
+        wanted = scale.checked("Run.expected_scale", run.expected_scale)
+    if not run.latest:
+        unseen = f" ({len(run.coverage)} attention modules were not seen)" if run.coverage else ""
+        advice = "Run the model while it is watched, then diagnose"
+        raise LevelheadValueError(
+            expected("what", "at least one observed attention call", f"none{unseen}", advice)
+        )
+    return Findings(_found(run, wanted), _about(run))
+
+
+def as_run(what: Any) -> Run:
+    """The run in whatever `diagnose` takes."""
+    if isinstance(what, Run):
+        return what
+    if isinstance(what, Observation):
+        return observed.as_run(what)
+    if isinstance(what, str | os.PathLike):
+        path = Path(what)
+        if path.suffix in _BY_SINKS:
+            run = import_module("levelhead.health.sinks").read(path)
+            assert isinstance(run, Run)
+            return run
+        return record.load(path)
+    if callable(getattr(what, "run", None)) and isinstance(run := what.run(), Run):
+        return run
+    wanted = "a watch, a Run, an Observation or the path of a saved run"
+    advice = "For a model, watch it first: with lh.watch(model) as w: model(...)"
+    raise LevelheadTypeError(expected("what", wanted, told(what), advice))
+
+
+def _found(run: Run, wanted: float | str | None) -> Iterator[Finding]:
+    yield from scale.check(run, wanted)
+    for check in symptoms.OF_A_RUN:
+        yield from check(run)
+    for seen in run.latest:
+        for one in symptoms.OF_A_RECORD:
+            yield from one(seen)
+
+
+def _about(run: Run) -> str:
+    heads = sum(len(seen.tally) for seen in run.latest)
+    if run.model == "observation":
+        facts = run.latest[0].facts
+        return f"Observation of {heads} heads, {facts.queries} queries and {facts.keys} keys"
+    modules, steps = len(run.latest), len(run.snapshots)
+    name = run.model or "The model"
+    return (
+        f"{name}, {heads} heads of {modules} attention module{'s' * (modules != 1)}, "
+        f"{steps} step{'s' * (steps != 1)} observed"
+    )

@@ -1,0 +1,215 @@
+"""Logit growth: whether a head's largest |logit| is on its way to where training breaks.
+
+In any training logits rise and level off, so neither a level nor a rise alone is an alarm. A rise
+counts if it is beyond luck (Mann-Kendall) and, kept up at its present pace (Theil-Sen, which
+outliers do not move), arrives where the loss suffers before long. Windows of all lengths at the
+end of the curve are asked, so that a late blow-up is not drowned in a calm past. A curve knows no
+model: it can be judged again at any earlier point, which is how lead times are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from levelhead.health import thresholds
+from levelhead.health.findings import Finding, Severity, link, worst_heads
+from levelhead.health.record import Record, Run
+from levelhead.health.tally import Floats
+
+KIND = "logit growth"
+_AT_MOST = 64  # points a window is thinned to: all pairs are compared
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The largest |logit| of a module's heads over the steps."""
+
+    steps: Floats  # (N,)
+    values: Floats  # (N, H); NaN: nothing seen
+
+    def until(self, points: int) -> Curve:
+        """As it was known after so many points."""
+        return Curve(self.steps[:points], self.values[:points])
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a head's curve rises over a window at its end."""
+
+    start: float  # on the fitted line, where the window begins and ends
+    end: float
+    last_step: float
+    slope: float  # per step
+    span: float  # steps of the window
+    points: int
+
+    def meets(self, level: float) -> float:
+        """The step at which the line arrives at a level."""
+        return self.last_step + max(level - self.end, 0.0) / self.slope
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A head that gives reason for a finding."""
+
+    head: int
+    severity: Severity
+    level: float
+    pace: Pace | None  # None: high, but not known to grow
+
+
+def largest(record: Record) -> Floats:
+    """(H,) the largest |logit|; NaN where nothing was seen.
+
+    A mask or bias that is merely large, -1e4 or ALiBi's, is part of the least logit and harms
+    nobody. So the least counts only where nothing can have been added.
+    """
+    heads = record.heads
+    high = np.where(heads.rows > 0, np.abs(heads.max_logit), np.nan)
+    if record.facts.masked or record.facts.how.startswith("deep"):
+        return high
+    return np.where(heads.rows > 0, np.maximum(high, np.abs(heads.min_logit)), np.nan)
+
+
+def curves(run: Run) -> dict[str, Curve]:
+    """The curve of every module of a run."""
+    points: dict[str, list[tuple[int, Floats]]] = {}
+    for snapshot in run.snapshots:
+        for record in snapshot.records:
+            mine = points.setdefault(record.module, [])
+            if mine and len(mine[-1][1]) != len(record.tally):
+                mine.clear()  # heads were pruned or added: another module by the same name
+            mine.append((snapshot.step, largest(record)))
+    return {
+        name: Curve(np.array([s for s, _ in mine], np.float64), np.array([x for _, x in mine]))
+        for name, mine in points.items()
+    }
+
+
+def alarms(curve: Curve) -> list[Alarm]:
+    """The heads of a curve that give reason for a finding at its end."""
+    if not len(curve.steps):
+        return []
+    now = curve.values[-1]
+    high = np.flatnonzero(now >= thresholds.ORDINARY)  # the others are fine whatever they do
+    found = (_alarm(curve, int(head), float(now[head])) for head in high)
+    return [alarm for alarm in found if alarm]
+
+
+def first_alarm(run: Run) -> tuple[int, str, int] | None:
+    """(step, module, head) of the first alarm that a watch would have raised on the way."""
+    every = curves(run)
+    steps = sorted({float(step) for curve in every.values() for step in curve.steps})
+    for step in steps:
+        for name, curve in every.items():
+            points = int(np.searchsorted(curve.steps, step, side="right"))
+            if (
+                points
+                and curve.steps[points - 1] == step
+                and (found := alarms(curve.until(points)))
+            ):
+                return int(step), name, found[0].head
+    return None
+
+
+def check(run: Run) -> Iterator[Finding]:
+    """One finding per module and severity."""
+    for name, curve in curves(run).items():
+        found = alarms(curve)
+        for severity in ("error", "warning"):
+            for growing in (True, False):
+                same = [a for a in found if a.severity == severity and bool(a.pace) == growing]
+                if same:
+                    yield _finding(name, same)
+
+
+# ---- one head
+
+
+def _alarm(curve: Curve, head: int, level: float) -> Alarm | None:
+    kept = np.isfinite(curve.values[:, head])
+    steps, values = curve.steps[kept], curve.values[kept, head]
+    paces = [_pace(steps[-n:], values[-n:]) for n in _windows(len(values))]
+    rising = [pace for pace in paces if pace]
+    if level >= thresholds.DETERIORATES:
+        grave = level >= thresholds.DIVERGES or rising
+        return Alarm(head, "error" if grave else "warning", level, rising[-1] if rising else None)
+    for pace in rising:
+        if pace.end + pace.slope * thresholds.AHEAD * pace.span >= thresholds.DETERIORATES:
+            return Alarm(head, "warning", level, pace)
+    half = paces[0] if paces else None
+    if half and level >= thresholds.CLIPPED and half.end >= thresholds.GROWN * half.start:
+        return Alarm(head, "warning", level, half)
+    return None
+
+
+def _windows(points: int) -> list[int]:
+    """Half of the curve, a quarter and so on, as long as a trend can be told; few: all of it."""
+    if points < thresholds.POINTS:
+        return []
+    sizes = [max(points // 2, thresholds.POINTS)]
+    while sizes[-1] // 2 >= thresholds.POINTS:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+def _pace(steps: Floats, values: Floats) -> Pace | None:
+    """The pace of a window; None: it does not rise beyond luck."""
+    steps, values = _thinned(steps), _thinned(values)
+    n = len(values)
+    earlier, later = np.triu_indices(n, 1)
+    rise, time = values[later] - values[earlier], steps[later] - steps[earlier]
+    rise, time = rise[time > 0], time[time > 0]
+    signs = np.sign(rise).sum()
+    if (signs - 1) / np.sqrt(n * (n - 1) * (2 * n + 5) / 18) < thresholds.SIGNIFICANT:
+        return None
+    slope = float(np.median(rise / time))
+    base = float(np.median(values - slope * steps))
+    first, last = float(steps[0]), float(steps[-1])
+    if slope <= 0:
+        return None
+    return Pace(base + slope * first, base + slope * last, last, slope, last - first, n)
+
+
+def _thinned(x: Floats) -> Floats:
+    """At most `_AT_MOST` points, medians of equally many; the latest are all among them."""
+    size = -(-len(x) // _AT_MOST)
+    whole: Floats = np.median(x[len(x) % size :].reshape(-1, size), axis=1)
+    return whole
+
+
+# ---- in words
+
+_LANDMARKS = {"step_at_1e3": thresholds.DETERIORATES, "step_at_1e4": thresholds.DIVERGES}
+
+
+def _finding(module: str, same: list[Alarm]) -> Finding:
+    worst = max(same, key=lambda alarm: alarm.level)
+    evidence = {"max_logit": worst.level}
+    why = _WHY[worst.severity]
+    if pace := worst.pace:
+        evidence |= {"growth_per_1000_steps": pace.slope * 1e3, "step": pace.last_step}
+        for name, level in _LANDMARKS.items():
+            if worst.level < level:
+                evidence[name] = float(round(pace.meets(level)))
+    else:
+        why += " Whether it grows is not known: that takes more steps."
+    head = worst_heads(sorted(alarm.head for alarm in same))
+    return Finding(KIND, worst.severity, module, head, evidence, why, _ADVICE, link(KIND))
+
+
+_WHY: dict[Severity, str] = {
+    "warning": "Attention logits this large, or on this course, end with near one-hot weights and "
+    "a loss that gets worse (from about 1e3) or diverges (above 1e4). The norms of q and k grow "
+    "before the loss shows anything.",
+    "error": "Logits above 1e3 worsen the loss, and no run of the study with logits above 1e4 "
+    "survived.",
+}
+_ADVICE = (
+    "Lower the learning rate or lengthen its warm-up; put a norm on q and k; cap the logits; or "
+    "clip the q and k weights after each optimiser step (QK-Clip). Weight decay on q and k helps "
+    "slowly. If the loss is bad already, go back to a checkpoint from before the growth."
+)

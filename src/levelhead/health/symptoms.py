@@ -1,0 +1,262 @@
+"""The checks that one look at a head can answer, one function per kind of finding.
+
+Each reads records and yields findings, heads of a module that share one together. Low entropy is
+not sickness: levels and sinks are notes, and only what stops learning, or breaks numbers, is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead.health import growth, thresholds
+from levelhead.health.findings import Finding, Severity, link, worst_heads
+from levelhead.health.record import Record, Run
+
+
+def _finding(
+    kind: str,
+    severity: Severity,
+    record: Record,
+    chosen: NDArray[np.bool_],
+    evidence: dict[str, float],
+    why: str,
+    advice: str,
+) -> Iterator[Finding]:
+    """A finding about the chosen heads, if there are any."""
+    heads = [int(head) for head in np.flatnonzero(chosen)]
+    if heads:
+        evidence = {name: float(x) for name, x in evidence.items() if np.isfinite(x)}
+        head = worst_heads(heads)
+        yield Finding(kind, severity, record.module, head, evidence, why, advice, link(kind))
+
+
+def _most(x: NDArray[Any], among: NDArray[np.bool_]) -> float:
+    """The largest of the chosen ones; NaN if there is none."""
+    return float(np.max(x[among])) if among.any() else np.nan
+
+
+def _levels(record: Record, level: str) -> NDArray[np.bool_]:
+    return np.array([found == level for found in record.heads.levels], bool)
+
+
+# ---- numbers that are none
+
+
+def not_finite(run: Run) -> Iterator[Finding]:
+    """Rows with a NaN or +inf logit, in any step: the first one is where to look."""
+    seen = set()
+    for snapshot in run.snapshots:
+        for record in snapshot.records:
+            rows = record.heads.nan_rows
+            if record.module in seen or not (rows > 0).any():
+                continue
+            seen.add(record.module)
+            evidence = {"rows": rows.sum(), "first_step": snapshot.step}
+            why = "A NaN or infinite logit makes its whole row of the output NaN, and one such row "
+            why += "spreads to every weight in the next backward pass."
+            advice = "Look at the first module named: its input, its q and k weights. In float16, "
+            advice += "scale before the product, or keep logits in float32 or bfloat16."
+            yield from _finding("not finite", "error", record, rows > 0, evidence, why, advice)
+
+
+def dead_rows(record: Record) -> Iterator[Finding]:
+    """Queries that may see no key at all."""
+    heads = record.heads
+    some, every = heads.empty_rows > 0, heads.rows + heads.nan_rows == 0
+    kind, all_dead = "dead rows", some & every
+    evidence = {"empty_rows": _most(heads.empty_rows, all_dead)}
+    yield from _finding(
+        kind, "warning", record, all_dead, evidence,
+        "Not one query of these heads sees a key: the head contributes nothing.",
+        "Look at the mask: inverted (True must mean visible), or of another shape than thought.",
+    )  # fmt: skip
+    partly = some & ~every
+    share = heads.empty_rows / np.maximum(heads.rows + heads.empty_rows, 1)
+    evidence = {"empty_rows": _most(heads.empty_rows, partly), "share": _most(share, partly)}
+    yield from _finding(
+        kind, "note", record, partly, evidence,
+        "Some queries see no key. For padding that is fine: their output is ignored. Kernels "
+        "differ in what they return there (zeros, a mean or NaN).",
+        "If there is no padding, look at the mask.",
+    )  # fmt: skip
+
+
+def fp16_overflow(record: Record) -> Iterator[Finding]:
+    """Logits, or the products before the scale, against the largest float16."""
+    facts, kind = record.facts, "fp16 overflow near"
+    size = growth.largest(record)
+    after = facts.scale if facts.scale and facts.softcap is None else 1.0
+    product = np.maximum(size, size / abs(after))
+    worst = np.nan_to_num(product, nan=0.0)
+    half = facts.dtype.rsplit(".", 1)[-1] == "float16"
+    over, near = worst >= thresholds.FLOAT16_MAX, worst >= thresholds.FLOAT16_NEAR
+    why = "float16 ends at 65,504: where q·k is kept in it before the scale, as plain matmuls do, "
+    why += "the product turns into inf and the softmax into NaN. Fused kernels keep it in float32."
+    advice = "Scale q before the product, use bfloat16, or compute the logits in float32."
+
+    def about(severity: Severity, chosen: NDArray[np.bool_]) -> Iterator[Finding]:
+        evidence = {"max_logit": _most(size, chosen)}
+        evidence["before_scale"] = _most(product, chosen)
+        yield from _finding(kind, severity, record, chosen, evidence, why, advice)
+
+    if half:
+        yield from about("error", over)
+        yield from about("warning", near & ~over)
+    else:
+        yield from about("note", over)
+
+
+def softcap_saturated(record: Record) -> Iterator[Finding]:
+    """Logits that sit at the cap instead of being shaped by it."""
+    cap, heads, kind = record.facts.softcap, record.heads, "softcap saturated"
+    if not cap:
+        return
+    typical, most = heads.mean_max, heads.max_logit
+    held = np.nan_to_num(typical, nan=-np.inf) >= thresholds.CAP_MEAN * cap
+    touched = ~held & (most >= thresholds.CAP_MAX * cap)
+    evidence = {"cap": cap, "mean_max": _most(typical, held)}
+    yield from _finding(
+        kind, "warning", record, held, evidence,
+        "A typical row's largest logit sits at the cap, where tanh is flat: keys above it can no "
+        "longer be told apart and pass next to no gradient.",
+        "Raise the cap, or keep q and k small (QK-norm, a lower learning rate) so that it is "
+        "rarely needed.",
+    )  # fmt: skip
+    evidence = {"cap": cap, "max_logit": _most(most, touched)}
+    yield from _finding(
+        kind, "note", record, touched, evidence,
+        "Single logits reach the cap. That is what it is for.", "Nothing; watch the mean.",
+    )  # fmt: skip
+
+
+def idle_norms(record: Record) -> Iterator[Finding]:
+    """Norms for q or k that the module has and never calls."""
+    facts, kind = record.facts, "QK-norm present but not in force"
+    if not facts.norms_idle:
+        return
+    names = ", ".join(facts.norms_idle)
+    why = f"The module owns {names}, which did not run: logits are not bounded as the "
+    why += "configuration promises, and checkpoints carry weights that do nothing."
+    advice = "Call the norms on q and k after the projections; or remove them."
+    evidence = {"norms": float(len(facts.norms_present)), "idle": float(len(facts.norms_idle))}
+    yield Finding(kind, "warning", record.module, None, evidence, why, advice, link(kind))
+
+
+# ---- what heads do
+
+
+def flat_heads(record: Record) -> Iterator[Finding]:
+    """Heads that weigh all keys alike."""
+    flat, entropy = _levels(record, "flat"), record.heads.normalised_entropy
+    evidence = {"heads": flat.sum(), "of": len(flat), "normalised_entropy": _most(entropy, flat)}
+    yield from _finding(
+        "flat heads", "note", record, flat, evidence,
+        "These heads average over all keys. At initialisation, and in some heads of healthy "
+        "models, that is fine; heads that stay so are wasted.",
+        "If they stay flat late in training, look at the scale (too small?) and at weight decay "
+        "on q and k, or prune them.",
+    )  # fmt: skip
+
+
+def sink_heads(record: Record) -> Iterator[Finding]:
+    """Heads that rest on the first key, or on a learned sink."""
+    facts, heads = record.facts, record.heads
+    uniform = _uniform_first(facts.keys, facts.causal and facts.queries == facts.keys)
+    least = max(thresholds.SINK, thresholds.SINK_OVER_UNIFORM * uniform)
+    first = heads.mean_first > least
+    if facts.keys < thresholds.SINK_KEYS:
+        first = np.zeros_like(first)
+    learned = heads.mean_sink > thresholds.SINK
+    rest, chosen = np.maximum(heads.mean_first, heads.mean_sink), first | learned
+    evidence = {"heads": chosen.sum(), "of": len(chosen), "weight": _most(rest, chosen)}
+    yield from _finding(
+        "sink heads", "note", record, chosen, evidence,
+        "These heads put their weight on the first key, or on a learned sink, when they have "
+        "nothing to say. Most trained models have such heads.",
+        "Nothing. Keep the first token when a cache drops old ones; expect large activations "
+        "there when quantising.",
+    )  # fmt: skip
+
+
+def _uniform_first(keys: int, causal: bool) -> float:
+    """What equal weights put on the first key, the mean over rows."""
+    if keys < 1:
+        return 1.0
+    return float(np.sum(1.0 / np.arange(1, keys + 1)) / keys) if causal else 1.0 / keys
+
+
+def not_learning(run: Run) -> Iterator[Finding]:
+    """Saturated heads whose q and k get no gradient, in each of the last steps with gradients."""
+    kind = "saturated and not learning"
+    steps = [s.records for s in run.snapshots if any(_has_gradients(r) for r in s.records)]
+    steps = steps[-thresholds.STEADY :]
+    if not steps:
+        return
+    stuck = [_stuck(records) for records in steps]
+    for record in steps[-1]:
+        masks = [found[record.module] for found in stuck if record.module in found]
+        if not masks or any(len(mask) != len(record.tally) for mask in masks):
+            continue
+        chosen = np.logical_and.reduce(masks)
+        heads = record.heads
+        evidence = {
+            "dq_norm": _most(heads.dq_norm, chosen),
+            "dk_norm": _most(heads.dk_norm, chosen),
+            "dv_norm": _most(heads.dv_norm, chosen),
+            "saturated": _most(heads.saturated, chosen),
+            "observations": len(masks),
+        }
+        yield from _finding(
+            kind, "warning", record, chosen, evidence,
+            "The weights of these heads are one-hot, and q and k get less than a thousandth of the "
+            "gradient that others get: what they attend to is frozen, right or wrong.",
+            "Look at the scale and at logit growth first. QK-norm or QK-Clip bring logits back to "
+            "where gradients pass; a head frozen for long may need its q and k initialised anew.",
+        )  # fmt: skip
+
+
+def _has_gradients(record: Record) -> bool:
+    return bool(np.isfinite(record.heads.dq_norm).any())
+
+
+def _stuck(records: Iterable[Record]) -> dict[str, NDArray[np.bool_]]:
+    """Module -> which of its heads are saturated without gradient, in one step."""
+    watched = [record for record in records if _has_gradients(record)]
+    saturated = {record.module: _levels(record, "saturated") for record in watched}
+    typical = {}
+    for name in ("dq_norm", "dk_norm"):
+        others = [getattr(r.heads, name)[~saturated[r.module]] for r in watched]
+        known = np.concatenate(others)
+        known = known[np.isfinite(known)]
+        typical[name] = float(np.median(known)) if len(known) else np.nan
+    found = {}
+    for record in watched:
+        heads, stuck = record.heads, saturated[record.module]
+        for name, norm in typical.items():
+            # Where every head is saturated, the values' gradients say what is usual: they pass.
+            reference = heads.dv_norm if np.isnan(norm) else np.full(len(stuck), norm)
+            stuck = stuck & (getattr(heads, name) < thresholds.NO_GRADIENT * reference)
+        found[record.module] = stuck
+    return found
+
+
+# ---- what was not looked at
+
+
+def not_seen(run: Run) -> Iterator[Finding]:
+    """Attention modules of which nothing is known."""
+    kind = "not seen"
+    for line in run.coverage:
+        if not line.seen:
+            why = f"Nothing is known of this module: {line.how or 'it was not called'}."
+            advice = "Run an input that reaches it; deep=True sees hand-written softmax attention."
+            evidence = {"calls": float(line.calls)}
+            yield Finding(kind, "note", line.module, None, evidence, why, advice, link(kind))
+
+
+OF_A_RECORD = (dead_rows, fp16_overflow, softcap_saturated, idle_norms, flat_heads, sink_heads)
+OF_A_RUN = (not_finite, not_learning, not_seen, growth.check)

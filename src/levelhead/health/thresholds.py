@@ -1,0 +1,40 @@
+"""Where a number starts to mean something, and who says so.
+
+Constants only. None of them is a verdict by itself: a healthy model has saturated heads, sinks and
+logits in the hundreds; `diagnose` combines them. arXiv numbers name the source; "own" is a choice
+of this project, with its reason.
+"""
+
+from __future__ import annotations
+
+# ---- the largest |logit| of a head, after the scale
+ORDINARY = 30.0  # Grok-1 caps here, and clipping here costs no loss (2507.20534, App. D)
+CLIPPED = 100.0  # the τ of QK-Clip; an unclipped run "quickly exceeds 1000" (2507.20534, 2.1)
+DETERIORATES = 1e3  # the loss suffers from here on (2309.14322, 3.3); healthy: 318 (2410.05258)
+DIVERGES = 1e4  # "all points with attention logits above 1e4 diverged" (2309.14322, 3.3)
+
+# ---- growth of it
+POINTS = 8  # own: fewer cannot be told from luck at SIGNIFICANT
+SIGNIFICANT = 3.0  # own: Mann-Kendall z, p = 0.0013; a watch looks at hundreds of heads
+AHEAD = 4.0  # own: a pace is trusted for four times as long as it was seen
+GROWN = 1.5  # own: above CLIPPED, half as much again within half of the watch; noise is less
+
+# ---- learning
+# A row with top-1 weight 0.99 keeps Σp(1 - p) < 0.02 of a gradient near 1, and a healthy head of
+# all-MiniLM-L6-v2 has 0.002 of it. A thousandth of what other heads get is beyond both.
+NO_GRADIENT = 1e-3
+STEADY = 3  # own: the last so many observations must agree, where there are as many
+
+# ---- the scale
+SCALE_TOLERANCE = 1.1  # own: a factor; √2, two heads for one, is the closest mistake to tell apart
+
+# ---- what a head attends to
+SINK = 0.3  # mean weight on the first key (2410.10781, 2603.05498)
+SINK_KEYS = 16  # own: over fewer keys any head seems to favour the first
+SINK_OVER_UNIFORM = 2.0  # own: and twice what equal weights would put there
+
+# ---- number formats and caps
+FLOAT16_MAX = 65504.0  # the largest float16
+FLOAT16_NEAR = FLOAT16_MAX / 4  # own: two doublings away
+CAP_MEAN = 0.9  # own: tanh' is 0.19 here; where a typical row's maximum sits, the cap holds it back
+CAP_MAX = 0.99  # own: tanh' is 0.02 here
