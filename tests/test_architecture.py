@@ -24,10 +24,13 @@ LAYERS = [set(layer.split()) for layer in (
     "attention",
     "additive gradients multihead",
     "onnx torch",
+    "gguf_cache",
     "models",
     "health",
+    "testing",
     "__init__",
     "bench",
+    "commands",
     "cli",
     "__main__",
 )]  # fmt: skip

@@ -20,7 +20,7 @@ from levelhead.multihead import KeyValueCache, MultiHeadAttention
 from levelhead.observation import Observation, merge
 
 if TYPE_CHECKING:
-    from levelhead import reference, torch
+    from levelhead import models, reference, torch
 
 __all__ = [
     "KeyValueCache",
@@ -33,6 +33,7 @@ __all__ = [
     "attention_backward",
     "info",
     "merge",
+    "models",
     "observe",
     "reference",
     "scaling",
@@ -41,7 +42,12 @@ __all__ = [
     "torch",
 ]
 
-_ON_DEMAND = ("onnx", "reference", "torch")  # found at first use, so that importing stays light
+_ON_DEMAND = (
+    "models",
+    "onnx",
+    "reference",
+    "torch",
+)  # found at first use, so that importing stays light
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -5,7 +5,26 @@ Importing this imports torch; `import levelhead` does not.
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from levelhead.torch.nn import KeyValueCache, MultiHeadAttention
 from levelhead.torch.sdpa import patch, scaled_dot_product_attention
 
-__all__ = ["KeyValueCache", "MultiHeadAttention", "patch", "scaled_dot_product_attention"]
+if TYPE_CHECKING:
+    from levelhead.torch import huggingface
+
+__all__ = [
+    "KeyValueCache",
+    "MultiHeadAttention",
+    "huggingface",
+    "patch",
+    "scaled_dot_product_attention",
+]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "huggingface":  # found at first use
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -52,6 +52,15 @@ def scaled_dot_product_attention(
         done = _through_the_door(query, key, value, is_causal, scale)
         if done is not None:
             return done
+    return extended(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def extended(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, softcap: float | None = None, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """As `scaled_dot_product_attention`, with the two options that models have added since."""
     _check(query, key, value, attn_mask, dropout_p)
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -67,7 +76,9 @@ def scaled_dot_product_attention(
     options = Options(
         scale=torch.full((H,), factor, dtype=torch.float64),
         mask=attn_mask,
+        sinks=sinks,
         causal=is_causal,
+        softcap=softcap,
         dropout=dropout_p if drops else 0.0,
         seed=torch.randint(_SEEDS, (), dtype=torch.int64) if drops else None,
     )

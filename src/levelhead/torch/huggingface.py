@@ -1,0 +1,271 @@
+"""Hugging Face models on levelhead: `use(model)` serves their attention until it is undone.
+
+The model keeps its attn_implementation, and with it the masks it makes; what is exchanged is the
+function that the name stands for, and only for calls whose module belongs to the model. Such a call
+means here what it means there. A module that cannot be served is an error that names it, and so is
+an option that nobody here knows: nothing is left out in silence. transformers is imported when
+`use` is called, not before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.torch import sdpa
+from levelhead.torch.doors import Doors
+from levelhead.torch.interface import attention
+from levelhead.torch.survey import Attending, attending_modules, eager_functions, understood
+
+__all__ = ["use"]
+
+_MARK = "_levelhead"  # the attribute of a served module
+_lock = threading.Lock()
+
+
+class use:  # noqa: N801  a verb, used as a call and in `with`
+    """Runs a model's attention through levelhead, until `.undo()` or the end of the `with`.
+
+    Masks, causality, windows, soft caps, sinks, position biases, grouped heads, scale and dropout
+    are kept; so is `attn_implementation`, which must be "sdpa" or "eager". Where an additive mask
+    holds the lowest number of its type the key is hidden, and a query that sees no key gets 0.
+    Other models in the process, and copies made of this one, run as before.
+
+    Args:
+        model: any `nn.Module` with attention from transformers within.
+        partial: serve what can be served and leave the rest in `.left`, instead of raising.
+
+    Attributes:
+        served: names of the modules that attend through levelhead.
+        left: names of those that do not, and why; empty unless partial.
+        calls: how many attention calls were served, those inside compiled graphs not counted.
+
+    Example:
+        >>> import torch, transformers
+        >>> import levelhead.torch as lt
+        >>> tiny = dict(vocab_size=16, hidden_size=8, num_attention_heads=2, intermediate_size=8)
+        >>> config = transformers.LlamaConfig(num_hidden_layers=3, num_key_value_heads=1, **tiny)
+        >>> model = transformers.LlamaModel(config).eval()
+        >>> tokens = torch.tensor([[1, 2, 3, 4]])
+        >>> with torch.no_grad(), lt.huggingface.use(model) as used:
+        ...     out = model(tokens).last_hidden_state
+        >>> used
+        use(LlamaModel): 3 modules served, 3 calls, undone
+        >>> with torch.no_grad():
+        ...     torch.allclose(out, model(tokens).last_hidden_state, atol=1e-5)
+        True
+    """
+
+    def __init__(self, model: nn.Module, *, partial: bool = False) -> None:
+        if not isinstance(model, nn.Module):
+            advice = "Give the model itself, not its name or its outputs"
+            raise LevelheadTypeError(
+                expected("model", "a torch.nn.Module", type(model).__name__, advice)
+            )
+        served, left = _divide(model)
+        if not served or (left and not partial):
+            raise LevelheadValueError(_refusal(model, len(served), left))
+        self.served = tuple(found.name for found in served)
+        self.left = left
+        self.calls = 0
+        self._kind = type(model).__name__
+        self._modules: list[nn.Module] = []
+        with _lock:
+            _doors.install()
+            for module in model.modules():
+                _marks(module).uses.append(self)
+                self._modules.append(module)
+            for found in served:
+                _marks(found.module).eager += [*eager_functions(found.module)]
+                if found.sdpa or found.by_hand:  # what it does depends on the call: look at each
+                    _watch(found.module)
+
+    def undo(self) -> None:
+        """Puts everything back as it was."""
+        with _lock:
+            for module in self._modules:
+                marks = _marks(module)
+                marks.uses.remove(self)
+                if not marks.uses:
+                    _unmark(module)
+            if self._modules:
+                _doors.remove()
+            self._modules = []
+
+    def __enter__(self) -> use:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        missing = f", {len(self.left)} left" if self.left else ""
+        state = "" if self._modules else ", undone"
+        return (
+            f"use({self._kind}): {len(self.served)} modules served{missing}, "
+            f"{self.calls} calls{state}"
+        )
+
+
+# ---- which modules
+
+
+def _divide(model: nn.Module) -> tuple[list[Attending], dict[str, str]]:
+    """The modules that can be served, and why the others cannot."""
+    served, left = [], {}
+    for found in attending_modules(model):
+        why = _why_not(found)
+        if why is None:
+            served.append(found)
+        else:
+            left[found.name] = f"{type(found.module).__name__} {why}"
+    return served, left
+
+
+def _why_not(found: Attending) -> str | None:
+    name = getattr(getattr(found.module, "config", None), "_attn_implementation", None)
+    if found.interface:
+        if name not in ("sdpa", "eager", None):
+            return f"runs {name!r}: load it with attn_implementation 'sdpa' or 'eager'"
+        if name == "sdpa":
+            return None
+        if not _doors.has_eager():
+            return "runs 'eager' where this transformers does not ask: load it with 'sdpa'"
+        strange = [f.__name__ for f in eager_functions(found.module) if not understood(f)]
+        return f"computes something else in {', '.join(strange)}" if strange else None
+    if found.sdpa and not (found.by_hand and name == "eager"):
+        return None
+    return "forms its softmax by hand, where nobody can reach it"
+
+
+def _refusal(model: nn.Module, served: int, left: dict[str, str]) -> str:
+    if not left:
+        advice = "Is it a transformers model, with its weights on this side of any wrapper"
+        return expected("model", "modules that attend", f"none in {type(model).__name__}", advice)
+    shown = [f"{name}: {why}" for name, why in list(left.items())[:8]]
+    more = [f"and {len(left) - 8} more"] if len(left) > 8 else []
+    given = f"{len(left)} of {served + len(left)} that do not:\n  " + "\n  ".join(shown + more)
+    advice = "use(model, partial=True) serves the others" if served else "Nothing is left to serve"
+    wanted = "attention modules that let themselves be served"
+    return expected("model", wanted, given + "\n", advice)
+
+
+# ---- marks: whose calls are served
+
+
+class _Marks:
+    """What a served module carries; a copy of the module carries an empty one."""
+
+    def __init__(self) -> None:
+        self.uses: list[use] = []
+        self.eager: list[Callable[..., Any]] = []  # the module's own functions, understood
+        self.forward: Any = None  # an instance's own forward, which watching replaced
+
+    def __reduce__(self) -> Any:
+        return _Marks, ()
+
+
+def _marks(module: nn.Module) -> _Marks:
+    found: _Marks = module.__dict__.setdefault(_MARK, _Marks())
+    return found
+
+
+def _unmark(module: nn.Module) -> None:
+    marks = module.__dict__.pop(_MARK)
+    if _is_watched(module):
+        del module.__dict__["forward"]
+        if marks.forward is not None:
+            module.__dict__["forward"] = marks.forward
+
+
+def _watch(module: nn.Module) -> None:
+    if not _is_watched(module):
+        _marks(module).forward = module.__dict__.get("forward")
+        module.__dict__["forward"] = MethodType(_watched_forward, module)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return getattr(module.__dict__.get("forward"), "__func__", None) is _watched_forward
+
+
+def _watched_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A forward that may call torch's function, which is exchanged, or attend in secret: said."""
+    marks = _marks(module)
+    forward = marks.forward or MethodType(type(module).forward, module)
+    if not marks.uses:  # a copy
+        return forward(*args, **kwargs)
+    before = marks.uses[0].calls
+    with _OwnCalls(marks):
+        out = forward(*args, **kwargs)
+    patched = functional.scaled_dot_product_attention is sdpa.scaled_dot_product_attention
+    if not torch.compiler.is_compiling() and marks.uses[0].calls == before and not patched:
+        given = f"{type(module).__name__} computing this call by hand"
+        advice = "Do not ask it for its weights, or undo() first"
+        raise LevelheadValueError(expected("model", "attention to be asked for", given, advice))
+    return out
+
+
+class _OwnCalls(TorchFunctionMode):
+    """Serves `F.scaled_dot_product_attention` within one module's forward, in this thread only."""
+
+    def __init__(self, marks: _Marks) -> None:
+        super().__init__()
+        self.marks = marks
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not _TORCHS:
+            return func(*args, **(kwargs or {}))
+        _count(self.marks)
+        return sdpa.scaled_dot_product_attention(*args, **(kwargs or {}))
+
+
+_TORCHS = torch._C._nn.scaled_dot_product_attention
+
+
+def _count(marks: _Marks) -> None:
+    if not torch.compiler.is_compiling():  # a number that changes would be compiled again and again
+        for one in marks.uses:
+            one.calls += 1
+
+
+# ---- whose call it is
+
+
+def _called(
+    original: Any, eager: bool, module: nn.Module, /, *args: Any, **kwargs: Any
+) -> tuple[Tensor, Any]:
+    """The function a module was given: levelhead's if the module is marked, else the original."""
+    marks: _Marks | None = getattr(module, _MARK, None)
+    if marks is None or not marks.uses:
+        found: tuple[Tensor, Any] = original(module, *args, **kwargs)
+        return found
+    if eager:
+        if original not in marks.eager:
+            if torch.compiler.is_compiling() or not understood(original):
+                raise _strange(module, original)
+            marks.eager.append(original)
+    elif getattr(original, "__module__", "") != _SDPA_MODULE:
+        raise _strange(module, original)
+    out = attention(eager, module, *args, **kwargs)
+    _count(marks)
+    return out, None
+
+
+_SDPA_MODULE = "transformers.integrations.sdpa_attention"
+
+
+def _strange(module: nn.Module, original: Any) -> LevelheadValueError:
+    given = f"{getattr(original, '__name__', original)} in {type(module).__name__}"
+    wanted = "the attention of attn_implementation 'sdpa' or 'eager'"
+    return LevelheadValueError(expected("model", wanted, given, "undo() first, or set it back"))
+
+
+_doors = Doors(_called)

@@ -1,0 +1,111 @@
+"""One call of transformers' attention interface: what its arguments mean, computed by levelhead.
+
+The contract is that of `sdpa_attention_forward` and of the models' eager functions. Under "sdpa" a
+mask is boolean or missing, and missing may mean causal; under "eager" it is additive with the
+lowest number for hidden, and missing means that nothing is hidden. An option outside the contract
+is refused. Whose calls come here is decided in `huggingface`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.torch import sdpa
+
+__all__ = ["attention"]
+
+# What transformers' own functions take notice of nowhere: bookkeeping of other implementations.
+_SILENT = (
+    "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "encoder_hidden_states",
+    "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states",
+    "output_router_logits", "position_ids", "return_dict", "seq_idx", "use_cache",
+)  # fmt: skip
+
+
+def attention(
+    eager: bool,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | Tensor | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,  # the mask already says it
+    output_attentions: bool | None = None,
+    **rest: Any,
+) -> Tensor:
+    """(B, T, H, E), as the function of that name in transformers would give it."""
+    unknown = [name for name, x in rest.items() if x is not None and name not in _SILENT]
+    if unknown:
+        advice = f"{type(module).__name__} means something by it: undo() first"
+        raise LevelheadValueError(expected("model", "known options", unknown, advice))
+    if output_attentions or _weights_are_collected(module):
+        advice = "They are never formed here; undo() first, or see levelhead.observe"
+        given = "output_attentions=True"
+        raise LevelheadValueError(expected("model", "no weights to be asked for", given, advice))
+    if s_aux is None and getattr(module, "sinks", None) is not None:
+        given = f"{type(module).__name__} with sinks that it does not pass on"
+        raise LevelheadValueError(expected("s_aux", "the sinks", given, "undo() first"))
+    if eager:
+        causal = False  # the mask says it
+        dropout = dropout if module.training else 0.0
+    else:
+        wanted = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        # One query is the newest, not the first; a mask says it itself.
+        causal = bool(query.shape[2] > 1 and attention_mask is None and wanted)
+    if isinstance(scaling, Tensor):
+        query, scaling = query * scaling, 1.0
+    mask = _mask(eager, query.dtype, attention_mask, position_bias)
+    options: dict[str, Any] = {"attn_mask": mask, "dropout_p": dropout, "is_causal": causal}
+    grouped = query.dim() == 4 and query.shape[1] != key.shape[1]
+    if softcap is None and s_aux is None:
+        out = sdpa.scaled_dot_product_attention(
+            query, key, value, scale=scaling, enable_gqa=grouped, **options
+        )
+    else:
+        options |= {"softcap": softcap, "sinks": s_aux}
+        out = sdpa.extended(query, key, value, scale=scaling, enable_gqa=grouped, **options)
+    return out.transpose(1, 2).contiguous()
+
+
+def _mask(
+    eager: bool, dtype: torch.dtype, mask: Tensor | None, bias: Tensor | None
+) -> Tensor | None:
+    """Mask and position bias as one; where the mask holds its type's lowest number, −inf."""
+    if mask is None:
+        return bias
+    if mask.dtype is torch.bool:
+        if eager:
+            advice = "Eager attention would add it as 0 and 1; use 'sdpa', or an additive mask"
+            raise LevelheadTypeError(expected("attention_mask", "an additive mask", "bool", advice))
+        return mask if bias is None else torch.where(mask, bias, -torch.inf)
+    if not mask.dtype.is_floating_point:
+        advice = "Use bool, or an additive mask"
+        raise LevelheadTypeError(
+            expected("attention_mask", "bool or a floating dtype", mask.dtype, advice)
+        )
+    # Half of the lowest number too: masks are made in one dtype, added up and cast to another.
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    total = (mask if bias is None else mask + bias).masked_fill(hidden, -torch.inf)
+    return total if total.dtype in (dtype, torch.float32) else total.to(dtype)
+
+
+def _weights_are_collected(module: nn.Module) -> bool:
+    """Whether transformers records weights without saying so in the call, as version 5 does."""
+    if getattr(getattr(module, "config", None), "output_attentions", False):
+        return True
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    if capturing is None:
+        return False
+    collected = capturing._active_collector.get()
+    return collected is not None and any("attentions" in key for key in collected)

@@ -1,0 +1,134 @@
+"""Which modules of a model attend, and how each of them gets at its attention.
+
+Read off the code, before anything runs: the names that the compiled functions of a module's class
+use. A module either asks transformers' attention interface for a function, or calls
+`F.scaled_dot_product_attention` itself, or forms its softmax by hand. This file only looks; what
+can be served, and how, is `huggingface`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+__all__ = ["Attending", "attending_modules", "eager_functions", "understood"]
+
+_SDPA = "scaled_dot_product_attention"
+_INTERFACE = {"get_interface", "ALL_ATTENTION_FUNCTIONS"}
+_LIBRARY = ("torch.", "transformers.modeling_utils", "transformers.generation")
+_NAMES = ("attention", "attn")  # a module that normalises by hand attends if it is called so
+
+
+class Attending(NamedTuple):
+    """A module that attends."""
+
+    name: str  # within the model
+    module: nn.Module
+    interface: bool  # asks transformers' interface for its attention function
+    sdpa: bool  # calls torch's function itself
+    by_hand: bool  # has a softmax of its own, perhaps beside the others
+
+
+def attending_modules(model: nn.Module) -> Iterator[Attending]:
+    """Every module of the model that attends, in the model's order."""
+    seen: dict[type, tuple[bool, bool, bool]] = {}
+    for name, module in model.named_modules():
+        kind = type(module)
+        if kind not in seen:
+            seen[kind] = _ways(kind)
+        interface, sdpa, by_hand = seen[kind]
+        if not interface and not sdpa and not by_hand:
+            # nn.Softmax may also be a child, which the class only calls.
+            children = any(isinstance(child, nn.Softmax) for child in module.children())
+            by_hand = children and _is_called_attention(kind)
+        if interface or sdpa or by_hand:
+            yield Attending(name, module, interface, sdpa, by_hand)
+
+
+def _ways(kind: type) -> tuple[bool, bool, bool]:
+    if issubclass(kind, nn.MultiheadAttention):  # torch's own: a fast path nobody sees into
+        return False, False, True
+    words = {word for function in _functions(kind) for word in _words(function)}
+    interface, sdpa = bool(words & _INTERFACE), _SDPA in words
+    own = {word for function in _functions(kind, helpers=False) for word in _words(function)}
+    # Helpers of an interface's module are its eager functions: no second way.
+    by_hand = _normalises(own if interface else words) and _is_called_attention(kind)
+    return interface, sdpa, by_hand
+
+
+def _normalises(words: set[str]) -> bool:
+    return any("softmax" in word.lower() or word == "logsumexp" for word in words)
+
+
+def _is_called_attention(kind: type) -> bool:
+    return any(part in base.__name__.lower() for base in kind.__mro__ for part in _NAMES)
+
+
+def eager_functions(module: nn.Module) -> Iterator[FunctionType]:
+    """The functions of its file that a module may hand to the interface as its default."""
+    for function in _functions(type(module)):
+        if "module" in function.__code__.co_varnames[:1] and _normalises(_words(function)):
+            yield function
+
+
+def _functions(kind: type, *, helpers: bool = True) -> Iterator[FunctionType]:
+    """A class's methods, and the functions of its file that they name, and those these name."""
+    found = [
+        function
+        for base in kind.__mro__
+        if not base.__module__.startswith(_LIBRARY) and base is not object
+        for value in vars(base).values()
+        if (function := _plain(value)) is not None
+    ]
+    met = set(found)
+    while found:
+        function = found.pop()
+        yield function
+        for word in _words(function) if helpers else ():
+            helper = _plain(function.__globals__.get(word))
+            if helper and helper not in met and helper.__module__ == function.__module__:
+                met.add(helper)
+                found.append(helper)
+
+
+def _plain(value: Any) -> FunctionType | None:
+    """The function behind a method or a decorator."""
+    value = getattr(value, "__func__", value)  # static and class methods
+    while isinstance(value, FunctionType) and hasattr(value, "__wrapped__"):
+        value = value.__wrapped__
+    return value if isinstance(value, FunctionType) else None
+
+
+def _words(function: FunctionType) -> set[str]:
+    codes: list[CodeType] = [function.__code__]
+    found: set[str] = set()
+    while codes:
+        code = codes.pop()
+        found.update(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return found
+
+
+# What the eager functions of models are made of: two products, a softmax, dropout, shared heads, a
+# cap, a sink as one more column or as a factor afterwards. One with any other word may mean
+# something else, and is not taken for granted.
+_ATTENTION = {
+    "F", "cat", "contiguous", "device", "dropout", "dtype", "expand", "float", "float32",
+    "functional", "getattr", "hasattr", "head_dim", "matmul", "max", "maybe_autocast", "nn",
+    "num_key_value_groups", "repeat_kv", "reshape", "shape", "sinks", "size", "softmax", "tanh",
+    "to", "torch", "training", "transpose", "type", "values",
+}  # fmt: skip
+_SINK_AFTERWARDS = {"logsumexp", "sigmoid", "sinks", "unsqueeze", "view"}
+
+
+def understood(function: Callable[..., Any]) -> bool:
+    """Whether an eager function is softmax(q kᵀ · scale + mask) v and nothing else."""
+    if not isinstance(function, FunctionType):
+        return False
+    words = _words(function)
+    if words >= _SINK_AFTERWARDS:
+        words = words - _SINK_AFTERWARDS
+    return {"matmul", "softmax"} <= words <= _ATTENTION
