@@ -12,8 +12,9 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from levelhead import stats
 from levelhead.health import vial, view
+from levelhead.health.counterfactual import AS_IT_IS, counterfactual
+from levelhead.health.findings import Finding
 from levelhead.health.record import Record, Run
 
 _OPEN = 100  # heads up to which every table starts unfolded
@@ -25,7 +26,7 @@ def _style() -> str:
     return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
-def html(run: Run, findings: Sequence[view.Finding] = ()) -> str:
+def html(run: Run, findings: Sequence[Finding] = ()) -> str:
     """The whole page."""
     name = escape(run.model)
     body = "".join(
@@ -47,7 +48,7 @@ def html(run: Run, findings: Sequence[view.Finding] = ()) -> str:
     )
 
 
-def notebook(run: Run, findings: Sequence[view.Finding] = ()) -> str:
+def notebook(run: Run, findings: Sequence[Finding] = ()) -> str:
     """The map and what was found, for `_repr_html_`; it takes the notebook's own ink and paper."""
     groups = "".join(
         f"<li><b>{escape(group.severity)}: {escape(group.kind)}</b>, {_where(group)}</li>"
@@ -57,7 +58,7 @@ def notebook(run: Run, findings: Sequence[view.Finding] = ()) -> str:
         f'<p class="soft">{escape(line)}</p>' for line in (*view.coverage(run), *view.cost(run))
     )
     return (
-        f'<div class="lh note"><style>\n{_style()}</style><p><b>{escape(view.opening(run))}</b></p>'
+        f'<div class="lh note"><style>\n{_style()}</style><p><b>{escape(run.model)}</b>: {escape(view.opening(run))}</p>'
         f"{_maps(run, findings, linked=False)}<p>{_legend(run)}</p><ul>{groups}</ul>{closing}</div>"
     )
 
@@ -68,15 +69,15 @@ def _where(group: view.Group) -> str:
 
 
 def _legend(run: Run) -> str:
-    counts = view.levels(run.last.records)
+    counts = view.levels(run.latest)
     return ", ".join(f"{n} {level}" for level, n in counts.items() if n)
 
 
 # ---- the head of the page ---------------------------------------------------
 
 
-def _header(run: Run, findings: Sequence[view.Finding]) -> str:
-    counts = view.levels(run.last.records)
+def _header(run: Run, findings: Sequence[Finding]) -> str:
+    counts = view.levels(run.latest)
     tiles = "".join(
         f"<li>{vial.picture(level)}<b>{n}</b> {level}<span>{view.MEANINGS[level]}</span></li>\n"
         for level, n in counts.items()
@@ -84,21 +85,21 @@ def _header(run: Run, findings: Sequence[view.Finding]) -> str:
     )
     return (
         f'<header>\n<div class="brand">{vial.picture("level")}levelhead</div>\n'
-        f"<h1>{escape(run.model)}</h1>\n<p>{escape(view.opening(run))}.</p>\n"
+        f"<h1>{escape(run.model)}</h1>\n<p>{escape(view.opening(run)).capitalize()}.</p>\n"
         f'<p class="soft">Findings: {escape(view.verdict(findings))}.</p>\n</header>\n'
         f'<ul class="tiles">\n{tiles}</ul>\n'
     )
 
 
-def _maps(run: Run, findings: Sequence[view.Finding], *, linked: bool) -> str:
-    if not run.last.records:
+def _maps(run: Run, findings: Sequence[Finding], *, linked: bool) -> str:
+    if not run.latest:
         return "<p>No attention was seen.</p>\n"
-    marks = {(one.module, one.head): one.severity for one in reversed(view.alarms(findings))}
+    marks = view.marks(findings)
     anchors = _anchors(run) if linked else {}
     figures = "".join(
         f"<figure><figcaption>{escape(block.name)}</figcaption>"
         f'<div class="scroll">{vial.grid(block, marks, anchors)}</div></figure>\n'
-        for block in view.blocks(run.last.records)
+        for block in view.blocks(run.latest)
     )
     if not linked:
         return figures
@@ -111,13 +112,13 @@ def _maps(run: Run, findings: Sequence[view.Finding], *, linked: bool) -> str:
 
 
 def _anchors(run: Run) -> dict[str, str]:
-    return {record.module: f"m{i}" for i, record in enumerate(run.last.records)}
+    return {record.module: f"m{i}" for i, record in enumerate(run.latest)}
 
 
 # ---- findings and scales ----------------------------------------------------
 
 
-def _findings(findings: Sequence[view.Finding]) -> str:
+def _findings(findings: Sequence[Finding]) -> str:
     groups = view.groups(findings)
     if not groups:
         return "<section>\n<h2>Findings</h2>\n<p>Nothing to report.</p>\n</section>\n"
@@ -148,19 +149,20 @@ def _link(link: str) -> str:
 
 
 def _scales(run: Run) -> str:
-    rules = view.rules(run.last)
+    rules = view.rules(run)
     if not rules:
         return ""
-    now = _bar("as it runs", view.levels(run.last.records), now=True)
-    bars = "".join(_bar(f"scale {rule}", counts) for rule, counts in rules.items())
+    bars = "".join(_bar(rule, counts) for rule, counts in rules.items())
+    tried = counterfactual(run)
+    said = "; ".join(tried.sentence(rule) for rule in tried.rules if rule != AS_IT_IS)
     return (
         '<section>\n<h2>The same heads under other scales</h2>\n<p class="soft">Same queries, same '
-        "keys; only the number that multiplies q·k is another.</p>\n"
-        f'<figure><div class="bars">\n{now}{bars}</div></figure>\n</section>\n'
+        f"keys; only the number that multiplies q·k is another: {escape(said)}.</p>\n"
+        f'<figure><div class="bars">\n{bars}</div></figure>\n</section>\n'
     )
 
 
-def _bar(name: str, counts: Mapping[stats.Level, int], *, now: bool = False) -> str:
+def _bar(name: str, counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
     said = ", ".join(f"{n} {level}" for level, n in counts.items() if n)
     parts = "".join(
@@ -169,7 +171,7 @@ def _bar(name: str, counts: Mapping[stats.Level, int], *, now: bool = False) -> 
         for level, n in counts.items()
         if n
     )
-    kind = ' class="now"' if now else ""
+    kind = ' class="now"' if name == AS_IT_IS else ""
     return (
         f'<div{kind}>{escape(name)}</div>'
         f'<div class="bar" role="img" aria-label="{said}">{parts}</div>\n'
@@ -181,13 +183,13 @@ def _bar(name: str, counts: Mapping[stats.Level, int], *, now: bool = False) -> 
 
 def _tables(run: Run) -> str:
     anchors = _anchors(run)
-    heads = sum(len(record.tally) for record in run.last.records)
+    heads = sum(len(record.tally) for record in run.latest)
     unfolded = " open" if heads <= _OPEN else ""
     tables = "".join(
         f"<details{unfolded}><summary>{escape(view.title(record.module))}</summary>"
         f'<p class="soft"><small>{escape(view.facts(record))}</small></p>'
         f'<div class="scroll">{_table(record, anchors[record.module])}</div></details>\n'
-        for record in run.last.records
+        for record in run.latest
     )
     return f"<section>\n<h2>Every number</h2>\n{tables}</section>\n" if tables else ""
 

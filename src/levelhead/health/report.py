@@ -14,7 +14,11 @@ from typing import TextIO
 
 from levelhead import stats
 from levelhead.health import view
+from levelhead.health.findings import Finding
+from levelhead.health.page import html, notebook
 from levelhead.health.record import Record, Run
+
+__all__ = ["html", "notebook", "text"]
 
 NARROW = 80  # below this nothing is promised
 _ROOMY = 104  # from here on three digits fit
@@ -38,7 +42,7 @@ def colour_wanted(stream: TextIO) -> bool:
 
 def text(
     run: Run,
-    findings: Sequence[view.Finding] = (),
+    findings: Sequence[Finding] = (),
     *,
     colour: bool = False,
     width: int | None = None,
@@ -58,7 +62,7 @@ def text(
 
 def lines(
     run: Run,
-    findings: Sequence[view.Finding] = (),
+    findings: Sequence[Finding] = (),
     *,
     colour: bool = False,
     width: int | None = None,
@@ -66,8 +70,8 @@ def lines(
 ) -> Iterator[str]:
     """The lines of `text`."""
     wide = max(NARROW, shutil.get_terminal_size((100, 24)).columns if width is None else width)
-    yield from _wrap(paint(view.opening(run), "bold", colour), wide)
-    records = run.last.records
+    yield from _wrap(paint(f"{run.model}: {view.opening(run)}", "bold", colour), wide)
+    records = run.latest
     if records:
         yield ""
         yield from heads_map(run, findings, colour=colour, width=wide)
@@ -101,14 +105,13 @@ def _wrap(words: str, width: int, indent: str = "", hang: str = "") -> list[str]
 
 
 def heads_map(
-    run: Run, findings: Sequence[view.Finding] = (), *, colour: bool, width: int
+    run: Run, findings: Sequence[Finding] = (), *, colour: bool, width: int
 ) -> Iterator[str]:
     """One glyph per head, a line per module; a mark beside it where something was found."""
-    found = view.alarms(findings)
-    marked = {(one.module, one.head): one.severity for one in reversed(found)}
-    for block in view.blocks(run.last.records):
+    marked = view.marks(findings)
+    for block in view.blocks(run.latest):
         yield from _block(block, marked, colour, width)
-    counts = view.levels(run.last.records)
+    counts = view.levels(run.latest)
     legend = [
         f"{paint(view.GLYPHS[level], level, colour)} {n} {level} ({view.MEANINGS[level]})"
         for level, n in counts.items()
@@ -232,7 +235,7 @@ def _rows(columns: Mapping[str, Sequence[str]], record: Record, colour: bool) ->
 
 
 def finding_lines(
-    findings: Sequence[view.Finding], *, colour: bool, width: int
+    findings: Sequence[Finding], *, colour: bool, width: int
 ) -> Iterator[str]:
     """Each kind of finding: what, where with which numbers, why it matters, what to try."""
     for group in view.groups(findings):
@@ -252,7 +255,7 @@ def finding_lines(
 
 def scale_lines(run: Run, *, colour: bool, width: int) -> Iterator[str]:
     """The same heads under every scale rule, as bars of glyphs."""
-    rules = view.rules(run.last)
+    rules = view.rules(run)
     if not rules:
         return
     yield "The same heads under other scales:"
@@ -266,10 +269,10 @@ def scale_lines(run: Run, *, colour: bool, width: int) -> Iterator[str]:
         yield f"  {rule:<{room}}  {_bar(counts, cells, colour)}  {said[rule]}"
 
 
-def _bar(counts: Mapping[stats.Level, int], cells: int, colour: bool) -> str:
-    """Glyphs in proportion, by largest remainder; whatever is there at all gets one."""
-    shares = view.shares(counts, cells)
-    return "".join(paint(view.GLYPHS[level] * n, level, colour) for level, n in shares.items() if n)
+def _bar(counts: Mapping[str, int], cells: int, colour: bool) -> str:
+    """Glyphs in proportion."""
+    shares, glyphs = view.shares(counts, cells), dict[str, str](view.GLYPHS)
+    return "".join(paint(glyphs[level] * n, level, colour) for level, n in shares.items() if n)
 
 
 def _closing(run: Run, width: int) -> Iterator[str]:

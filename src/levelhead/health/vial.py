@@ -17,13 +17,13 @@ from levelhead.observation import number
 
 WIDTH, HEIGHT = 48, 18  # of a vial, in user units
 _PITCH_X, _PITCH_Y = 54, 26
-_SMALLEST = 0.5  # of its own size a grid may shrink to before it scrolls
+_SMALLEST, _LARGEST = 0.5, 1.5  # of its own size: below the first a grid scrolls
 
 # A bubble in the middle of its level's cells, for legends.
 _TYPICAL: Mapping[stats.Level, float] = {"flat": 0.5, "level": 4.0, "sharp": 6.4, "saturated": 8.0}
 _MARKS = {
     "warning": f'<path class="warning-mark" d="M{WIDTH} -4l6.5 11h-13z"/>',
-    "error": f'<circle class="error-mark" cx="{WIDTH - 1}" cy="1.5" r="6"/>',
+    "error": f'<path class="error-mark" d="M{WIDTH - 1} -6l7.5 7.5-7.5 7.5-7.5-7.5z"/>',
 }
 
 
@@ -55,7 +55,7 @@ def grid(
         f"{_row(record, left, marks, anchors)}</g>\n"
         for i, (label, record) in enumerate(block.rows)
     )
-    size = f"width:100%;max-width:{width}px;min-width:{width * _SMALLEST:.0f}px"
+    size = f"width:100%;max-width:{width * _LARGEST:.0f}px;min-width:{width * _SMALLEST:.0f}px"
     return (
         f'<svg viewBox="0 0 {width} {height}" style="{size}" role="group" '
         f'aria-label="{escape(block.name)}: a level for every head">{titles}\n{rows}</svg>'

@@ -11,12 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
 from levelhead import scaling, stats
-from levelhead.health.record import Facts, Record, Run, Snapshot
+from levelhead.health.counterfactual import counterfactual
+from levelhead.health.findings import SEVERITIES, Finding, Severity
+from levelhead.health.record import Facts, Record, Run
 from levelhead.observation import number
 
 # The fuller the disc, the fewer keys a head attends to: an order that needs no colour.
@@ -31,29 +32,7 @@ MEANINGS: Mapping[stats.Level, str] = {
     "none": "nothing seen",
 }
 ROOT = "(the model itself)"
-SEVERITIES = ("error", "warning", "note")
 _CLOSE = 0.02  # a scale within 2 % of a rule is that rule
-
-
-class Finding(Protocol):
-    """What is shown of a finding of `diagnose`."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def severity(self) -> str: ...
-    @property
-    def module(self) -> str: ...
-    @property
-    def head(self) -> int | None: ...
-    @property
-    def evidence(self) -> Any: ...
-    @property
-    def why(self) -> str: ...
-    @property
-    def advice(self) -> str: ...
-    @property
-    def link(self) -> str: ...
 
 
 # ---- heads ------------------------------------------------------------------
@@ -110,16 +89,12 @@ def levels(records: Iterable[Record]) -> Counter[stats.Level]:
     return Counter({level: found[level] for level in GLYPHS})
 
 
-def rules(snapshot: Snapshot) -> dict[str, Counter[stats.Level]]:
-    """Scale rule to the levels the same heads would have under it; empty if none were tried."""
-    from levelhead.health import tally
-
-    found: dict[str, Counter[stats.Level]] = {}
-    for record in snapshot.records:
-        for rule, columns in record.counterfactual.items():
-            found.setdefault(rule, Counter(dict.fromkeys(GLYPHS, 0)))
-            found[rule].update(tally.read(columns).levels)
-    return found
+def rules(run: Run) -> dict[str, Mapping[str, int]]:
+    """Scale rule to the levels the same heads would have under it; empty if none was tried."""
+    tried = counterfactual(run).rules
+    if len(tried) == 1:  # what the model does is all there is
+        return {}
+    return {re.sub(r"sqrt\((\w+)\)", r"√\1", rule): counts for rule, counts in tried.items()}
 
 
 # ---- modules ----------------------------------------------------------------
@@ -220,21 +195,18 @@ def _scale(value: float | None, f: Facts) -> str:
 
 
 def opening(run: Run) -> str:
-    """The run in one line: how much of what was seen, and how exactly."""
-    records = run.last.records
-    heads = sum(len(record.tally) for record in records)
+    """How much was seen, and how exactly."""
+    records = run.latest
     if not records:
-        return f"{run.model}: no attention was seen"
+        return "no attention was seen"
+    heads = sum(len(record.tally) for record in records)
     sampled = sum(record.facts.sampled for record in records)
-    how = "exact" if not sampled else "sampled rows: maxima are lower bounds"
+    how = "every row counted" if not sampled else "sampled rows: maxima are lower bounds"
     if 0 < sampled < len(records):
         how = f"{sampled} of {len(records)} modules from {how}"
-    return f"{run.model}: {plural(heads, 'head')} in {plural(len(records), 'module')}, {how}{_when(run)}"
-
-
-def _when(run: Run) -> str:
-    n = len(run.snapshots)
-    return f", step {run.last.step}" + (f" (the last of {n} watched)" if n > 1 else "")
+    steps = len(run.snapshots)
+    when = f"; step {run.last.step}, the last of {steps} observed" if steps > 1 else ""
+    return f"{plural(heads, 'head')} in {plural(len(records), 'attention module')}, {how}{when}"
 
 
 def coverage(run: Run) -> Iterator[str]:
@@ -256,11 +228,16 @@ def coverage(run: Run) -> Iterator[str]:
 
 def cost(run: Run) -> Iterator[str]:
     """What watching cost, in one line."""
-    if run.cost:
-        yield "cost: " + ", ".join(f"{name} {short(x)}" for name, x in run.cost.items())
+    spent = run.cost
+    if spent.get("observed_steps"):
+        yield (
+            f"watching took {spent['milliseconds_per_observed_step']:.1f} ms per observed step, "
+            f"{100 * spent['share']:.1f} % of the time ({spent['observed_steps']:.0f} of "
+            f"{plural(int(spent['steps']), 'step')} observed)"
+        )
 
 
-def shares(counts: Mapping[stats.Level, int], cells: int) -> dict[stats.Level, int]:
+def shares(counts: Mapping[str, int], cells: int) -> dict[str, int]:
     """The counts in proportion, as whole cells of a bar; whatever there is gets one at least."""
     total = sum(counts.values())
     given = {level: max(1, n * cells // total) if n else 0 for level, n in counts.items()}
@@ -291,37 +268,16 @@ class Group:
     why: str
     advice: str
     link: str
-    places: tuple[tuple[str, str], ...]  # where, and the evidence there
+    places: tuple[tuple[str, str], ...]  # where, and the numbers there
 
 
 def groups(findings: Iterable[Finding]) -> list[Group]:
     """The findings, the gravest first, those that say the same together."""
-    alike: dict[tuple[str, ...], list[Finding]] = {}
-    for found in findings:
-        key = (found.severity, found.kind, found.why, found.advice, found.link)
-        alike.setdefault(key, []).append(found)
-    order = sorted(alike, key=lambda key: SEVERITIES.index(key[0]))
-    return [
-        Group(kind, severity, why, advice, link,
-              tuple((where(found), evidence(found)) for found in alike[key]))
-        for key in order
-        for severity, kind, why, advice, link in [key]
-    ]  # fmt: skip
-
-
-def where(found: Finding) -> str:
-    """The module and the head a finding is about."""
-    return title(found.module) + ("" if found.head is None else f", head {found.head}")
-
-
-def evidence(found: Finding) -> str:
-    """The numbers behind a finding."""
-    if isinstance(found.evidence, Mapping):
-        pairs = found.evidence.items()
-        return ", ".join(
-            f"{name} {short(x) if isinstance(x, float) else x}" for name, x in pairs
-        )
-    return str(found.evidence)
+    alike: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for found in sorted(findings, key=lambda found: -SEVERITIES.index(found.severity)):
+        topic = (found.kind, found.severity, found.why, found.advice, found.link)
+        alike.setdefault(topic, []).append((found.where, found.numbers))
+    return [Group(*topic, tuple(places)) for topic, places in alike.items()]
 
 
 def alarms(findings: Iterable[Finding]) -> list[Finding]:
@@ -329,8 +285,17 @@ def alarms(findings: Iterable[Finding]) -> list[Finding]:
     return [found for found in findings if found.severity != "note"]
 
 
-def verdict(findings: Sequence[Finding]) -> str:
+def marks(findings: Iterable[Finding]) -> dict[tuple[str, int | None], Severity]:
+    """The gravest alarm of each module (head None) and head that has one."""
+    found: dict[tuple[str, int | None], Severity] = {}
+    for one in sorted(alarms(findings), key=lambda one: SEVERITIES.index(one.severity)):
+        for head in one.head if isinstance(one.head, tuple) else (one.head,):
+            found[one.module, head] = one.severity
+    return found
+
+
+def verdict(findings: Iterable[Finding]) -> str:
     """How many of what severity, in a few words."""
     n = Counter(found.severity for found in findings)
-    said = [plural(n[severity], severity) for severity in SEVERITIES if n[severity]]
+    said = [plural(n[severity], severity) for severity in reversed(SEVERITIES) if n[severity]]
     return ", ".join(said) if said else "nothing to report"

@@ -9,6 +9,9 @@ gradient's own gradient is an error, not a wrong number.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +22,7 @@ from torch.library import Library, register_autograd, register_fake, register_vm
 from levelhead import _core
 from levelhead.arrays import Array
 from levelhead.errors import LevelheadError
+from levelhead.state import COUNTS, SUMS
 
 __all__ = ["LevelheadRuntimeError", "Options", "attend"]
 
@@ -78,6 +82,44 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, T
     return out, logsumexp
 
 
+# ---- statistics on the way
+
+
+class Pass(NamedTuple):
+    """A forward pass that somebody observed: what came in, and the states of its rows."""
+
+    q: Tensor
+    k: Tensor
+    options: Options
+    sums: Array
+    counts: Array
+    sinks: Array | None
+
+
+class _Observers(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[list[Pass]] = []
+
+
+_observers = _Observers()
+
+
+def observed() -> bool:
+    """Whether somebody in this thread wants to know about forward passes."""
+    return bool(_observers.stack)
+
+
+@contextmanager
+def observing() -> Iterator[list[Pass]]:
+    """Every forward pass inside leaves its statistics in the list; results keep their bits."""
+    seen: list[Pass] = []
+    _observers.stack.append(seen)
+    try:
+        yield seen
+    finally:
+        _observers.stack.pop()
+
+
 # ---- the kernels
 
 
@@ -116,6 +158,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tenso
     out, logsumexp = _attend_shapes(q, k, v)
     options = for_core(Options(*given), q, k)
     into: dict[str, Any] = {"out": memory(out), "logsumexp": memory(logsumexp)}
+    if observed():
+        rows, real = tuple(q.shape[:-1]), into["logsumexp"].dtype
+        into["sums"] = np.empty((*rows, len(SUMS)), real)
+        into["counts"] = np.empty((*rows, len(COUNTS)), np.int64)
+        seen = Pass(q, k, Options(*given), into["sums"], into["counts"], options.get("sinks"))
+        _observers.stack[-1].append(seen)
     _core.forward(memory(q), memory(k), memory(v), **into, **options)
     return out, logsumexp
 

@@ -9,15 +9,14 @@ original's place.
 from __future__ import annotations
 
 import math
-import sys
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from levelhead import _core
-from levelhead.torch.ops import LevelheadRuntimeError, Options, attend
+from levelhead.torch.ops import LevelheadRuntimeError, Options, attend, observed
+from levelhead.torch.swap import Swap
 
 __all__ = ["patch", "scaled_dot_product_attention"]
 
@@ -68,7 +67,7 @@ def extended(
         if attn_mask is not None and attn_mask.dtype is not torch.bool:
             attn_mask = attn_mask.to(dtype)
     rank = query.dim()
-    q, k, v = _broadcast(query, key, value, enable_gqa)
+    q, k, v = broadcast(query, key, value, enable_gqa)
     _check_mask_shape(attn_mask, (*q.shape[:-1], k.shape[-2]))
     H, D = q.shape[-3], q.shape[-1]
     factor = (1 / math.sqrt(D) if D else 1.0) if scale is None else float(scale)
@@ -102,6 +101,8 @@ def _through_the_door(
     if is_causal and q.shape[-2] != k.shape[-2]:  # the door aligns the last positions
         return None
     if torch._C._len_torch_dispatch_stack() or torch._C._is_torch_function_mode_enabled():
+        return None
+    if observed():  # the door gives no statistics
         return None
     found: Tensor | None = _core.attend(q, k, v, scale, bool(is_causal), None)
     return found
@@ -138,7 +139,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float)
         raise _wrong("dropout_p", "a probability", dropout, "It lies between 0 and 1")
 
 
-def _broadcast(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
+def broadcast(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The three with the same leading dimensions, rank 4 or more; heads too, unless they group."""
     while min(q.dim(), k.dim(), v.dim()) < 4:
         q, k, v = (x.unsqueeze(0) if x.dim() < 4 else x for x in (q, k, v))
@@ -174,7 +175,7 @@ def _check_mask_shape(mask: Tensor | None, shape: tuple[int, ...]) -> None:
 
 # ---- in the original's place
 
-_original = functional.scaled_dot_product_attention
+ORIGINAL = functional.scaled_dot_product_attention
 
 
 class patch:  # noqa: N801  a verb, used as a call and in `with`
@@ -185,22 +186,11 @@ class patch:  # noqa: N801  a verb, used as a call and in `with`
     """
 
     def __init__(self) -> None:
-        self._places: list[tuple[dict[str, Any], str]] = []
-        for module in list(sys.modules.values()):
-            names = getattr(module, "__dict__", None)
-            if not isinstance(names, dict) or getattr(module, "__name__", "") in _KEPT:
-                continue
-            for name, value in list(names.items()):
-                if value is _original:
-                    names[name] = scaled_dot_product_attention
-                    self._places.append((names, name))
+        self._swap = Swap({ORIGINAL: scaled_dot_product_attention}, KEPT)
 
     def undo(self) -> None:
         """Puts the original back where it was."""
-        for names, name in self._places:
-            if names.get(name) is scaled_dot_product_attention:
-                names[name] = _original
-        self._places = []
+        self._swap.undo()
 
     def __enter__(self) -> patch:
         return self
@@ -210,4 +200,4 @@ class patch:  # noqa: N801  a verb, used as a call and in `with`
 
 
 # Where the original itself lives, and where it is kept to be put back.
-_KEPT = ("torch._C._nn", __name__)
+KEPT = ("torch._C._nn", __name__)

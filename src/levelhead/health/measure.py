@@ -1,0 +1,336 @@
+"""From what a call asked of its softmax to the tally of its heads.
+
+On the CPU the core makes one pass that computes statistics only; elsewhere plain torch does, some
+rows at a time, on the tensors' own device and without ever waiting for it. Both give the same
+fields per query row, which are summed up in one place. Nothing here knows of modules or steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from levelhead import stats
+from levelhead.attention import observe
+from levelhead.health import tally
+
+Fields: TypeAlias = dict[str, Tensor]  # name -> (B, H, T)
+
+# Logits that plain torch holds at a time: 64 MiB of float32, a few times over.
+_AT_A_TIME = 1 << 24
+
+
+@dataclass(frozen=True)
+class Call:
+    """Everything between q, k and the softmax. Query i sits at position start + i."""
+
+    q: Tensor  # (B, H, T, D)
+    k: Tensor  # (B, G, S, D); H is a multiple of G
+    scale: float | Tensor  # one, or one per head
+    mask: Tensor | None = None  # bool (True: visible) or additive, broadcastable to (B, H, T, S)
+    causal: bool = False
+    start: int = 0
+    left: int | None = None  # keys from position - left on
+    right: int | None = None  # keys up to position + right
+    softcap: float | None = None
+    sinks: Tensor | None = None  # (H,)
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1]
+
+
+def from_scores(scores: Tensor) -> Call:
+    """The call whose logits are these (B, H, T, S), already made: a bias on products of zero."""
+    B, H, T, S = scores.shape
+    wide = torch.float64 if scores.dtype is torch.float64 else torch.float32
+    q, k = (scores.new_zeros((B, H, n, 1), dtype=wide) for n in (T, S))
+    return Call(q, k, 1.0, scores.to(wide))
+
+
+def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = None) -> Tensor:
+    """The tally (H, columns) of a call, on its device; `sample`: of so many rows, evenly spread.
+
+    `by_torch` forces the path for other devices.
+    """
+    call = _hidden(_detached(call))
+    T = call.q.shape[2]
+    rows: Tensor | None = None
+    if sample is not None and sample < T:
+        rows = torch.linspace(0, T - 1, sample, device=call.q.device).round().long()
+        call = _sampled(call, rows)
+    elsewhere = call.q.device.type != "cpu" if by_torch is None else by_torch
+    found = summed(_by_torch(call) if elsewhere else _by_core(call), rows)
+    fill_squares(found, call)
+    return found
+
+
+def from_core(sums: Any, counts: Any, sinks: Any, call: Call) -> Tensor:
+    """The same from the states that a fused pass left: (B, H, T, ...) NumPy arrays."""
+    rows = stats.rows(sums, counts, sinks)
+    found = summed(_as_fields(rows, call.q.shape[:3]), None)
+    fill_squares(found, call)
+    return found
+
+
+def fill_squares(found: Tensor, call: Call) -> None:
+    """What rms(q) and rms(k) are read off."""
+    for name, x in (("q", call.q.detach()), ("k", call.k.detach())):
+        squares = x.to(_wide(x)).square().sum((0, 2, 3))
+        shared = call.heads // max(x.shape[1], 1)
+        found[:, tally.INDEX[f"{name}_squares"]] = squares.repeat_interleave(shared).to(found)
+        found[:, tally.INDEX[f"{name}_count"]] = x.shape[0] * x.shape[2] * x.shape[3]
+
+
+def folded(into: Tensor, new: Tensor) -> Tensor:
+    """Both together, as `tally.merge`."""
+    later = (new[:, tally.LARGEST] > into[:, tally.LARGEST])[:, None]
+    return torch.cat(
+        [
+            into[:, tally.SUM] + new[:, tally.SUM],
+            torch.minimum(into[:, tally.MIN], new[:, tally.MIN]),
+            torch.maximum(into[:, tally.MAX], new[:, tally.MAX]),
+            torch.where(later, new[:, tally.PLACE], into[:, tally.PLACE]),
+        ],
+        1,
+    )
+
+
+# ---- the call as both paths read it
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+def _detached(call: Call) -> Call:
+    parts = {name: getattr(call, name) for name in ("q", "k", "mask", "sinks", "scale")}
+    tensors: Any = {name: x.detach() for name, x in parts.items() if isinstance(x, Tensor)}
+    return replace(call, **tensors)
+
+
+def _hidden(call: Call) -> Call:
+    """Masks that stand in for -inf with a huge number, as models' masks do, hide for good."""
+    mask = call.mask
+    if mask is None or mask.dtype is torch.bool:
+        return call
+    if mask.dtype not in (call.q.dtype, torch.float32):
+        mask = mask.to(_wide(call.q))
+    least = torch.finfo(mask.dtype).min / 2
+    return replace(call, mask=mask.masked_fill(mask <= least, -math.inf))
+
+
+def visible(call: Call, rows: Tensor | None = None) -> Tensor | None:
+    """Which keys positions leave to those rows, (T, S); None: all."""
+    if not call.causal and call.left is None and call.right is None:
+        return None
+    device = call.q.device
+    if rows is None:
+        rows = torch.arange(call.q.shape[2], device=device)
+    position, key = (rows + call.start)[:, None], torch.arange(call.k.shape[2], device=device)
+    seen = key <= position if call.causal else key >= 0
+    if call.left is not None:
+        seen = seen & (key >= position - call.left)
+    if call.right is not None:
+        seen = seen & (key <= position + call.right)
+    return seen
+
+
+def _with_mask(mask: Tensor | None, seen: Tensor | None) -> Tensor | None:
+    if mask is None or seen is None:
+        return seen if mask is None else mask
+    return mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, -math.inf)
+
+
+def _sampled(call: Call, rows: Tensor) -> Call:
+    """Those rows alone; what was said by positions is said by a mask."""
+    mask = call.mask
+    if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
+        mask = mask.index_select(-2, rows)
+    mask = _with_mask(mask, visible(call, rows))
+    q = call.q.index_select(2, rows)
+    return replace(call, q=q, mask=mask, causal=False, left=None, right=None)
+
+
+# ---- two ways to the fields of every row
+
+
+def _by_core(call: Call) -> Fields:
+    window = None if call.left is None and call.right is None else (call.left, call.right)
+    seen = observe(
+        call.q, call.k, scale=call.scale, causal=call.causal, window=window, mask=call.mask,
+        softcap=call.softcap, sinks=call.sinks, query_start=call.start,
+    )  # fmt: skip
+    return _as_fields(seen.rows, call.q.shape[:3])
+
+
+def _as_fields(rows: stats.Rows, shape: Any) -> Fields:
+    names = (*_ROW_FIELDS, "count", "argmax")
+    return {
+        name: torch.from_numpy(np.asarray(getattr(rows, name))).reshape(shape) for name in names
+    }
+
+
+_ROW_FIELDS = (
+    "mean", "var", "min", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink",
+)  # fmt: skip
+
+
+def _by_torch(call: Call) -> Fields:
+    pieces = [_piece(logits, call.sinks) for logits in _logits(call)]
+    if not pieces:
+        pieces = [_piece(call.q.new_empty((*call.q.shape[:3], 1)), call.sinks)]
+    return {name: torch.cat([piece[name] for piece in pieces], 2) for name in pieces[0]}
+
+
+def _logits(call: Call) -> Iterator[Tensor]:
+    """(B, H, rows, S) logits, -inf where hidden, some rows at a time."""
+    wide = _wide(call.q)
+    B, H, T, D = call.q.shape
+    G, S = call.k.shape[1], call.k.shape[2]
+    keys = call.k.to(wide).transpose(-1, -2).unsqueeze(2)
+    scale = call.scale if isinstance(call.scale, float) else call.scale.to(wide)[:, None, None]
+    seen = visible(call)
+    step = max(1, _AT_A_TIME // max(B * H * S, 1))
+    for first in range(0, T, step):
+        last = min(T, first + step)
+        q = call.q[:, :, first:last].to(wide).reshape(B, G, H // max(G, 1), last - first, D)
+        s = (q @ keys).reshape(B, H, last - first, S) * scale
+        if call.softcap is not None:
+            s = call.softcap * torch.tanh(s / call.softcap)
+        rows = slice(first, last)
+        mask = call.mask
+        if mask is not None:
+            if mask.dim() > 1 and mask.shape[-2] > 1:
+                mask = mask[..., rows, :]
+            s = s.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else _biased(s, mask)
+        yield s if seen is None else s.masked_fill(~seen[rows], -math.inf)
+
+
+def _biased(s: Tensor, mask: Tensor) -> Tensor:
+    """s + mask; hidden is hidden, also where s is NaN."""
+    return torch.where(mask == -math.inf, -math.inf, s + mask.to(s.dtype))
+
+
+def _piece(s: Tensor, sinks: Tensor | None) -> Fields:
+    """The fields of rows whose logits are s (B, H, T, S); formulas as in `stats.rows`."""
+    if s.shape[-1] == 0:
+        s = s.new_full((*s.shape[:-1], 1), -math.inf)
+    shown = s != -math.inf
+    count = shown.sum(-1)
+    some = count > 0
+    m = s.amax(-1)
+    sure = torch.where(some, m, 0.0)
+    sink = None if sinks is None else sinks.to(s.dtype)[:, None].expand_as(m)
+    logsumexp = torch.logsumexp(s, -1)
+    if sink is not None:
+        logsumexp = torch.logaddexp(logsumexp, sink)
+    finite = torch.where(logsumexp == -math.inf, 0.0, logsumexp)
+    x = torch.where(shown, s - finite[..., None], -math.inf)
+    p = x.exp()
+    entropy = -torch.where(p > 0, p * x, 0.0).sum(-1)
+    sum_p2 = p.square().sum(-1)
+    weight = torch.zeros_like(m)
+    if sink is not None:
+        weight = (sink - finite).exp()
+        entropy = entropy - torch.where(weight > 0, weight * (sink - finite), 0.0)
+        sum_p2 = sum_p2 + weight.square()
+    n = count.clamp(min=1)
+    mean = torch.where(shown, s, 0.0).sum(-1) / n
+    var = torch.where(shown, s - mean[..., None], 0.0).square().sum(-1) / n
+    wrong = (torch.isnan(s) | (s == math.inf)).any(-1)
+    fields = {
+        "mean": torch.where(some, mean, math.nan),
+        "var": torch.where(some, var, math.nan),
+        "min": torch.where(shown, s, math.inf).amin(-1),
+        "max": m,
+        "logsumexp": logsumexp,
+        "entropy": entropy.clamp(min=0.0),
+        "top1": torch.where(some, (sure - finite).exp(), 0.0),
+        "sum_p2": sum_p2.clamp(max=1.0),
+        "first": p[..., 0],
+        "sink": weight,
+    }
+    fields = {name: torch.where(wrong, math.nan, x) for name, x in fields.items()}
+    argmax = torch.where(some & ~wrong, s.argmax(-1), -1)
+    return fields | {"count": count, "argmax": argmax}
+
+
+# ---- rows to heads
+
+
+def summed(fields: Fields, sampled: Tensor | None) -> Tensor:
+    """The tally (H, columns) of rows (B, H, T); `sampled` says which rows they were."""
+    real = fields["mean"].dtype
+    count, wrong = fields["count"], torch.isnan(fields["logsumexp"])
+    some, several = (count > 0) & ~wrong, (count > 1) & ~wrong
+    saturated = fields["top1"] >= stats.SATURATED_ROW
+    spread = fields["entropy"] / count.clamp(min=2).to(real).log()
+
+    def total(x: Tensor, keep: Tensor) -> Tensor:
+        return torch.where(keep, x, 0).to(real).sum((0, 2))
+
+    def extreme(x: Tensor, sign: float) -> Tensor:
+        kept = torch.where(some, x * sign, -math.inf)
+        if kept.shape[0] * kept.shape[2] == 0:
+            return kept.new_full((kept.shape[1],), -math.inf) * sign
+        return kept.amax((0, 2)) * sign
+
+    ones = torch.ones_like(count)
+    columns = {
+        "rows": total(ones, some),
+        "lone_rows": total(ones, ~several & ~wrong),
+        "empty_rows": total(ones, (count == 0) & ~wrong),
+        "nan_rows": total(ones, wrong),
+        "several": total(ones, several),
+        "saturated": total(saturated.to(real), several),
+        "normalised_entropy": total(spread, several),
+        "effective_keys": total(fields["entropy"].exp(), several),
+        "min_logit": extreme(fields["min"], -1),
+        "min_logsumexp": extreme(fields["logsumexp"], -1),
+        "min_entropy": extreme(fields["entropy"], -1),
+        "max_logit": extreme(fields["max"], 1),
+        "max_logsumexp": extreme(fields["logsumexp"], 1),
+        "max_entropy": extreme(fields["entropy"], 1),
+        "max_top1": extreme(fields["top1"], 1),
+    }
+    for name in ("mean", "var", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink"):
+        columns[name] = total(fields[name], some)
+    columns |= _places(fields, some, sampled)
+    nothing = torch.zeros_like(columns["rows"])
+    return torch.stack([columns.get(name, nothing).to(real) for name in tally.COLUMNS], 1)
+
+
+def _places(fields: Fields, some: Tensor, sampled: Tensor | None) -> Fields:
+    """Batch row, query and key of each head's largest logit."""
+    B, H, T = some.shape
+    if B * T == 0:
+        none = torch.full((H,), -1, device=some.device)
+        return {"max_batch": none, "max_query": none, "max_key": none}
+    kept = torch.where(some, fields["max"], -math.inf).transpose(0, 1).reshape(H, B * T)
+    at = kept.argmax(1)
+    any_ = some.transpose(0, 1).reshape(H, B * T).any(1)
+    key = fields["argmax"].transpose(0, 1).reshape(H, B * T).gather(1, at[:, None])[:, 0]
+    query = at % T if sampled is None else sampled[at % T]
+    places = {"max_batch": at // T, "max_query": query, "max_key": key}
+    return {name: torch.where(any_, x, -1) for name, x in places.items()}
+
+
+# ---- variations
+
+
+def rescaled(call: Call, times: float) -> Call:
+    """The call with its products multiplied by so much more."""
+    return replace(call, scale=call.scale * times)
+
+
+def squares(x: Tensor) -> Tensor:
+    """The mean of x²."""
+    x = x.detach().to(_wide(x))
+    return x.square().mean()

@@ -1,0 +1,72 @@
+"""Watching inside compiled graphs: two operators that compile takes as they are.
+
+They change nothing but a handle, which is how compile learns that they must not be left out; what
+they do happens in Python when the graph runs. A place is found by its number, so a graph that
+outlives its watch does no harm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, register_fake
+
+from levelhead.health.measure import Call
+from levelhead.health.places import PLACES, Place
+
+_library: Any = Library("levelhead_watch", "DEF")  # type: ignore[no-untyped-call]
+_library.define(
+    "call(Tensor(a!) handle, Tensor q, Tensor k, Tensor? scale, float factor, Tensor? mask,"
+    " bool causal, SymInt start, SymInt? left, SymInt? right, float? softcap, Tensor? sinks,"
+    " str how) -> ()",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_library.define("forward(Tensor(a!) handle) -> ()", tags=torch.Tag.pt2_compliant_tag)
+
+
+def trace(place: Place, call: Call, how: str) -> None:
+    """Leaves word of a call in the graph."""
+    scale = call.scale if isinstance(call.scale, Tensor) else None
+    torch.ops.levelhead_watch.call(
+        place.handle, call.q.detach(), call.k.detach(), scale, 1.0 if scale is not None else
+        call.scale, None if call.mask is None else call.mask.detach(), call.causal, call.start,
+        call.left, call.right, call.softcap,
+        None if call.sinks is None else call.sinks.detach(), how,
+    )  # fmt: skip
+
+
+def trace_forward(place: Place) -> None:
+    """Leaves word of a forward pass of the whole model."""
+    torch.ops.levelhead_watch.forward(place.handle)
+
+
+def _call(
+    handle: Tensor, q: Tensor, k: Tensor, scale: Tensor | None, factor: float, mask: Tensor | None,
+    causal: bool, start: int, left: int | None, right: int | None, softcap: float | None,
+    sinks: Tensor | None, how: str,
+) -> None:  # fmt: skip
+    place = PLACES.get(int(handle[0]))
+    if place is not None and place.watch.wanted():
+        factor_or_scale = factor if scale is None else scale
+        call = Call(q, k, factor_or_scale, mask, causal, start, left, right, softcap, sinks)
+        place.watch.saw(place, how, call)
+    handle[1] += 1
+
+
+def _forward(handle: Tensor) -> None:
+    place = PLACES.get(int(handle[0]))
+    if place is not None:
+        place.watch.begins_forward()
+    handle[1] += 1
+
+
+def _nothing(*args: Any) -> None:
+    return None
+
+
+_library.impl("call", _call, "CompositeExplicitAutograd")
+_library.impl("forward", _forward, "CompositeExplicitAutograd")
+register_fake("levelhead_watch::call", _nothing, lib=_library)
+register_fake("levelhead_watch::forward", _nothing, lib=_library)

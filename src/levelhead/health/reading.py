@@ -1,0 +1,194 @@
+"""Reads the scale that is really in force: from the outputs of the projections to the logits.
+
+A model may scale its queries before the product, its logits after it, both or neither; only the
+whole counts. It is the scale passed, times what became of q and k between their projections and
+the call, by root mean squares (rotations keep those). Where a norm sits in between, there is no
+such number: the reading is "normalised". Logits themselves cannot decide it: their spread depends
+on how the weights were drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+FROM_PROJECTIONS, NORMALISED, BY_DEFINITION = "projections", "normalised", "torch's own module"
+
+# What projections are called, once the words around the letter are gone.
+_AROUND = {"proj", "projection", "linear", "lin", "layer", "to", "w", "fc", "attn", "attention"}
+_AROUND |= {"self", "c", "net", "map", "dense", "weight", "0", "in", "b"}
+_ROLES = {"q": "q", "query": "q", "queries": "q", "wq": "q", "k": "k", "key": "k", "keys": "k"}
+_ROLES |= {"wk": "k", "v": "v", "value": "v", "values": "v", "wv": "v", "kv": "kv", "wkv": "kv"}
+_ROLES |= {"qkv": "qkv", "wqkv": "qkv", "query key value": "qkv", "q k v": "qkv"}
+
+
+@dataclass
+class Ran:
+    """A child that ran inside an attention module: what came out of it, as squares per column."""
+
+    name: str  # within the module
+    module: nn.Module
+    output: Tensor | None  # until it is squared
+    version: int  # of the output when it came out
+    features: int
+    tokens: int
+    squares: Tensor | None = None  # (features,)
+
+    @property
+    def norm(self) -> bool:
+        """Whether it normalises."""
+        return is_norm(self.name, self.module)
+
+    def square(self) -> Tensor | None:
+        """Σ x² of every column; None where the output was overwritten before anybody asked."""
+        if self.squares is None and self.output is not None:
+            if self.output._version == self.version:
+                x = self.output.reshape(-1, self.features)
+                self.squares = x.to(torch.float32).square().sum(0)
+            self.output = None
+        return self.squares
+
+
+class Reading(NamedTuple):
+    """How the scale in force was read, and what it is."""
+
+    scale: float | None
+    how: str
+    width: int | None = None  # what the q projection reads
+    modules: tuple[tuple[str, nn.Module], ...] = ()  # the projections, by role
+
+
+def is_norm(name: str, module: nn.Module) -> bool:
+    """Whether a child normalises what it is given."""
+    kind = type(module).__name__.lower()
+    return "norm" in kind or (("norm" in name.lower()) and not isinstance(module, nn.Identity))
+
+
+def is_qk_norm(name: str) -> bool:
+    """Whether a norm's name says that it is for queries or keys: q_norm, key_layernorm, norm_k."""
+    words = set(_words(name)) - {"norm", "layernorm", "rmsnorm", "ln", "layer", "rms"}
+    return bool(words & {"q", "k", "qk", "query", "key"})
+
+
+def role(name: str) -> str | None:
+    """What a projection is for, by its name: "q", "k", "v", "kv" or "qkv"."""
+    words = _words(name)
+    if words == ["c", "attn"] or words[-2:] == ["in", "proj"]:
+        return "qkv"
+    return _ROLES.get(" ".join(word for word in words if word not in _AROUND))
+
+
+def _words(name: str) -> list[str]:
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rsplit(".", 1)[-1])
+    return [word for word in re.split(r"[._\d]+", spaced.lower()) if word]
+
+
+def read(
+    ran: Sequence[Ran], *, scale: float | None, heads: int, kv_heads: int, d_k: int,
+    q_rms: float, k_rms: float, tokens: int,
+) -> Reading:  # fmt: skip
+    """The scale in force at a call of `tokens` keys in all, from what ran in the module before."""
+    found = _projections(ran, heads, kv_heads, d_k)
+    if not found:
+        return Reading(None, "no projections were found")
+    used = tuple((name, part.ran.module) for name, part in found.items())
+    width = _reads(found["q"].ran.module) if "q" in found else None
+    last = max(ran.index(part.ran) for part in found.values())
+    sizes = {d_k, heads * d_k, kv_heads * d_k}
+    if any(child.norm and child.features in sizes for child in ran[last + 1 :]):
+        return Reading(None, NORMALISED, width, used)
+    if scale is None or not {"q", "k"} <= found.keys():
+        why = "the scale is not one number" if scale is None else "a projection was not found"
+        return Reading(None, why, width, used)
+    if found["k"].ran.tokens != tokens:
+        return Reading(None, "keys come from a cache", width, used)
+    choices = []
+    for layout in _layouts(found, heads, kv_heads, d_k):
+        if min(q_rms, k_rms, *layout) > 0 and math.isfinite(sum(layout) + q_rms + k_rms):
+            of_q, of_k = q_rms / layout[0], k_rms / layout[1]
+            choices.append((abs(math.log(of_k)), of_q, of_k))
+    if not choices:
+        return Reading(None, "a projection's output was overwritten, or is zero", width, used)
+    _, of_q, of_k = min(choices)  # keys are hardly ever scaled: the layout that leaves them
+    return Reading(scale * of_q * of_k, FROM_PROJECTIONS, width, used)
+
+
+class _Part(NamedTuple):
+    """A projection, or the columns of a joint one."""
+
+    ran: Ran
+    joint: bool = False
+
+
+def _projections(ran: Sequence[Ran], H: int, G: int, D: int) -> dict[str, _Part]:
+    """By role; by name where names tell, else by size and order."""
+    plain = [child for child in ran if not child.norm and _reads(child.module) is not None]
+    found: dict[str, _Part] = {}
+    for child in plain:
+        name = role(child.name)
+        if name == "qkv" or (name is None and child.features == (H + 2 * G) * D):
+            found |= {each: _Part(child, joint=True) for each in "qkv"}
+        elif name == "kv":
+            found |= {each: _Part(child, joint=True) for each in "kv"}
+        elif name is not None:
+            found[name] = _Part(child)
+    if found:
+        return found
+    for name, size in (("q", H * D), ("k", G * D), ("v", G * D)):
+        child_ = next((c for c in plain if c.features == size and c not in _taken(found)), None)
+        if child_ is not None:
+            found[name] = _Part(child_)
+    return found
+
+
+def _taken(found: dict[str, _Part]) -> list[Ran]:
+    return [part.ran for part in found.values()]
+
+
+def _reads(module: nn.Module) -> int | None:
+    """How wide a projection's input is; None: it is no projection."""
+    for name in ("in_features", "nx"):
+        width = getattr(module, name, None)
+        if isinstance(width, int):
+            return width
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor) and weight.dim() == 2:
+        return int(weight.shape[1])
+    inner = [child for child in module.modules() if child is not module]
+    widths = [width for child in inner if (width := getattr(child, "in_features", None))]
+    return int(widths[0]) if widths else None
+
+
+def _layouts(found: dict[str, _Part], H: int, G: int, D: int) -> Iterator[tuple[float, float]]:
+    """Root mean squares of the q and k projections, for every way joint columns may be laid out."""
+    q, k = found["q"], found["k"]
+    squares = {name: part.ran.square() for name, part in (("q", q), ("k", k))}
+    if squares["q"] is None or squares["k"] is None:
+        return
+    if not k.joint:
+        yield _rms(squares["q"], q.ran.tokens), _rms(squares["k"], k.ran.tokens)
+        return
+    both = squares["k"]
+    n = k.ran.tokens
+    if not q.joint:  # keys and values in one
+        for part in (both[: len(both) // 2], both.reshape(G, 2, -1)[:, 0].flatten()):
+            yield _rms(squares["q"], q.ran.tokens), _rms(part, n)
+        return
+    if len(both) == (H + 2 * G) * D:
+        yield _rms(both[: H * D], n), _rms(both[H * D : (H + G) * D], n)
+        groups = both.reshape(G, H // G + 2, D)  # each kv head beside its queries
+        yield _rms(groups[:, :-2].flatten(), n), _rms(groups[:, -2].flatten(), n)
+    if len(both) == 3 * H * D:
+        last = both.reshape(H, D, 3)
+        yield _rms(last[..., 0].flatten(), n), _rms(last[..., 1].flatten(), n)
+
+
+def _rms(squares: Tensor, tokens: int) -> float:
+    count = squares.numel() * tokens
+    return math.sqrt(float(squares.sum()) / count) if count else math.nan

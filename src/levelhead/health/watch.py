@@ -1,0 +1,306 @@
+"""`watch(model)`: exact statistics of every head of any PyTorch model, without changing it.
+
+Hooks say which module runs, wrappers around the attention functions what it asks of its softmax;
+here calls become tallies, tallies snapshots of steps, and snapshots go to the sinks. Outputs and
+gradients keep their bits; detaching leaves nothing behind. Nothing is judged here (`diagnose`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from levelhead import checks
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.health import coverage, operator, places
+from levelhead.health.intercept import INTERCEPTION
+from levelhead.health.ledger import Ledger
+from levelhead.health.measure import Call
+from levelhead.health.places import ATTRIBUTE, PLACES, Place
+from levelhead.health.record import Run, Seen, Snapshot
+from levelhead.observation import Observation
+from levelhead.torch.ops import Pass
+
+KEPT_SNAPSHOTS = 256  # then every second one goes: trends stay, memory does not grow
+
+
+class Watch:
+    """Watches from its making until `detach()`, or the end of the `with`; see `watch`."""
+
+    def __init__(
+        self, model: nn.Module, *, every: int = 1, sinks: Iterable[Callable[[Snapshot], Any]] = (),
+        rows: int | None = None, deep: bool = False, gradients: bool = False,
+        counterfactual: bool = False, expected_scale: float | str | None = None,
+        history: int = KEPT_SNAPSHOTS, plain_torch: bool | None = None,
+    ) -> None:  # fmt: skip
+        if not isinstance(model, nn.Module):
+            advice = "Give the model itself"
+            given = type(model).__name__
+            raise LevelheadTypeError(expected("model", "a torch.nn.Module", given, advice))
+        for name, number in (("every", every), ("rows", rows), ("history", history)):
+            what, advice = "an integer of at least 1", "Leave it out for the usual"
+            if number is not None and checks.integer(name, number, what, advice) < 1:
+                raise LevelheadValueError(expected(name, what, number, advice))
+        self.model, self.every, self.rows = places.unwrapped(model), every, rows
+        self.deep, self.gradients, self.counterfactual = deep, gradients, counterfactual
+        self.expected_scale, self.plain_torch = expected_scale, plain_torch
+        self._sinks, self._history = list(sinks), max(history, 2)
+        self._snapshots: list[Snapshot] = []
+        self._ledgers: dict[int, Ledger] = {}  # by the place's number
+        self.places: list[Place] = []
+        self.child_names: dict[int, str] = {}
+        self._hooks: list[Any] = []
+        self._step, self._forwards, self._by_hand = 0, 0, False
+        self._spent = self._elapsed = 0.0
+        self._since: float | None = None
+        self._observed = 0
+        self._notes: dict[str, None] = {}
+        self.attach()
+
+    # ---- coming and going
+
+    def attach(self) -> Watch:
+        """Begins, or begins again after `detach`."""
+        if self.attached:
+            return self
+        if any(getattr(module, ATTRIBUTE, None) for module in self.model.modules()):
+            advice = "Detach that watch first; one can have several sinks"
+            wanted, given = "a model that is not watched", "one that is"
+            raise LevelheadValueError(expected("model", wanted, given, advice))
+        if not self.places:
+            self.places = [
+                Place(places.clean(n), m, self) for n, m in places.frame_modules(self.model)
+            ]
+        framed = {id(place.module) for place in self.places}
+        for name, module in self.model.named_modules():
+            self.child_names[id(module)] = name.rsplit(".", 1)[-1]
+            if id(module) not in framed:
+                self._hooks.append(module.register_forward_hook(places.child_ran))
+        for place in self.places:
+            PLACES[place.number] = place
+            object.__setattr__(place.module, ATTRIBUTE, place)
+            hook = place.module.register_forward_pre_hook(places.enter, prepend=True)
+            after = place.module.register_forward_hook(places.leave, always_call=True)
+            self._hooks += [hook, after]
+        root = self.model.register_forward_pre_hook(_root_begins, prepend=True)
+        self._hooks.append(root)
+        if self.deep:
+            from levelhead.health.deep import around_forward
+
+            self._hooks += around_forward(self.model)
+        INTERCEPTION.hold()
+        self._since = time.perf_counter()
+        return self
+
+    def detach(self) -> None:
+        """Ends, and leaves the model as it was; what was seen stays readable."""
+        if not self.attached:
+            return
+        assert self._since is not None
+        self._elapsed += time.perf_counter() - self._since
+        self._since = None
+        INTERCEPTION.release()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        for ledger in self._ledgers.values():
+            ledger.let_go()
+        for place in self.places:
+            PLACES.pop(place.number, None)
+            vars(place.module).pop(ATTRIBUTE, None)
+        self._flush()
+        for sink in self._sinks:
+            getattr(sink, "close", lambda: None)()
+
+    @property
+    def attached(self) -> bool:
+        return self._since is not None
+
+    def __enter__(self) -> Watch:
+        return self.attach()
+
+    def __exit__(self, *error: object) -> None:
+        self.detach()
+
+    # ---- steps
+
+    def step(self) -> None:
+        """Ends a step; from the first call on, forward passes do not count as steps."""
+        if not self._by_hand:
+            self._by_hand = True
+            if self._snapshots:  # the forward passes so far were parts of this first step
+                whole, *parts = self._snapshots
+                for part in parts:
+                    whole = whole.merged(part)
+                self._ledgers_take(whole)
+                self._snapshots = []
+            self._step = 0
+        self._flush()
+        self._step += 1
+
+    def begins_forward(self) -> None:
+        """The whole model runs (the root's hook says so)."""
+        if not self._by_hand and not _in_backward():
+            if self._forwards:
+                self._flush()
+                self._step += 1
+            self._forwards += 1
+
+    @property
+    def observing(self) -> bool:
+        """Whether this step is looked at."""
+        return self._step % self.every == 0
+
+    def wanted(self) -> bool:
+        """Whether a call that runs now is to be measured: a recomputed one was already."""
+        return self.observing and not _in_backward()
+
+    def _ledgers_take(self, whole: Snapshot) -> None:
+        self._carried: Snapshot | None = whole
+
+    _carried: Snapshot | None = None
+
+    def _flush(self) -> None:
+        snapshot = self._pending()
+        self._carried = None
+        for ledger in self._ledgers.values():
+            ledger.clear()
+        if snapshot is None:
+            return
+        self._observed += 1
+        self._snapshots.append(snapshot)
+        if len(self._snapshots) > self._history:
+            self._snapshots = [*self._snapshots[:-1:2], self._snapshots[-1]]
+        for sink in self._sinks:
+            sink(snapshot)
+
+    def _pending(self) -> Snapshot | None:
+        """What this step has seen so far."""
+        records = [r for ledger in self._ledgers.values() for r in ledger.records()]
+        found = Snapshot(self._step, tuple(records)) if records else None
+        if self._carried is None:
+            return found
+        return self._carried if found is None else self._carried.merged(found)
+
+    # ---- what the wrappers tell
+
+    def _ledger(self, place: Place) -> Ledger:
+        if place.number not in self._ledgers:
+            self._ledgers[place.number] = Ledger(place, self)
+        return self._ledgers[place.number]
+
+    def saw(self, place: Place, how: str, call: Call) -> None:
+        """A call that somebody else computed: one pass for its statistics alone."""
+        started = time.perf_counter()
+        self._ledger(place).add(how, call)
+        self._spent += time.perf_counter() - started
+
+    def saw_pass(self, place: Place, how: str, seen: Pass) -> None:
+        """A call that levelhead computed, with its statistics."""
+        started = time.perf_counter()
+        self._ledger(place).add_pass(how, seen)
+        self._spent += time.perf_counter() - started
+
+    def saw_observation(
+        self, place: Place, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any
+    ) -> None:
+        """The same of `levelhead.attention`."""
+        started = time.perf_counter()
+        self._ledger(place).add_observation(how, seen, q, k, options)
+        self._spent += time.perf_counter() - started
+
+    def follow(self, place: Place, q: Tensor, k: Tensor, v: Tensor | None) -> None:
+        """Has the gradients of a call counted, if they are asked for."""
+        if self.gradients and self.observing and torch.is_grad_enabled():
+            self._ledger(place).follow(q, k, v)
+
+    def note(self, text: str) -> None:
+        """Something about the run as a whole that its reader must know."""
+        self._notes[text] = None
+
+    # ---- what one reads
+
+    @property
+    def last(self) -> Snapshot:
+        """The latest step that was looked at, unfinished or not."""
+        return self._pending() or (self._snapshots[-1] if self._snapshots else Snapshot(0, ()))
+
+    def coverage(self) -> tuple[Seen, ...]:
+        """Which modules attend, and whether and how each was seen."""
+        return coverage.report(self)
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """What watching took: seconds, steps, and the share of the time it was attached."""
+        now = 0.0 if self._since is None else time.perf_counter() - self._since
+        elapsed = self._elapsed + now
+        observed = self._observed + bool(self._pending())
+        return {
+            "seconds": self._spent,
+            "observed_steps": float(observed),
+            "milliseconds_per_observed_step": 1e3 * self._spent / max(observed, 1),
+            "steps": float(self._step + 1),
+            "share": self._spent / elapsed if elapsed else 0.0,
+        }
+
+    def run(self) -> Run:
+        """Everything seen so far, as plain data."""
+        pending = self._pending()
+        snapshots = (*self._snapshots, *([] if pending is None else [pending]))
+        name = type(self.model).__name__
+        return Run(
+            name, snapshots, self.coverage(), tuple(self._notes), self.cost, self.expected_scale
+        )
+
+    def metrics(self, *, heads: bool = True) -> dict[str, float]:
+        """The latest step as a flat dictionary, for any logger."""
+        from levelhead.health.metrics import metrics
+
+        return metrics(self.last, heads=heads)
+
+    def save(self, path: Any) -> None:
+        """Writes everything seen so far to a file that `diagnose` and the page read."""
+        self.run().save(path)
+
+    def gather(self, group: Any = None) -> Snapshot:
+        """The latest step of all ranks together; every rank calls it, and gets the same."""
+        from levelhead.health.ranks import gathered
+
+        return gathered(self.last, group)
+
+    def __str__(self) -> str:
+        from levelhead.health.report import text
+
+        return text(self.run())
+
+    def __repr__(self) -> str:
+        state = "attached" if self.attached else "detached"
+        modules = len(self.last.records)
+        return f"<Watch of {type(self.model).__name__}: {modules} modules seen, {state}>"
+
+    def _repr_html_(self) -> str:
+        from levelhead.health.report import notebook
+
+        return notebook(self.run())
+
+
+watch = Watch
+
+
+def _root_begins(module: nn.Module, args: Any) -> None:
+    place = getattr(module, ATTRIBUTE, None)
+    if place is None or (not torch.compiler.is_compiling() and place.module is not module):
+        return
+    if torch.compiler.is_compiling():
+        operator.trace_forward(place)
+    else:
+        place.watch.begins_forward()
+
+
+def _in_backward() -> bool:
+    """Whether autograd is at work: what runs then was run before (checkpointing)."""
+    return bool(torch._C._current_graph_task_id() != -1)
