@@ -12,6 +12,7 @@ import pytest
 
 import levelhead as lh
 from levelhead import cli
+from levelhead.health.report import colour_wanted
 
 
 def levelhead(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -114,7 +115,7 @@ def test_no_color_is_honoured(
     monkeypatch.delenv("NO_COLOR", raising=False)
     if value is not None:
         monkeypatch.setenv("NO_COLOR", value)
-    assert cli._colour(Terminal()) is colour  # type: ignore[arg-type]
+    assert colour_wanted(Terminal()) is colour  # type: ignore[arg-type]
 
 
 def test_an_error_of_the_library_is_1_and_one_line(

@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 
 from levelhead.health import vial, view
+from levelhead.health.compare import Comparison
 from levelhead.health.counterfactual import AS_IT_IS, counterfactual
 from levelhead.health.findings import Finding
 from levelhead.health.record import Record, Run
@@ -26,7 +27,7 @@ def _style() -> str:
     return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
-def html(run: Run, findings: Sequence[Finding] = ()) -> str:
+def html(run: Run, findings: Sequence[Finding] = (), comparison: Comparison | None = None) -> str:
     """The whole page."""
     name = escape(run.model)
     body = "".join(
@@ -34,6 +35,7 @@ def html(run: Run, findings: Sequence[Finding] = ()) -> str:
             _header(run, findings),
             _maps(run, findings, linked=True),
             _findings(findings),
+            _compared(comparison),
             _scales(run),
             _tables(run),
             _coverage(run),
@@ -58,7 +60,8 @@ def notebook(run: Run, findings: Sequence[Finding] = ()) -> str:
         f'<p class="soft">{escape(line)}</p>' for line in (*view.coverage(run), *view.cost(run))
     )
     return (
-        f'<div class="lh note"><style>\n{_style()}</style><p><b>{escape(run.model)}</b>: {escape(view.opening(run))}</p>'
+        f'<div class="lh note"><style>\n{_style()}</style>'
+        f"<p><b>{escape(run.model)}</b>: {escape(view.opening(run))}</p>"
         f"{_maps(run, findings, linked=False)}<p>{_legend(run)}</p><ul>{groups}</ul>{closing}</div>"
     )
 
@@ -173,9 +176,16 @@ def _bar(name: str, counts: Mapping[str, int]) -> str:
     )
     kind = ' class="now"' if name == AS_IT_IS else ""
     return (
-        f'<div{kind}>{escape(name)}</div>'
+        f"<div{kind}>{escape(name)}</div>"
         f'<div class="bar" role="img" aria-label="{said}">{parts}</div>\n'
     )
+
+
+def _compared(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return ""
+    title, *rest = comparison.lines()
+    return f"<section>\n<h2>{escape(title.rstrip(':'))}</h2>\n{_items(rest)}</section>\n"
 
 
 # ---- numbers ----------------------------------------------------------------

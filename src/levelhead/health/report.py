@@ -234,9 +234,7 @@ def _rows(columns: Mapping[str, Sequence[str]], record: Record, colour: bool) ->
 # ---- findings, scales, the end ----------------------------------------------
 
 
-def finding_lines(
-    findings: Sequence[Finding], *, colour: bool, width: int
-) -> Iterator[str]:
+def finding_lines(findings: Sequence[Finding], *, colour: bool, width: int) -> Iterator[str]:
     """Each kind of finding: what, where with which numbers, why it matters, what to try."""
     for group in view.groups(findings):
         head = f"{_MARKS[group.severity]} {group.severity}: {group.kind}"
@@ -271,8 +269,8 @@ def scale_lines(run: Run, *, colour: bool, width: int) -> Iterator[str]:
 
 def _bar(counts: Mapping[str, int], cells: int, colour: bool) -> str:
     """Glyphs in proportion."""
-    shares, glyphs = view.shares(counts, cells), dict[str, str](view.GLYPHS)
-    return "".join(paint(glyphs[level] * n, level, colour) for level, n in shares.items() if n)
+    shares = view.shares(counts, cells)
+    return "".join(paint(view.GLYPHS[level] * n, level, colour) for level, n in shares.items() if n)
 
 
 def _closing(run: Run, width: int) -> Iterator[str]:

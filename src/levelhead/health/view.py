@@ -21,16 +21,17 @@ from levelhead.health.record import Facts, Record, Run
 from levelhead.observation import number
 
 # The fuller the disc, the fewer keys a head attends to: an order that needs no colour.
-GLYPHS: Mapping[stats.Level, str] = {
+GLYPHS: Mapping[str, str] = {
     "flat": "○", "level": "◔", "sharp": "◑", "saturated": "●", "none": "·",
 }  # fmt: skip
-MEANINGS: Mapping[stats.Level, str] = {
+MEANINGS: Mapping[str, str] = {
     "flat": "hardly tells keys apart",
     "level": "weighs many keys",
     "sharp": "picks a few keys",
     "saturated": "picks one key",
     "none": "nothing seen",
 }
+LEVELS: tuple[stats.Level, ...] = ("flat", "level", "sharp", "saturated", "none")
 ROOT = "(the model itself)"
 _CLOSE = 0.02  # a scale within 2 % of a rule is that rule
 
@@ -83,10 +84,10 @@ def _numbers(values: Iterable[float], digits: int) -> list[str]:
     return [number(x, digits) for x in values]
 
 
-def levels(records: Iterable[Record]) -> Counter[stats.Level]:
-    """How many heads stand at each level, in the order of GLYPHS; absent ones are 0."""
-    found = Counter(level for record in records for level in record.heads.levels)
-    return Counter({level: found[level] for level in GLYPHS})
+def levels(records: Iterable[Record]) -> dict[stats.Level, int]:
+    """How many heads stand at each level, in the order of LEVELS; absent ones are 0."""
+    found = Counter[str](level for record in records for level in record.heads.levels)
+    return {level: found[level] for level in LEVELS}
 
 
 def rules(run: Run) -> dict[str, Mapping[str, int]]:
@@ -273,7 +274,7 @@ class Group:
 
 def groups(findings: Iterable[Finding]) -> list[Group]:
     """The findings, the gravest first, those that say the same together."""
-    alike: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    alike: dict[tuple[str, str, str, str, str], list[tuple[str, str]]] = {}
     for found in sorted(findings, key=lambda found: -SEVERITIES.index(found.severity)):
         topic = (found.kind, found.severity, found.why, found.advice, found.link)
         alike.setdefault(topic, []).append((found.where, found.numbers))
