@@ -17,7 +17,7 @@ from levelhead.observation import number
 
 WIDTH, HEIGHT = 48, 18  # of a vial, in user units
 _PITCH_X, _PITCH_Y = 54, 26
-_SMALLEST, _LARGEST = 0.5, 1.5  # of its own size: below the first a grid scrolls
+_SMALLEST, _LARGEST = 0.65, 1.5  # of its own size: below the first a grid scrolls
 
 # A bubble in the middle of its level's cells, for legends.
 _TYPICAL: Mapping[stats.Level, float] = {"flat": 0.5, "level": 4.0, "sharp": 6.4, "saturated": 8.0}
