@@ -6,8 +6,7 @@ The public names, nothing else. Importing this loads NumPy and nothing heavier.
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from levelhead import scaling, scoring, stats
 from levelhead._version import __version__
@@ -20,7 +19,8 @@ from levelhead.multihead import KeyValueCache, MultiHeadAttention
 from levelhead.observation import Observation, merge
 
 if TYPE_CHECKING:
-    from levelhead import models, reference, torch
+    from levelhead import health, models, reference, torch
+    from levelhead.health.watch import watch
 
 __all__ = [
     "KeyValueCache",
@@ -31,6 +31,7 @@ __all__ = [
     "additive_attention",
     "attention",
     "attention_backward",
+    "health",
     "info",
     "merge",
     "models",
@@ -40,9 +41,11 @@ __all__ = [
     "scoring",
     "stats",
     "torch",
+    "watch",
 ]
 
 _ON_DEMAND = (
+    "health",
     "models",
     "onnx",
     "reference",
@@ -50,11 +53,16 @@ _ON_DEMAND = (
 )  # found at first use, so that importing stays light
 
 
-def __getattr__(name: str) -> ModuleType:
+_FUNCTIONS = {"watch": "health.watch", "diagnose": "health.diagnose"}  # and where each lives
+
+
+def __getattr__(name: str) -> Any:
     if name in _ON_DEMAND:
         return import_module(f"{__name__}.{name}")
+    if name in _FUNCTIONS:
+        return getattr(import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_DEMAND})
+    return sorted({*globals(), *_ON_DEMAND, *_FUNCTIONS})

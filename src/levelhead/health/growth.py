@@ -44,7 +44,15 @@ class Pace:
     last_step: float
     slope: float  # per step
     span: float  # steps of the window
+    scatter: float  # standard deviation around the line
     points: int
+
+    @property
+    def sure(self) -> bool:
+        """Of many windows one rises by luck now and then; not by this much."""
+        clear = self.end - self.start >= thresholds.CLEAR * self.scatter
+        steady = clear and self.points >= 2 * thresholds.POINTS
+        return steady or self.end >= thresholds.GROWN * self.start
 
     def meets(self, level: float) -> float:
         """The step at which the line arrives at a level."""
@@ -138,11 +146,13 @@ def _alarm(curve: Curve, head: int, level: float) -> Alarm | None:
         grave = level >= thresholds.DIVERGES or rising
         return Alarm(head, "error" if grave else "warning", level, rising[-1] if rising else None)
     for pace in rising:
-        if pace.end + pace.slope * thresholds.AHEAD * pace.span >= thresholds.DETERIORATES:
+        ahead = pace.end + pace.slope * thresholds.AHEAD * pace.span
+        if pace.sure and ahead >= thresholds.DETERIORATES:
             return Alarm(head, "warning", level, pace)
-    half = paces[0] if paces else None
-    if half and level >= thresholds.CLIPPED and half.end >= thresholds.GROWN * half.start:
-        return Alarm(head, "warning", level, half)
+    if rising and all(paces[:2]):  # over half of the watch, and still over its last quarter
+        half, lately = rising[0], float(np.median(values[-thresholds.POINTS // 2 :]))
+        if lately >= max(thresholds.CLIPPED, thresholds.GROWN * half.start):
+            return Alarm(head, "warning", level, half)
     return None
 
 
@@ -167,11 +177,12 @@ def _pace(steps: Floats, values: Floats) -> Pace | None:
     if (signs - 1) / np.sqrt(n * (n - 1) * (2 * n + 5) / 18) < thresholds.SIGNIFICANT:
         return None
     slope = float(np.median(rise / time))
-    base = float(np.median(values - slope * steps))
-    first, last = float(steps[0]), float(steps[-1])
     if slope <= 0:
         return None
-    return Pace(base + slope * first, base + slope * last, last, slope, last - first, n)
+    around = values - slope * steps
+    base, scatter = float(np.median(around)), float(np.std(around))
+    first, last = float(steps[0]), float(steps[-1])
+    return Pace(base + slope * first, base + slope * last, last, slope, last - first, scatter, n)
 
 
 def _thinned(x: Floats) -> Floats:

@@ -73,8 +73,14 @@ class Ledger:
 
     # ---- calls come in
 
-    def add(self, how: str, call: Call, *, scale: float | None = None, d_k: int | None = None,
-            operands: tuple[Tensor, Tensor] | None = None) -> None:  # fmt: skip
+    def add(
+        self,
+        how: str,
+        call: Call,
+        *,
+        operands: tuple[Tensor, Tensor] | None = None,
+        scale: float | None = None,
+    ) -> None:
         """A call whose statistics are still to be made. `operands`: what its ready-made scores
         were the product of, and `scale` what that was multiplied by."""
         found = measure.tallied(call, sample=self.watch.rows, by_torch=self.watch.plain_torch)
@@ -82,8 +88,8 @@ class Ledger:
         if operands is None:
             self._enter(how, call, found, call.q, call.k, sampled=sampled)
         else:
-            q, k = operands
-            self._enter(how, call, found, q, k, sampled=sampled, scale=scale)
+            measure.fill_squares(found, *operands)
+            self._enter(how, call, found, *operands, sampled=sampled, scale=scale)
 
     def add_pass(self, how: str, seen: Pass) -> None:
         """A call that levelhead computed."""
@@ -131,7 +137,7 @@ class Ledger:
         dtype = str(q.dtype).removeprefix("torch.")
         sheet = _Sheet(found, call, how, shape, dtype, fused, sampled)
         sheet.rules = {} if old is None else old.rules
-        if self.watch.counterfactual and q is call.q:
+        if self.watch.counterfactual:
             self._add_rules(sheet, call)
         empty = q[:0, :0]
         number = scale if q is not call.q else _one_number(call.scale) if known else None
@@ -168,6 +174,7 @@ class Ledger:
 
     def follow(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
         """Counts dL/dq, dL/dk and dL/dv of this call when they come, and those of the weights."""
+        self._follow_weights()
         heads = q.shape[-3] if q.dim() > 3 else self.place.heads or 1
         for name, x in (("dq", q), ("dk", k), ("dv", v)):
             if x is not None and x.requires_grad:
@@ -186,12 +193,12 @@ class Ledger:
         if name == "dq":
             sheet.tally[:, tally.INDEX["gradients"]] += 1
 
-    def _follow_weights(self, found: Reading) -> None:
-        for role, module in found.modules:
-            weight = getattr(module, "weight", None)
-            if role in self._followed or weight is None or not weight.requires_grad:
+    def _follow_weights(self) -> None:
+        for child in self.place.ran:
+            role, weight = reading.role(child.name), getattr(child.module, "weight", None)
+            if role is None or role in self._followed or weight is None or not weight.requires_grad:
                 continue
-            self._followed[role] = module
+            self._followed[role] = child.module
 
             def keep(parameter: Tensor, role: str = role) -> None:
                 if parameter.grad is not None:
@@ -243,8 +250,6 @@ class Ledger:
             )  # fmt: skip
             if self._reading is None or found.scale is not None or self._reading.scale is None:
                 self._reading = found
-            if self.watch.gradients and self.watch.attached:
-                self._follow_weights(found)
             self._noted = None
         return self._reading
 

@@ -40,6 +40,7 @@ class Call:
     right: int | None = None  # keys up to position + right
     softcap: float | None = None
     sinks: Tensor | None = None  # (H,)
+    ready: bool = False  # the mask holds the logits, and the product is zero
 
     @property
     def heads(self) -> int:
@@ -51,7 +52,7 @@ def from_scores(scores: Tensor) -> Call:
     B, H, T, S = scores.shape
     wide = torch.float64 if scores.dtype is torch.float64 else torch.float32
     q, k = (scores.new_zeros((B, H, n, 1), dtype=wide) for n in (T, S))
-    return Call(q, k, 1.0, scores.to(wide))
+    return Call(q, k, 1.0, scores.to(wide), ready=True)
 
 
 def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = None) -> Tensor:
@@ -59,7 +60,7 @@ def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = No
 
     `by_torch` forces the path for other devices.
     """
-    call = _hidden(_detached(call))
+    call = whole = _hidden(_detached(call))
     T = call.q.shape[2]
     rows: Tensor | None = None
     if sample is not None and sample < T:
@@ -67,7 +68,7 @@ def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = No
         call = _sampled(call, rows)
     elsewhere = call.q.device.type != "cpu" if by_torch is None else by_torch
     found = summed(_by_torch(call) if elsewhere else _by_core(call), rows)
-    fill_squares(found, call)
+    fill_squares(found, whole.q, whole.k)
     return found
 
 
@@ -75,15 +76,15 @@ def from_core(sums: Any, counts: Any, sinks: Any, call: Call) -> Tensor:
     """The same from the states that a fused pass left: (B, H, T, ...) NumPy arrays."""
     rows = stats.rows(sums, counts, sinks)
     found = summed(_as_fields(rows, call.q.shape[:3]), None)
-    fill_squares(found, call)
+    fill_squares(found, call.q, call.k)
     return found
 
 
-def fill_squares(found: Tensor, call: Call) -> None:
-    """What rms(q) and rms(k) are read off."""
-    for name, x in (("q", call.q.detach()), ("k", call.k.detach())):
+def fill_squares(found: Tensor, q: Tensor, k: Tensor) -> None:
+    """What rms(q) and rms(k) are read off, for all heads of a tally."""
+    for name, x in (("q", q.detach()), ("k", k.detach())):
         squares = x.to(_wide(x)).square().sum((0, 2, 3))
-        shared = call.heads // max(x.shape[1], 1)
+        shared = found.shape[0] // max(x.shape[1], 1)
         found[:, tally.INDEX[f"{name}_squares"]] = squares.repeat_interleave(shared).to(found)
         found[:, tally.INDEX[f"{name}_count"]] = x.shape[0] * x.shape[2] * x.shape[3]
 
@@ -326,7 +327,9 @@ def _places(fields: Fields, some: Tensor, sampled: Tensor | None) -> Fields:
 
 
 def rescaled(call: Call, times: float) -> Call:
-    """The call with its products multiplied by so much more."""
+    """The call with its products multiplied by so much more; ready-made scores as a whole."""
+    if call.ready and call.mask is not None:
+        return replace(call, mask=call.mask * times)
     return replace(call, scale=call.scale * times)
 
 

@@ -6,6 +6,8 @@ nor a mask is known afterwards, so what would need them is not judged.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,8 +37,9 @@ def tally_of(rows: stats.Rows) -> Floats:
     """The tally (H, columns) of rows (..., H, T)."""
 
     def by_head(x: NDArray[np.generic]) -> Floats:
-        x = x.reshape((-1, *x.shape[-2:])) if x.ndim > 1 else x.reshape(1, 1, -1)
-        return np.moveaxis(x, 1, 0).reshape(x.shape[1], -1).astype(np.float64)
+        x = np.atleast_2d(x)
+        *batch, H, T = x.shape
+        return np.moveaxis(x, -2, 0).reshape(H, math.prod(batch) * T).astype(np.float64)
 
     field = {name: by_head(getattr(rows, name)) for name in rows.__slots__}
     count, wrong = field["count"], np.isnan(field["logsumexp"])

@@ -99,9 +99,9 @@ def read(
         return Reading(None, "no projections were found")
     used = tuple((name, part.ran.module) for name, part in found.items())
     width = _reads(found["q"].ran.module) if "q" in found else None
-    last = max(ran.index(part.ran) for part in found.values())
+    first = min(ran.index(part.ran) for part in found.values())
     sizes = {d_k, heads * d_k, kv_heads * d_k}
-    if any(child.norm and child.features in sizes for child in ran[last + 1 :]):
+    if any(child.norm and child.features in sizes for child in ran[first + 1 :]):
         return Reading(None, NORMALISED, width, used)
     if scale is None or not {"q", "k"} <= found.keys():
         why = "the scale is not one number" if scale is None else "a projection was not found"

@@ -212,7 +212,7 @@ def not_learning(run: Run) -> Iterator[Finding]:
         }
         yield from _finding(
             kind, "warning", record, chosen, evidence,
-            "The weights of these heads are one-hot, and q and k get less than a thousandth of the "
+            "The weights of these heads are one-hot, and q and k get hardly any of the "
             "gradient that others get: what they attend to is frozen, right or wrong.",
             "Look at the scale and at logit growth first. QK-norm or QK-Clip bring logits back to "
             "where gradients pass; a head frozen for long may need its q and k initialised anew.",

@@ -199,6 +199,15 @@ class Watch:
         self._ledger(place).add(how, call)
         self._spent += time.perf_counter() - started
 
+    def saw_scores(
+        self, place: Place, how: str, call: Call, operands: tuple[Tensor, Tensor],
+        factor: float | None,
+    ) -> None:  # fmt: skip
+        """A softmax by hand over `factor` times the product of the operands, and more."""
+        started = time.perf_counter()
+        self._ledger(place).add(how, call, operands=operands, scale=factor)
+        self._spent += time.perf_counter() - started
+
     def saw_pass(self, place: Place, how: str, seen: Pass) -> None:
         """A call that levelhead computed, with its statistics."""
         started = time.perf_counter()
