@@ -108,16 +108,20 @@ def test_columns_that_do_not_fit_follow_below() -> None:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (dict(scale=0.25, effective_scale=0.25), "scale 0.25 = 1/√d_k in effect"),
-        (dict(scale=0.125, effective_scale=0.125), "scale 0.125 = 1/√d_model in effect"),
-        (dict(scale=0.0625, effective_scale=0.0625), "0.0625 = 1/d_k in effect"),
-        (dict(scale=1.0, effective_scale=0.25), "scale 1, unscaled, in effect 0.25 = 1/√d_k"),
+        (dict(scale=0.25, effective_scale=0.25), "scale 0.25 ≈ 1/√d_k in effect"),
+        (dict(scale=0.125, effective_scale=0.125), "scale 0.125 ≈ 1/√d in effect"),
+        (dict(scale=0.0625, effective_scale=0.0625), "scale 0.0625 ≈ 1/d_k in effect"),
+        (dict(scale=1.0, effective_scale=0.25), "scale 1, in effect 0.25 ≈ 1/√d_k"),
+        (dict(scale=4.0, effective_scale=4.0), "scale 4 ≈ √d_k in effect"),
         (
             dict(scale=0.25, effective_scale=None, scale_reading="normalised"),
-            "scale 0.25 = 1/√d_k (in effect: normalised)",
+            "scale 0.25 ≈ 1/√d_k (in effect: normalised)",
         ),
-        (dict(scale=None, effective_scale=None, scale_reading="unknown"), "scale unknown"),
-        (dict(scale=None, effective_scale=0.77), "scale in effect 0.77"),
+        (
+            dict(scale=None, effective_scale=None, scale_reading="not one number"),
+            "scale unknown (in effect: not one number)",
+        ),
+        (dict(scale=None, effective_scale=0.77), "scale 0.77 in effect"),
     ],
 )
 def test_scale_passed_and_scale_in_effect(facts: dict[str, Any], words: str) -> None:
@@ -301,6 +305,13 @@ def test_a_page_shows_every_head_twice_and_leads_from_one_to_the_other() -> None
     ]
     bubbles = parsed.of("ellipse")
     assert len(bubbles) == 2 * 60 + len(stats._CELLS) + 1  # a tile per level, and the emblem
+
+
+def test_a_page_marks_what_was_found_where_it_was() -> None:
+    found = [finding(), finding("error", NAMES[1], (2, 3)), finding("note", NAMES[0], 1)]
+    parsed = Page(page.html(stack(), found))
+    marks = [x["class"] for x in parsed.of("path") if (x["class"] or "").endswith("-mark")]
+    assert marks == ["error-mark", "error-mark", "warning-mark"]
 
 
 def test_bubbles_stand_where_the_level_says() -> None:

@@ -63,11 +63,9 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     with _progress() as tell:
         seen, earlier, comparison = _examined(arguments, text, tell)
     written = _contents(files, seen, earlier, comparison)
-    from levelhead.health.record import write_whole
-
     for name, content in written.items():
         if files[name] != _STDOUT:
-            write_whole(Path(files[name]), content)
+            _write(name, Path(files[name]), content)
     if arguments.json == _STDOUT:
         yield written["json"].rstrip("\n")
     else:
@@ -150,6 +148,19 @@ def _read(file: str) -> str:
     except UnicodeDecodeError as error:
         given = f"{file!r}, which is not: {error.reason} at byte {error.start}"
     raise LevelheadValueError(expected("--text", "a readable text", given, advice))
+
+
+def _write(name: str, path: Path, content: str) -> None:
+    from levelhead.health.record import write_whole
+
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        given = f"{str(path)!r}: {error.strerror}"
+        advice = "Make room there, or name another file"
+        raise LevelheadValueError(
+            expected(f"--{name}", "a place to write", given, advice)
+        ) from None
 
 
 def _check_writable(option: str, file: str | None) -> None:

@@ -43,7 +43,7 @@ def grid(
 ) -> str:
     """A row per module, a vial per head; with anchors each vial leads to its line of numbers."""
     left = 14 + 7 * max(len(label) for label, _ in block.rows)
-    width = left + _PITCH_X * block.heads + 6
+    width = left + _PITCH_X * block.heads + 14
     height = 20 + _PITCH_Y * len(block.rows)
     titles = "".join(
         f'<text x="{left + _PITCH_X * h + WIDTH / 2:g}" y="10" text-anchor="middle">{h}</text>'
@@ -70,7 +70,7 @@ def _row(
 ) -> str:
     cells = []
     for h, level in enumerate(record.heads.levels):
-        severity = marks.get((record.module, h)) or marks.get((record.module, None))
+        severity = marks.get((record.module, h))
         at = stats.bubble(float(record.heads.normalised_entropy[h]), level)
         inside = f"<title>{escape(_told(record, h))}</title>{_vial(level, at)}"
         inside += _MARKS[severity] if severity else ""
@@ -78,6 +78,9 @@ def _row(
         anchor = anchors.get(record.module)
         link = f'a class="cell" href="#{anchor}h{h}"' if anchor else "g"
         cells.append(f"<{link} {shift}>{inside}</{link[0]}>")
+    if whole := marks.get((record.module, None)):  # of the module: beyond its last head
+        beyond = left + _PITCH_X * len(cells) - WIDTH + 6
+        cells.append(f'<g transform="translate({beyond} 6)">{_MARKS[whole]}</g>')
     return "".join(cells)
 
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from levelhead import scaling, stats
+from levelhead import stats
 from levelhead.health.counterfactual import counterfactual
 from levelhead.health.findings import SEVERITIES, Finding, Severity
-from levelhead.health.record import Facts, Record, Run
+from levelhead.health.record import Record, Run
+from levelhead.health.scale import looks_like
 from levelhead.observation import number
 
 # The fuller the disc, the fewer keys a head attends to: an order that needs no colour.
@@ -33,7 +34,6 @@ MEANINGS: Mapping[str, str] = {
 }
 LEVELS: tuple[stats.Level, ...] = ("flat", "level", "sharp", "saturated", "none")
 ROOT = "(the model itself)"
-_CLOSE = 0.02  # a scale within 2 % of a rule is that rule
 
 
 # ---- heads ------------------------------------------------------------------
@@ -95,7 +95,7 @@ def rules(run: Run) -> dict[str, Mapping[str, int]]:
     tried = counterfactual(run).rules
     if len(tried) == 1:  # what the model does is all there is
         return {}
-    return {re.sub(r"sqrt\((\w+)\)", r"√\1", rule): counts for rule, counts in tried.items()}
+    return {rule(name): counts for name, counts in tried.items()}
 
 
 # ---- modules ----------------------------------------------------------------
@@ -151,45 +151,35 @@ def facts(record: Record) -> str:
         *([f"softcap {f.softcap:g}"] if f.softcap is not None else []),
         *(["sinks"] if f.sinks else []),
         *([", ".join(f.norms_present)] if f.norms_present else []),
-        scale(f),
+        scale(record),
         "sampled rows" if f.sampled else "every row",
     ]
     return ", ".join(words)
 
 
-def scale(f: Facts) -> str:
+def scale(record: Record) -> str:
     """The scale passed and the scale that took effect, with the rule each looks like."""
-    if f.scale is None and f.effective_scale is None:
-        return f"scale unknown ({f.scale_reading})"
-    if f.scale is None:
-        return f"scale in effect {_scale(f.effective_scale, f)}"
-    passed = f"scale {_scale(f.scale, f)}"
-    if f.effective_scale is None:
-        reading = f"not known: {f.scale_reading}" if f.scale_reading == "unknown" else None
-        return passed + f" (in effect: {reading or f.scale_reading})"
-    if math.isclose(f.scale, f.effective_scale, rel_tol=_CLOSE):
-        return passed + " in effect"
-    return passed + f", in effect {_scale(f.effective_scale, f)}"
+    f = record.facts
+    passed, effective = (
+        None if x is None else _scale(x, record) for x in (f.scale, f.effective_scale)
+    )
+    if effective is None:
+        found = "unknown" if passed is None else passed
+        return f"scale {found} (in effect: {f.scale_reading})"
+    if passed in (None, effective):
+        return f"scale {effective} in effect"
+    return f"scale {passed}, in effect {effective}"
 
 
-def _scale(value: float | None, f: Facts) -> str:
-    if value is None:
-        return "unknown"
-    width = f.model_width
-    named = {
-        "none": "1, unscaled",
-        "1/sqrt(d_k)": "1/√d_k",
-        "1/d_k": "1/d_k",
-        "1/sqrt(d)": "1/√d_model",
-    }
-    for name, words in named.items():
-        rule = scaling.rule(name, width=width) if name == "1/sqrt(d)" and width else name
-        if name == "1/sqrt(d)" and width is None:
-            continue
-        known = scaling.resolve(rule, heads=1, d_k=f.d_k).factor[0]
-        if math.isclose(value, known, rel_tol=_CLOSE):
-            return words if name == "none" else f"{value:.4g} = {words}"
-    return f"{value:.4g}"
+def _scale(value: float, record: Record) -> str:
+    f = record.facts
+    known = looks_like(value, heads=len(record.tally), d_k=f.d_k, width=f.model_width)
+    return f"{value:.4g}" + "".join(f" ≈ {rule(name)}" for name in known if name != "none")
+
+
+def rule(name: str) -> str:
+    """A scale rule's name as one writes it by hand."""
+    return re.sub(r"sqrt\((\w+)\)", r"√\1", name)
 
 
 # ---- the run ----------------------------------------------------------------
