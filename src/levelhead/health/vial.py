@@ -42,8 +42,8 @@ def grid(
     anchors: Mapping[str, str],
 ) -> str:
     """A row per module, a vial per head; with anchors each vial leads to its line of numbers."""
-    left = 14 + 7 * max(len(label) for label, _ in block.rows)
-    width = left + _PITCH_X * block.heads + 14
+    left = 28 + 7 * max(len(label) for label, _ in block.rows)
+    width = left + _PITCH_X * block.heads + 6
     height = 20 + _PITCH_Y * len(block.rows)
     titles = "".join(
         f'<text x="{left + _PITCH_X * h + WIDTH / 2:g}" y="10" text-anchor="middle">{h}</text>'
@@ -78,9 +78,8 @@ def _row(
         anchor = anchors.get(record.module)
         link = f'a class="cell" href="#{anchor}h{h}"' if anchor else "g"
         cells.append(f"<{link} {shift}>{inside}</{link[0]}>")
-    if whole := marks.get((record.module, None)):  # of the module: beyond its last head
-        beyond = left + _PITCH_X * len(cells) - WIDTH + 6
-        cells.append(f'<g transform="translate({beyond} 6)">{_MARKS[whole]}</g>')
+    if whole := marks.get((record.module, None)):  # of the module: in front of its label
+        cells.append(f'<g transform="translate({8 - WIDTH} 7)">{_MARKS[whole]}</g>')
     return "".join(cells)
 
 
