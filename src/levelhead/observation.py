@@ -189,16 +189,16 @@ def _lines(heads: stats.Heads, with_sinks: bool) -> list[tuple[str, ...]]:
         "head": [str(h) for h in range(len(entropy))],
         "gauge": [stats.gauge(*pair) for pair in zip(entropy, levels, strict=True)],
         "level": [str(level) for level in levels],
-        "H/ln n": [_number(x) for x in entropy],
-        "top-1": [_number(x) for x in _over_batch(heads.mean_top1, some)],
-        "max logit": [_number(x, 2) for x in largest],
-        "logit std": [_number(x, 2) for x in np.sqrt(_over_batch(heads.var_logit, some))],
-        "saturated": [_number(100 * x, 0, "%") for x in saturated],
-        "gradient left": [_number(x) for x in _over_batch(heads.gradient, some)],
-        "first key": [_number(x) for x in _over_batch(heads.mean_first, some)],
+        "H/ln n": [number(x) for x in entropy],
+        "top-1": [number(x) for x in _over_batch(heads.mean_top1, some)],
+        "max logit": [number(x, 2) for x in largest],
+        "logit std": [number(x, 2) for x in np.sqrt(_over_batch(heads.var_logit, some))],
+        "saturated": [number(100 * x, 0, "%") for x in saturated],
+        "gradient left": [number(x) for x in _over_batch(heads.gradient, some)],
+        "first key": [number(x) for x in _over_batch(heads.mean_first, some)],
     }
     if with_sinks:
-        columns["sink"] = [_number(x) for x in _over_batch(heads.mean_sink, some)]
+        columns["sink"] = [number(x) for x in _over_batch(heads.mean_sink, some)]
     return [tuple(columns), *zip(*columns.values(), strict=True)]
 
 
@@ -214,7 +214,7 @@ def _over_batch(x: NDArray[Any], keep: NDArray[np.bool_]) -> NDArray[np.float64]
     return np.where(n > 0, total / np.maximum(n, 1), np.nan)
 
 
-def _number(x: float, digits: int = 3, unit: str = "") -> str:
+def number(x: float, digits: int = 3, unit: str = "") -> str:
     """Fixed digits, so that columns can be compared; scientific where those would run away."""
     if np.isnan(x):
         return "-"

@@ -175,18 +175,24 @@ _CELLS: dict[Level, tuple[int, int]] = {
 _ENTROPIES, _PLACES = (0.0, SATURATED, SHARP, 0.9, FLAT, 1.0), (8.0, 7.5, 5.5, 4.0, 1.5, 0.0)
 
 
+def bubble(normalised_entropy: float, level: Level) -> float | None:
+    """Where the bubble stands in its tube, 0 (flat) to 8 (saturated); None: there is none."""
+    if level not in _CELLS:
+        return None
+    low, high = _CELLS[level]
+    return min(max(float(np.interp(normalised_entropy, _ENTROPIES, _PLACES)), low), high)
+
+
 def gauge(normalised_entropy: float, level: Level) -> str:
     """The spirit level in text, always 11 characters: bubble left is flat, right is saturated.
 
     >>> gauge(0.9, "level")
     '▕    ●    ▏'
     """
-    if level not in _CELLS:
+    place = bubble(normalised_entropy, level)
+    if place is None:
         return "▕" + " " * 9 + "▏"
-    low, high = _CELLS[level]
-    cell = round(float(np.interp(normalised_entropy, _ENTROPIES, _PLACES)))
-    cell = min(max(cell, low), high)
-    return "▕" + " " * cell + "●" + " " * (8 - cell) + "▏"
+    return "▕" + " " * round(place) + "●" + " " * (8 - round(place)) + "▏"
 
 
 def _times(weight: Floats, x: Floats) -> Floats:

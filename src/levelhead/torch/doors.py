@@ -43,10 +43,10 @@ class Doors:
         return hasattr(self._kind(), "get_interface")
 
     def install(self) -> None:
+        kind = self._kind()
         self._users += 1
         if self._users > 1:
             return
-        kind = self._kind()
         doors: dict[str, Any] = {"__getitem__": _getitem(kind.__getitem__, self._called)}
         if self.has_eager():
             doors["get_interface"] = _get_interface(kind.get_interface, self._called)
@@ -70,12 +70,7 @@ class Doors:
 
 def _getitem(original: Any, called: Any) -> Any:
     def __getitem__(self: Any, name: str) -> Any:  # noqa: N807
-        found = original(self, name)
-        return (
-            found
-            if isinstance(found, functools.partial)
-            else functools.partial(called, found, False)
-        )
+        return functools.partial(called, original(self, name), False)
 
     return __getitem__
 

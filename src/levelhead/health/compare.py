@@ -1,0 +1,147 @@
+"""Two runs of the same architecture, head by head: what changed, the largest change first.
+
+Describes; whether a change is for the better is not asked. Runs of different architectures have no
+heads in common and are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from levelhead import stats
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.health import view
+from levelhead.health.record import Record, Run
+from levelhead.observation import number
+
+# How much a doubled maximum weighs beside H/ln n, which runs from 0 to 1: as much as a tenth of it.
+_DOUBLED = 0.1
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Change:
+    """One head in two runs: before and after."""
+
+    module: str
+    head: int
+    level: tuple[stats.Level, stats.Level]
+    normalised_entropy: tuple[float, float]
+    max_logit: tuple[float, float]
+
+    @property
+    def size(self) -> float:
+        """How far apart the two are; what is NaN on one side only is infinitely far."""
+        before, after = self.normalised_entropy
+        if math.isnan(before) or math.isnan(after):
+            return 0.0 if math.isnan(before) and math.isnan(after) else math.inf
+        return max(abs(after - before), _DOUBLED * self._doublings())
+
+    def _doublings(self) -> float:
+        before, after = (max(abs(x), 1.0) for x in self.max_logit)  # below 1 it hardly matters
+        return abs(math.log2(after / before)) if math.isfinite(before + after) else math.inf
+
+    def __str__(self) -> str:
+        levels = self.level[0] if len(set(self.level)) == 1 else " → ".join(self.level)
+        entropies = " → ".join(number(x) for x in self.normalised_entropy)
+        largest = " → ".join(number(x, 2) for x in self.max_logit)
+        where = f"{view.title(self.module)}, head {self.head}"
+        return f"{where}: {levels}, H/ln n {entropies}, max logit {largest}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every head of two runs, the one that changed most first."""
+
+    before: str
+    after: str
+    changes: tuple[Change, ...]
+
+    @property
+    def moved(self) -> Counter[tuple[str, str]]:
+        """How many heads went from which level to which other."""
+        return Counter(change.level for change in self.changes if len(set(change.level)) > 1)
+
+    def lines(self) -> Iterator[str]:
+        """In words: how many heads changed level, and which changed most."""
+        yield f"From {self.before} to {self.after}:"
+        moved = ", ".join(f"{n} {a} → {b}" for (a, b), n in self.moved.most_common())
+        n, total = self.moved.total(), view.plural(len(self.changes), "head")
+        yield f"  {n} of {total} changed level" + (f": {moved}" if moved else "")
+        different = [change for change in self.changes if change.size > 0]
+        if not different:
+            yield "  no head differs at all"
+            return
+        yield "  changed most:"
+        yield from (f"    {change}" for change in different[:_SHOWN])
+
+    def to_json(self) -> dict[str, Any]:
+        """As what `json` can write; a number that is none is null."""
+
+        def plain(pair: tuple[float, float]) -> list[float | None]:
+            return [x if math.isfinite(x) else None for x in pair]
+
+        return {
+            "before": self.before,
+            "after": self.after,
+            "changes": [
+                {
+                    "module": change.module,
+                    "head": change.head,
+                    "level": list(change.level),
+                    "normalised_entropy": plain(change.normalised_entropy),
+                    "max_logit": plain(change.max_logit),
+                }
+                for change in self.changes
+            ],
+        }
+
+
+def compare(before: Run, after: Run) -> Comparison:
+    """What changed from one checkpoint to another of the same architecture."""
+    ours, theirs = _shape(before), _shape(after)
+    if ours != theirs:
+        raise LevelheadValueError(
+            expected(
+                "against",
+                f"the attention modules and heads of {after.model}",
+                f"{before.model}, where {_difference(theirs, ours)}",
+                "Compare two checkpoints of one architecture",
+            )
+        )
+    earlier = {record.module: record for record in before.latest}
+    pairs = [(earlier[record.module], record) for record in after.latest]
+    changes = [change for pair in pairs for change in _changes(*pair)]
+    changes.sort(key=lambda change: -change.size)
+    return Comparison(before.model, after.model, tuple(changes))
+
+
+def _shape(run: Run) -> dict[str, tuple[int, int]]:
+    return {record.module: (len(record.tally), record.facts.d_k) for record in run.latest}
+
+
+def _difference(wanted: dict[str, tuple[int, int]], found: dict[str, tuple[int, int]]) -> str:
+    for module, (heads, d_k) in wanted.items():
+        if module not in found:
+            return f"there is no {view.title(module)}"
+        if found[module] != (heads, d_k):
+            given, width = found[module]
+            return f"{view.title(module)} has {given} heads of width {width}, not {heads} of {d_k}"
+    extra = next(module for module in found if module not in wanted)
+    return f"there is also {view.title(extra)}"
+
+
+def _changes(before: Record, after: Record) -> Iterator[Change]:
+    a, b = before.heads, after.heads
+    for h in range(len(after.tally)):
+        yield Change(
+            after.module,
+            h,
+            (a.levels[h], b.levels[h]),
+            (float(a.normalised_entropy[h]), float(b.normalised_entropy[h])),
+            (float(a.max_logit[h]), float(b.max_logit[h])),
+        )

@@ -1,0 +1,249 @@
+"""A run as one HTML file, and as a smaller drawing for notebooks.
+
+Self-contained: its style is inlined from `page.css`, its pictures are inline SVG, it has no script
+and asks the network for nothing. Every string that comes from a model or a file is escaped. What is
+said is `view`'s business; the same run as text: `report`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from html import escape
+from pathlib import Path
+
+from levelhead.health import vial, view
+from levelhead.health.compare import Comparison
+from levelhead.health.counterfactual import AS_IT_IS, counterfactual
+from levelhead.health.findings import Finding
+from levelhead.health.record import Record, Run
+
+_OPEN = 100  # heads up to which every table starts unfolded
+_PLACES = 8  # places of a finding that are shown unfolded
+
+
+@cache
+def _style() -> str:
+    return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+
+
+def html(run: Run, findings: Sequence[Finding] = (), comparison: Comparison | None = None) -> str:
+    """The whole page."""
+    name = escape(run.model)
+    body = "".join(
+        (
+            _header(run, findings),
+            _maps(run, findings, linked=True),
+            _findings(findings),
+            _compared(comparison),
+            _scales(run),
+            _tables(run),
+            _coverage(run),
+        )
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{name} · levelhead</title>\n<style>\n{_style()}</style>\n</head>\n"
+        f'<body class="lh page">\n<main>\n{body}\n{_footer(run)}</main>\n</body>\n</html>\n'
+    )
+
+
+def notebook(run: Run, findings: Sequence[Finding] = ()) -> str:
+    """The map and what was found, for `_repr_html_`; it takes the notebook's own ink and paper."""
+    groups = "".join(
+        f"<li><b>{escape(group.severity)}: {escape(group.kind)}</b>, {_where(group)}</li>"
+        for group in view.groups(findings)
+    )
+    closing = "".join(
+        f'<p class="soft">{escape(line)}</p>' for line in (*view.coverage(run), *view.cost(run))
+    )
+    return (
+        f'<div class="lh note"><style>\n{_style()}</style>'
+        f"<p><b>{escape(run.model)}</b>: {escape(view.opening(run))}</p>"
+        f"{_maps(run, findings, linked=False)}<p>{_legend(run)}</p><ul>{groups}</ul>{closing}</div>"
+    )
+
+
+def _where(group: view.Group) -> str:
+    first = escape(group.places[0][0])
+    return first if len(group.places) == 1 else f"{first} and {len(group.places) - 1} more"
+
+
+def _legend(run: Run) -> str:
+    counts = view.levels(run.latest)
+    return ", ".join(f"{n} {level}" for level, n in counts.items() if n)
+
+
+# ---- the head of the page ---------------------------------------------------
+
+
+def _header(run: Run, findings: Sequence[Finding]) -> str:
+    counts = view.levels(run.latest)
+    tiles = "".join(
+        f"<li>{vial.picture(level)}<b>{n}</b> {level}<span>{view.MEANINGS[level]}</span></li>\n"
+        for level, n in counts.items()
+        if n or level != "none"
+    )
+    return (
+        f'<header>\n<div class="brand">{vial.picture("level")}levelhead</div>\n'
+        f"<h1>{escape(run.model)}</h1>\n<p>{escape(view.opening(run)).capitalize()}.</p>\n"
+        f'<p class="soft">Findings: {escape(view.verdict(findings))}.</p>\n</header>\n'
+        f'<ul class="tiles">\n{tiles}</ul>\n'
+    )
+
+
+def _maps(run: Run, findings: Sequence[Finding], *, linked: bool) -> str:
+    if not run.latest:
+        return "<p>No attention was seen.</p>\n"
+    marks = view.marks(findings)
+    anchors = _anchors(run) if linked else {}
+    figures = "".join(
+        f"<figure><figcaption>{escape(block.name)}</figcaption>"
+        f'<div class="scroll">{vial.grid(block, marks, anchors)}</div></figure>\n'
+        for block in view.blocks(run.latest)
+    )
+    if not linked:
+        return figures
+    return (
+        '<section>\n<h2>Every head</h2>\n<p class="soft">A row is a layer, a column a head. Bubble '
+        "left: attention spread over all keys. Bubble right: all on one key. In the middle: level. "
+        "Trained models have sharp and saturated heads on purpose; this is a description, "
+        f"not a verdict.</p>\n{figures}</section>\n"
+    )
+
+
+def _anchors(run: Run) -> dict[str, str]:
+    return {record.module: f"m{i}" for i, record in enumerate(run.latest)}
+
+
+# ---- findings and scales ----------------------------------------------------
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    groups = view.groups(findings)
+    if not groups:
+        return "<section>\n<h2>Findings</h2>\n<p>Nothing to report.</p>\n</section>\n"
+    return f"<section>\n<h2>Findings</h2>\n{''.join(map(_finding, groups))}</section>\n"
+
+
+def _finding(group: view.Group) -> str:
+    places = [f"<li>{escape(where)}: {escape(said)}</li>" for where, said in group.places]
+    listed = f"<ul>{''.join(places[:_PLACES])}</ul>"
+    if rest := places[_PLACES:]:
+        listed += f"<details><summary>{len(rest)} more</summary><ul>{''.join(rest)}</ul></details>"
+    return (
+        f'<article class="finding {escape(group.severity)}"><h3>'
+        f'<span class="severity">{escape(group.severity)}</span>{escape(group.kind)}</h3>{listed}'
+        f"<dl><dt>why</dt><dd>{escape(group.why)}</dd><dt>try</dt><dd>{escape(group.advice)}</dd>"
+        f"{_link(group.link)}</dl></article>\n"
+    )
+
+
+def _link(link: str) -> str:
+    """Somewhere to read on; only what is plainly a web address can be clicked."""
+    if not link:
+        return ""
+    shown = escape(link)
+    if link.startswith(("https://", "http://")):
+        shown = f'<a href="{shown}" rel="noopener noreferrer">{shown}</a>'
+    return f"<dt>read</dt><dd>{shown}</dd>"
+
+
+def _scales(run: Run) -> str:
+    rules = view.rules(run)
+    if not rules:
+        return ""
+    bars = "".join(_bar(rule, counts) for rule, counts in rules.items())
+    tried = counterfactual(run)
+    said = "; ".join(tried.sentence(rule) for rule in tried.rules if rule != AS_IT_IS)
+    return (
+        '<section>\n<h2>The same heads under other scales</h2>\n<p class="soft">Same queries, same '
+        f"keys; only the number that multiplies q·k is another: {escape(said)}.</p>\n"
+        f'<figure><div class="bars">\n{bars}</div></figure>\n</section>\n'
+    )
+
+
+def _bar(name: str, counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    said = ", ".join(f"{n} {level}" for level, n in counts.items() if n)
+    parts = "".join(
+        f'<i class="{level}" style="width:{100 * n / total:.2f}%" title="{n} {level}">'
+        f"{n if n / total > 0.04 else ''}</i>"
+        for level, n in counts.items()
+        if n
+    )
+    kind = ' class="now"' if name == AS_IT_IS else ""
+    return (
+        f"<div{kind}>{escape(name)}</div>"
+        f'<div class="bar" role="img" aria-label="{said}">{parts}</div>\n'
+    )
+
+
+def _compared(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return ""
+    title, *rest = comparison.lines()
+    return f"<section>\n<h2>{escape(title.rstrip(':'))}</h2>\n{_items(rest)}</section>\n"
+
+
+# ---- numbers ----------------------------------------------------------------
+
+
+def _tables(run: Run) -> str:
+    anchors = _anchors(run)
+    heads = sum(len(record.tally) for record in run.latest)
+    unfolded = " open" if heads <= _OPEN else ""
+    tables = "".join(
+        f"<details{unfolded}><summary>{escape(view.title(record.module))}</summary>"
+        f'<p class="soft"><small>{escape(view.facts(record))}</small></p>'
+        f'<div class="scroll">{_table(record, anchors[record.module])}</div></details>\n'
+        for record in run.latest
+    )
+    return f"<section>\n<h2>Every number</h2>\n{tables}</section>\n" if tables else ""
+
+
+def _table(record: Record, anchor: str) -> str:
+    columns = view.columns(record)
+    titles = "".join(f'<th scope="col"{_word(title)}>{escape(title)}</th>' for title in columns)
+    rows = "".join(
+        f'<tr id="{anchor}h{h}">{"".join(_cells(columns, record, h))}</tr>\n'
+        for h in range(len(record.tally))
+    )
+    return f"<table><thead><tr>{titles}</tr></thead>\n<tbody>{rows}</tbody></table>"
+
+
+def _cells(columns: Mapping[str, Sequence[str]], record: Record, head: int) -> Iterator[str]:
+    for title, cells in columns.items():
+        if title == "head":
+            yield f'<th scope="row">{head}</th>'
+        elif title == "gauge":
+            level = record.heads.levels[head]
+            yield f"<td>{vial.picture(level, float(record.heads.normalised_entropy[head]))}</td>"
+        else:
+            yield f"<td{_word(title)}>{escape(cells[head])}</td>"
+
+
+def _word(title: str) -> str:
+    return ' class="word"' if title in ("gauge", "level") else ""
+
+
+def _coverage(run: Run) -> str:
+    said = (*view.coverage(run), *run.notes, *view.cost(run))
+    if not said:
+        return ""
+    return f"<section>\n<h2>What was seen, and what it cost</h2>\n{_items(said)}</section>\n"
+
+
+def _items(said: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in said)}</ul>\n"
+
+
+def _footer(run: Run) -> str:
+    return (
+        "<footer>H/ln n: entropy of the weights over the logarithm of the visible keys, 1 is "
+        "uniform. top-1: mean largest weight. at b,q,k: batch row, query and key of the largest "
+        "logit. saturated: rows whose top-1 is 0.99 or more. gradient left: mean of 1 − Σp², what "
+        f"the softmax lets through. Made by levelhead {escape(run.version)}.</footer>\n"
+    )

@@ -1,0 +1,292 @@
+"""What is shown of a run, in words and cells: the same on a terminal, in a file, in a notebook.
+
+Decides what is said; `report` and `page` decide how it looks. It judges nothing (`diagnose` does),
+and a level here is a description: healthy models have saturated heads on purpose.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from levelhead import stats
+from levelhead.health.counterfactual import counterfactual
+from levelhead.health.findings import SEVERITIES, Finding, Severity
+from levelhead.health.record import Record, Run
+from levelhead.health.scale import looks_like
+from levelhead.observation import number
+
+# The fuller the disc, the fewer keys a head attends to: an order that needs no colour.
+GLYPHS: Mapping[str, str] = {
+    "flat": "○", "level": "◔", "sharp": "◑", "saturated": "●", "none": "·",
+}  # fmt: skip
+MEANINGS: Mapping[str, str] = {
+    "flat": "hardly tells keys apart",
+    "level": "weighs many keys",
+    "sharp": "picks a few keys",
+    "saturated": "picks one key",
+    "none": "nothing seen",
+}
+LEVELS: tuple[stats.Level, ...] = ("flat", "level", "sharp", "saturated", "none")
+ROOT = "(the model itself)"
+
+
+# ---- heads ------------------------------------------------------------------
+
+
+def columns(record: Record, *, digits: int = 3) -> dict[str, list[str]]:
+    """Title to cells, one cell per head. Columns that would say nothing are left out."""
+    heads, facts = record.heads, record.facts
+    levels = heads.levels
+    entropies = heads.normalised_entropy
+    bound = "≥" if facts.sampled else ""
+    shown = {
+        "head": [str(h) for h in range(len(levels))],
+        "gauge": [stats.gauge(float(x), level) for x, level in zip(entropies, levels, strict=True)],
+        "level": [str(level) for level in levels],
+        "H/ln n": _numbers(entropies, digits),
+        "top-1": _numbers(heads.mean_top1, digits),
+        "max logit": [bound * math.isfinite(x) + number(x, 2) for x in heads.max_logit],
+        "at b,q,k": [place(record, h) for h in range(len(levels))],
+        "logit std": _numbers(np.sqrt(heads.var_logit), 2),
+        "saturated": [number(100 * x, 0, "%") for x in heads.saturated],
+        "gradient left": _numbers(heads.gradient, digits),
+        "first key": _numbers(heads.mean_first, digits),
+    }
+    if facts.sinks:
+        shown["sink"] = _numbers(heads.mean_sink, digits)
+    if heads.nan_rows.any():
+        shown["NaN rows"] = [str(int(n)) for n in heads.nan_rows]
+    for title, norms in (("‖dq‖", heads.dq_norm), ("‖dk‖", heads.dk_norm), ("‖dv‖", heads.dv_norm)):
+        if np.isfinite(norms).any():
+            shown[title] = [short(x) for x in norms]
+    return shown
+
+
+def place(record: Record, head: int) -> str:
+    """Where the largest logit was: batch row, query, key."""
+    heads = record.heads
+    found = [int(x[head]) for x in (heads.max_batch, heads.max_query, heads.max_key)]
+    return ",".join(map(str, found)) if found[1] >= 0 else "-"
+
+
+def short(x: float) -> str:
+    """Three significant digits, for numbers that span many orders of magnitude."""
+    return "-" if math.isnan(x) else f"{x:.3g}"
+
+
+def _numbers(values: Iterable[float], digits: int) -> list[str]:
+    return [number(x, digits) for x in values]
+
+
+def levels(records: Iterable[Record]) -> dict[stats.Level, int]:
+    """How many heads stand at each level, in the order of LEVELS; absent ones are 0."""
+    found = Counter[str](level for record in records for level in record.heads.levels)
+    return {level: found[level] for level in LEVELS}
+
+
+def rules(run: Run) -> dict[str, Mapping[str, int]]:
+    """Scale rule to the levels the same heads would have under it; empty if none was tried."""
+    tried = counterfactual(run).rules
+    if len(tried) == 1:  # what the model does is all there is
+        return {}
+    return {rule(name): counts for name, counts in tried.items()}
+
+
+# ---- modules ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """Modules whose names differ in numbers only, such as the layers of a stack."""
+
+    name: str  # with * where the numbers differ
+    rows: tuple[tuple[str, Record], ...]  # those numbers, and the module
+
+    @property
+    def heads(self) -> int:
+        """Of the module that has most."""
+        return max(len(record.tally) for _, record in self.rows)
+
+
+def blocks(records: Sequence[Record]) -> list[Block]:
+    """The modules by the shape of their names, in the order in which they were first seen."""
+    alike: dict[str, list[Record]] = {}
+    for record in records:
+        alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", record.module), []).append(record)
+    return [_block(pattern.split("."), group) for pattern, group in alike.items()]
+
+
+def _block(pattern: list[str], group: list[Record]) -> Block:
+    parts = [record.module.split(".") for record in group]
+    differing = [i for i, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
+    name = ".".join("*" if i in differing else part for i, part in enumerate(parts[0]))
+    labels = (".".join(row[i] for i in differing) for row in parts)
+    return Block(name or ROOT, tuple(zip(labels, group, strict=True)))
+
+
+def title(module: str) -> str:
+    """A module's full name, also where the model itself is the module."""
+    return module or ROOT
+
+
+def facts(record: Record) -> str:
+    """What the module asked of its softmax, as one line of words."""
+    f = record.facts
+    heads = f"{len(record.tally)} heads"
+    if f.kv_heads != len(record.tally):
+        heads += f" on {f.kv_heads} of keys and values"
+    words = [
+        f"{f.kind} through {f.how}",
+        heads,
+        f"d_k {f.d_k}",
+        f"{f.queries} queries × {f.keys} keys",
+        f.dtype,
+        *(name for name in ("causal", "masked") if getattr(f, name)),
+        *([f"softcap {f.softcap:g}"] if f.softcap is not None else []),
+        *(["sinks"] if f.sinks else []),
+        *([", ".join(f.norms_present)] if f.norms_present else []),
+        scale(record),
+        "sampled rows" if f.sampled else "every row",
+    ]
+    return ", ".join(words)
+
+
+def scale(record: Record) -> str:
+    """The scale passed and the scale that took effect, with the rule each looks like."""
+    f = record.facts
+    passed, effective = (
+        None if x is None else _scale(x, record) for x in (f.scale, f.effective_scale)
+    )
+    if effective is None:
+        found = "unknown" if passed is None else passed
+        return f"scale {found} (in effect: {f.scale_reading})"
+    if passed in (None, effective):
+        return f"scale {effective} in effect"
+    return f"scale {passed}, in effect {effective}"
+
+
+def _scale(value: float, record: Record) -> str:
+    f = record.facts
+    known = looks_like(value, heads=len(record.tally), d_k=f.d_k, width=f.model_width)
+    return f"{value:.4g}" + "".join(f" ≈ {rule(name)}" for name in known if name != "none")
+
+
+def rule(name: str) -> str:
+    """A scale rule's name as one writes it by hand."""
+    return re.sub(r"sqrt\((\w+)\)", r"√\1", name)
+
+
+# ---- the run ----------------------------------------------------------------
+
+
+def opening(run: Run) -> str:
+    """How much was seen, and how exactly."""
+    records = run.latest
+    if not records:
+        return "no attention was seen"
+    heads = sum(len(record.tally) for record in records)
+    sampled = sum(record.facts.sampled for record in records)
+    how = "every row counted" if not sampled else "sampled rows: maxima are lower bounds"
+    if 0 < sampled < len(records):
+        how = f"{sampled} of {len(records)} modules from {how}"
+    steps = len(run.snapshots)
+    when = f"; step {run.last.step}, the last of {steps} observed" if steps > 1 else ""
+    return f"{plural(heads, 'head')} in {plural(len(records), 'attention module')}, {how}{when}"
+
+
+def coverage(run: Run) -> Iterator[str]:
+    """Which attention modules were seen, in a line; then those that were not, one by one."""
+    if not run.coverage:
+        return
+    seen = [line for line in run.coverage if line.seen]
+    ways = Counter(line.how for line in seen)
+    through = ", ".join(f"{n} through {how}" for how, n in ways.items())
+    yield f"{len(seen)} of {plural(len(run.coverage), 'attention module')} seen" + (
+        f": {through}" if through else ""
+    )
+    for line in run.coverage:
+        if not line.seen:
+            yield f"not seen: {title(line.module)} ({line.kind}): {line.how}"
+    for note, n in Counter(line.note for line in run.coverage if line.note).items():
+        yield f"{note} ({plural(n, 'module')})"
+
+
+def cost(run: Run) -> Iterator[str]:
+    """What watching cost, in one line."""
+    spent = run.cost
+    if spent.get("observed_steps"):
+        yield (
+            f"watching took {spent['milliseconds_per_observed_step']:.1f} ms per observed step, "
+            f"{100 * spent['share']:.1f} % of the time ({spent['observed_steps']:.0f} of "
+            f"{plural(int(spent['steps']), 'step')} observed)"
+        )
+
+
+def shares(counts: Mapping[str, int], cells: int) -> dict[str, int]:
+    """The counts in proportion, as whole cells of a bar; whatever there is gets one at least."""
+    total = sum(counts.values())
+    given = {level: max(1, n * cells // total) if n else 0 for level, n in counts.items()}
+    largest_rest = sorted(counts, key=lambda level: -(counts[level] * cells % max(total, 1)))
+    for level in largest_rest:
+        if sum(given.values()) < cells and counts[level]:
+            given[level] += 1
+    excess = sum(given.values()) - cells
+    if excess > 0:
+        given[max(given, key=lambda level: given[level])] -= excess
+    return given
+
+
+def plural(n: int, what: str) -> str:
+    """`3 heads`, `1 head`."""
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+# ---- findings ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Findings of one kind and severity; their why and advice are said once."""
+
+    kind: str
+    severity: str
+    why: str
+    advice: str
+    link: str
+    places: tuple[tuple[str, str], ...]  # where, and the numbers there
+
+
+def groups(findings: Iterable[Finding]) -> list[Group]:
+    """The findings, the gravest first, those that say the same together."""
+    alike: dict[tuple[str, str, str, str, str], list[tuple[str, str]]] = {}
+    for found in sorted(findings, key=lambda found: -SEVERITIES.index(found.severity)):
+        topic = (found.kind, found.severity, found.why, found.advice, found.link)
+        alike.setdefault(topic, []).append((found.where, found.numbers))
+    return [Group(*topic, tuple(places)) for topic, places in alike.items()]
+
+
+def alarms(findings: Iterable[Finding]) -> list[Finding]:
+    """The warnings and errors."""
+    return [found for found in findings if found.severity != "note"]
+
+
+def marks(findings: Iterable[Finding]) -> dict[tuple[str, int | None], Severity]:
+    """The gravest alarm of each module (head None) and head that has one."""
+    found: dict[tuple[str, int | None], Severity] = {}
+    for one in sorted(alarms(findings), key=lambda one: SEVERITIES.index(one.severity)):
+        for head in one.head if isinstance(one.head, tuple) else (one.head,):
+            found[one.module, head] = one.severity
+    return found
+
+
+def verdict(findings: Iterable[Finding]) -> str:
+    """How many of what severity, in a few words."""
+    n = Counter(found.severity for found in findings)
+    said = [plural(n[severity], severity) for severity in reversed(SEVERITIES) if n[severity]]
+    return ", ".join(said) if said else "nothing to report"

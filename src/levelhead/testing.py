@@ -1,0 +1,97 @@
+"""`assert_level`: the doctor's check for people's own tests.
+
+Runs a model once under a watch and fails with what was found. It asserts nothing about outputs,
+and takes no blindness for health: a model in which no attention was seen is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.health import report
+from levelhead.health.diagnose import diagnose
+from levelhead.health.record import Run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["assert_level"]
+
+
+def assert_level(
+    model: nn.Module,
+    batch: Any,
+    *,
+    allow: Collection[str] = (),
+    expected_scale: float | str | None = None,
+    deep: bool = True,
+    rows: int | None = None,
+) -> Run:
+    """Fails if a head of the model is in trouble on this batch; gives back what was seen.
+
+    The model runs once, in evaluation mode and without gradients, and is left as it was.
+
+    Args:
+        model: any PyTorch model.
+        batch: what it is called with: a mapping by keyword, a tuple or list in order, or else as
+            its one argument.
+        allow: kinds of findings that are fine here, such as "wrong scale".
+        expected_scale: the scale that is right for this model, where that is not 1/√d_k.
+        deep: also see attention that is written out by hand.
+        rows: query rows looked at per call; None: all.
+
+    Raises:
+        AssertionError: a finding is a warning or an error; its message holds them.
+        LevelheadValueError: no attention was seen, so that nothing was checked.
+
+    >>> import torch
+    >>> layer = torch.nn.MultiheadAttention(64, 4, batch_first=True)
+    >>> x = torch.randn(2, 16, 64)
+    >>> len(assert_level(layer, (x, x, x)).latest)
+    1
+    """
+    import torch
+
+    from levelhead.health.watch import watch
+
+    with (
+        _evaluating(model),
+        torch.no_grad(),
+        watch(model, deep=deep, rows=rows, expected_scale=expected_scale) as seen,
+    ):
+        _call(model, batch)
+    run: Run = seen.run()
+    if not run.latest:
+        given = f"{type(model).__name__}, in which none was seen"
+        advice = "Check that the batch reaches the attention, and that deep=True is set"
+        raise LevelheadValueError(expected("model", "a model that attends", given, advice))
+    findings = diagnose(run)
+    wrong = [one for one in findings if one.severity != "note" and one.kind not in allow]
+    if wrong:
+        lines = report.finding_lines(wrong, colour=False, width=100)
+        raise AssertionError(f"{run.model} is not level:\n" + "\n".join(lines))
+    return run
+
+
+def _call(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, tuple | list):
+        model(*batch)
+    else:
+        model(batch)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and afterwards the mode each module had of its own."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
