@@ -85,8 +85,7 @@ class use:  # noqa: N801  a verb, used as a call and in `with`
                 self._modules.append(module)
             for found in served:
                 _marks(found.module).eager += [*eager_functions(found.module)]
-                if found.sdpa or found.by_hand:  # what it does depends on the call: look at each
-                    _watch(found.module)
+                _watch(found.module, own=found.sdpa or found.by_hand)
 
     def undo(self) -> None:
         """Puts everything back as it was."""
@@ -167,6 +166,7 @@ class _Marks:
     def __init__(self) -> None:
         self.uses: list[use] = []
         self.eager: list[Callable[..., Any]] = []  # the module's own functions, understood
+        self.own = False  # may attend without asking the interface, depending on the call
         self.forward: Any = None  # an instance's own forward, which watching replaced
 
     def __reduce__(self) -> Any:
@@ -186,7 +186,10 @@ def _unmark(module: nn.Module) -> None:
             module.__dict__["forward"] = marks.forward
 
 
-def _watch(module: nn.Module) -> None:
+def _watch(module: nn.Module, *, own: bool) -> None:
+    # Every served module, also if it needs no watching: that its forward changed is what makes
+    # graphs that were compiled before compile again.
+    _marks(module).own |= own
     if not _is_watched(module):
         _marks(module).forward = module.__dict__.get("forward")
         module.__dict__["forward"] = MethodType(_watched_forward, module)
@@ -197,20 +200,25 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _watched_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A forward that may call torch's function, which is exchanged, or attend in secret: said."""
+    """A forward that may call torch's function, which is exchanged, or attend by hand: said."""
     marks = _marks(module)
-    forward = marks.forward or MethodType(type(module).forward, module)
-    if not marks.uses:  # a copy
-        return forward(*args, **kwargs)
+    if not marks.uses or not marks.own:  # a copy; or it asks for everything
+        return _forward(module, marks, args, kwargs)
     before = marks.uses[0].calls
     with _OwnCalls(marks):
-        out = forward(*args, **kwargs)
+        out = _forward(module, marks, args, kwargs)
     patched = functional.scaled_dot_product_attention is sdpa.scaled_dot_product_attention
     if not torch.compiler.is_compiling() and marks.uses[0].calls == before and not patched:
         given = f"{type(module).__name__} computing this call by hand"
         advice = "Do not ask it for its weights, or undo() first"
         raise LevelheadValueError(expected("model", "attention to be asked for", given, advice))
     return out
+
+
+def _forward(module: nn.Module, marks: _Marks, args: Any, kwargs: Any) -> Any:
+    if marks.forward is not None:
+        return marks.forward(*args, **kwargs)
+    return type(module).forward(module, *args, **kwargs)
 
 
 class _OwnCalls(TorchFunctionMode):
