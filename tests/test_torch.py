@@ -365,8 +365,8 @@ ONES = torch.ones(2, 3, 4)
 @pytest.mark.parametrize(
     ("given", "options", "says"),
     [
-        ((ONES, ONES.double(), ONES), {}, "the same floating dtype"),
-        ((ONES.int(), ONES.int(), ONES.int()), {}, "the same floating dtype"),
+        ((ONES, ONES.double(), ONES), {}, "one dtype of"),
+        ((ONES.int(), ONES.int(), ONES.int()), {}, "one dtype of"),
         ((ONES[0, 0], ONES, ONES), {}, "at least 2 dimensions"),
         ((ONES, ONES[..., :2], ONES), {}, "key as wide as query"),
         ((ONES, ONES, ONES[:, :2]), {}, "as many values as keys"),
