@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from levelhead import _core
 from levelhead.errors import LevelheadTypeError, expected
-from levelhead.torch.ops import LevelheadRuntimeError, Options, attend
+from levelhead.torch.ops import LevelheadRuntimeError, Options
+from levelhead.torch.transforms import attend
 
 __all__ = ["patch", "scaled_dot_product_attention"]
 
@@ -108,7 +110,7 @@ def _through_the_door(
         return None
     if torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack():
         return None
-    if torch._C._is_torch_function_mode_enabled():
+    if torch._C._is_torch_function_mode_enabled() or forward_ad._current_level >= 0:
         return None
     found: Tensor | None = _core.attend(q, k, v, scale, is_causal, None)
     return found
