@@ -108,6 +108,8 @@ def _take_plain(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Origin] | 
         origin = _TORCH_MET.get(q.dtype)
         if origin is None or k.dtype is not q.dtype or v.dtype is not q.dtype:
             return None
+        if torch.autograd.forward_ad._current_level >= 0:  # some of these may be dual
+            return None
         try:  # torch itself refuses other devices and layouts, gradients and lazy views
             q, k, v = q.numpy(), k.numpy(), v.numpy()
         except (TypeError, RuntimeError):

@@ -9,7 +9,7 @@ through them one by one where it cannot. Forward-mode derivatives are refused.
 from __future__ import annotations
 
 import sys
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
-        return _vmap(info, in_dims, *given)
+        return _joined(_attend, info, in_dims, *given)
 
 
 class _AttendBackward(torch.autograd.Function):
@@ -93,18 +93,17 @@ class _AttendBackward(torch.autograd.Function):
 
 def untraced(call: Any) -> Any:
     """The call as one break in the graph of whoever compiles it, for what cannot be traced."""
+    out_of_sight: list[Any] = []
 
     @wraps(call)
     def run(*given: Any, **options: Any) -> Any:
-        dynamo = sys.modules.get("torch._dynamo")  # a second to import, and only they need it
-        return (call if dynamo is None else _disabled(call))(*given, **options)
+        if "torch._dynamo" not in sys.modules:  # a second to import, and nobody compiles yet
+            return call(*given, **options)
+        if not out_of_sight:
+            out_of_sight.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
+        return out_of_sight[0](*given, **options)
 
     return run
-
-
-@cache
-def _disabled(call: Any) -> Any:
-    return torch.compiler.disable(call)  # type: ignore[no-untyped-call]
 
 
 # ---- vmap
@@ -121,13 +120,15 @@ def _one_by_one(call: Any, info: Any, in_dims: Any, *given: Any) -> Any:
     return stacked, (0,) * len(stacked)
 
 
-def _vmap(info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Any:
+def _joined(
+    call: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *given: Any
+) -> Any:
     """One more leading dimension; what is given per batch row is repeated or flattened."""
     dims = dict(zip(("q", "k", "v", *Options._fields), in_dims, strict=True))
     options = Options(*given)
     own = any(dims[name] is not None for name in ("scale", "sinks", "alibi", "seed"))
     if own or options.dropout:  # the core has one of each, and drops other weights in other rows
-        return _one_by_one(_attend, info, in_dims, q, k, v, *given)
+        return _one_by_one(call, info, in_dims, q, k, v, *given)
 
     def spread(name: str, x: Tensor) -> Tensor:
         if dims[name] is not None:
@@ -145,8 +146,11 @@ def _vmap(info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *given: Any)
         if x is not None:
             changed[name] = spread(name, x).flatten(0, 1)
     arrays = (spread(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    return _attend(*arrays, *options._replace(**changed)), (0, 0)
+    return call(*arrays, *options._replace(**changed)), (0, 0)
 
 
-register_vmap("levelhead::attend", _vmap)
-register_vmap("levelhead::attend_backward", partial(_one_by_one, _attend_backward))
+# Functions of torch.func cannot be called from inside the rule of an operator.
+register_vmap("levelhead::attend", partial(_joined, torch.ops.levelhead.attend))
+register_vmap(
+    "levelhead::attend_backward", partial(_one_by_one, torch.ops.levelhead.attend_backward)
+)
