@@ -100,6 +100,58 @@ print(peak(lambda: lh.attention(x[:, :1], x, x)))
     assert taken < 600, f"{taken} MB"
 
 
+# ---- at the peak of a step of training ------------------------------------------
+
+# 12288 tokens: one matrix of scores would be 576 MB per head in float32, of booleans 144 MB.
+STEPS = {
+    "one head": ("1, 1", "1, 1", "{}"),
+    "one head, causal": ("1, 1", "1, 1", "dict(is_causal=True)"),
+    "groups": ("1, 4", "1, 1", "dict(enable_gqa=True)"),
+    "bool mask of keys": ("1, 2", "1, 2", "dict(attn_mask=keys)"),
+    "learned bias of keys": ("1, 2", "1, 2", "dict(attn_mask=keys.float().requires_grad_())"),
+    "dropout": ("1, 2", "1, 2", "dict(dropout_p=0.1)"),
+}
+STEP = """
+import torch
+from levelhead.torch import scaled_dot_product_attention
+
+def step(T, lead, kv, options):
+    q, k, v = (torch.randn(*sizes, T, 64, requires_grad=True) for sizes in (lead, kv, kv))
+    keys = torch.rand(1, T) < 0.9
+    options = eval(options)
+    def run():
+        out = scaled_dot_product_attention(q, k, v, **options)
+        out.backward(torch.ones_like(out))
+        return out
+    taken = peak(run)
+    assert q.grad.shape == q.shape
+    return taken
+
+lead, kv = eval(sys.argv[1]), eval(sys.argv[2])
+step(64, lead, kv, sys.argv[3])  # threads and what torch itself keeps
+print(*(step(T, lead, kv, sys.argv[3]) for T in (3072, 12288)))
+"""
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_training_keeps_no_matrix_of_scores(name: str) -> None:
+    short, long = map(float, fresh(MEMORY + STEP, *STEPS[name], timeout=240).split())
+    assert long < 144, f"{long} MB"
+    assert long < 4 * short + 24, f"{short} MB, then {long} MB for 4 times the tokens"
+
+
+def test_training_does_not_copy_the_callers_mask() -> None:
+    code = """
+import torch
+from levelhead.torch import scaled_dot_product_attention
+T = 12288
+x = torch.randn(1, 1, T, 16, requires_grad=True)
+mask = torch.ones(T, T, dtype=torch.bool)  # 144 MB, all of it touched
+print(peak(lambda: scaled_dot_product_attention(x, x, x, attn_mask=mask).sum().backward()))
+"""
+    assert float(fresh(MEMORY + code, timeout=240)) < 72
+
+
 # ---- between calls ----------------------------------------------------------
 
 

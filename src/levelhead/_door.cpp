@@ -127,6 +127,7 @@ struct {
   const dlpack::ExchangeApi* api;
   PyObject *module, *is_grad_enabled, *requires_grad, *is_neg;
   PyObject* is_tracing;  // null: this torch cannot trace
+  PyObject *forward_ad, *current_level;
 } torch;
 
 bool says_no(PyObject* answer) {
@@ -136,14 +137,23 @@ bool says_no(PyObject* answer) {
   return no;
 }
 
+// Whether torch computes with dual numbers somewhere around us.
+bool in_forward_mode() {
+  PyObject* const level = PyObject_GetAttr(torch.forward_ad, torch.current_level);
+  const bool outside = level && PyLong_Check(level) && PyLong_AsLong(level) < 0;
+  if (!level) PyErr_Clear();
+  Py_XDECREF(level);
+  return !outside;
+}
+
 class Tensors {
  public:
   static constexpr bool has_team = true;
 
   // The long way's: a tensor that autograd would follow, one whose memory holds the opposite sign, and anything while
-  // torch.jit.trace looks on, which has something to say about tensors that leave torch.
+  // torch.jit.trace looks on, which has something to say about tensors that leave torch, or where tensors may be dual.
   bool look(int, PyObject* tensor, Seen& seen) {
-    if (!untraced_) return false;
+    if (!untraced_ || forward_) return false;
     if (!unfollowed_ && !says_no(PyObject_GetAttr(tensor, torch.requires_grad))) return false;
     if (!says_no(PyObject_VectorcallMethod(torch.is_neg, &tensor, 1, nullptr))) return false;
     dlpack::Tensor view;
@@ -193,6 +203,7 @@ class Tensors {
 
  private:
   const bool untraced_ = !torch.is_tracing || says_no(PyObject_CallNoArgs(torch.is_tracing));
+  const bool forward_ = in_forward_mode();
   const bool unfollowed_ = says_no(PyObject_CallNoArgs(torch.is_grad_enabled));
 };
 
@@ -344,6 +355,8 @@ void meet_tensors(nb::handle module) {
   const nb::object jit = nb::getattr(module, "jit", nb::none()), direct = nb::getattr(module, "_C", nb::none());
   torch.is_tracing = nb::getattr(direct, "_is_tracing", nb::getattr(jit, "is_tracing", nb::object())).release().ptr();
   torch.requires_grad = PyUnicode_InternFromString("requires_grad");
+  torch.forward_ad = nb::object(module.attr("autograd").attr("forward_ad")).release().ptr();
+  torch.current_level = PyUnicode_InternFromString("_current_level");
   torch.is_neg = PyUnicode_InternFromString("is_neg");
   torch.tensor = reinterpret_cast<PyTypeObject*>(nb::object(tensor).release().ptr());
 }

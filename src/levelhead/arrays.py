@@ -108,6 +108,8 @@ def _take_plain(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Origin] | 
         origin = _TORCH_MET.get(q.dtype)
         if origin is None or k.dtype is not q.dtype or v.dtype is not q.dtype:
             return None
+        if torch.autograd.forward_ad._current_level >= 0:  # some of these may be dual
+            return None
         try:  # torch itself refuses other devices and layouts, gradients and lazy views
             q, k, v = q.numpy(), k.numpy(), v.numpy()
         except (TypeError, RuntimeError):
@@ -260,6 +262,11 @@ def _torch(name: str, t: Any, torch: Any, in_place: bool) -> tuple[Array, Origin
             f"There is no gradient by it: pass {name}.detach(), or compute under torch.no_grad()"
         )
         raise _bad_value(name, "a tensor that needs no gradient", given, advice)
+    forward_ad = torch.autograd.forward_ad
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None:
+        given = "a dual tensor (jvp, jacfwd, hessian), whose tangent would be lost"
+        advice = "Use torch.func.vjp or jacrev; jacrev(jacrev(f)) is a Hessian"
+        raise _bad_value(name, "a tensor without a tangent", given, advice)
     try:
         plain = t.detach() if t.requires_grad else t
         if plain.is_neg() and not in_place:  # its memory holds the opposite sign
@@ -269,6 +276,8 @@ def _torch(name: str, t: Any, torch: Any, in_place: bool) -> tuple[Array, Origin
         view = plain.numpy()
     except (TypeError, RuntimeError) as error:
         advice = f"torch says: {str(error).splitlines()[0]}"
+        if torch._C._functorch.is_functorch_wrapped_tensor(t):
+            advice = "Inside torch.func use levelhead.torch.scaled_dot_product_attention"
         raise _bad_type(name, f"a dense tensor of {_FLOATS}", _tensor(t), advice) from error
     dtype = str(t.dtype).removeprefix("torch.")
     origin = _TORCH.get(dtype)

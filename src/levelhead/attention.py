@@ -111,10 +111,7 @@ def attention(
         "seed": seed,
     }
     if _learns(q, k, v, scale, mask, sinks):
-        if out is not None:
-            advice = "Leave it out, or compute under torch.no_grad()"
-            raise LevelheadValueError(expected("out", "None with gradients", "an array", advice))
-        return _calls().attention(q, k, v, threads=threads, **given)
+        return _calls().attention(q, k, v, threads=threads, out=out, **given)
     q, k, v, origin = arrays.take(q, k, v)
     if plain and (scale is None or type(scale) is float or type(scale) is str):
         shape, options = _plain(q.shape, k.shape, v.shape, origin.dtype, scale, causal)
@@ -206,9 +203,12 @@ def observe(
 def _learns(*given: Any) -> bool:
     """Whether PyTorch is to know how the result came about."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
+    if torch is None:
         return False
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
+    tensors = [x for x in given if isinstance(x, torch.Tensor)]
+    if tensors and torch.compiler.is_compiling():  # there, the way of tensors is out of sight
+        return True
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _calls() -> ModuleType:

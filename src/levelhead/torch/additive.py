@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from levelhead import _core, arrays
 from levelhead.additive import OCTAVES, check_weights, options_of
 from levelhead.attention import team_for
 from levelhead.torch.ops import memory, wide
+from levelhead.torch.transforms import untraced
 
 
+@untraced
 def additive_attention(
     q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, *,
     threads: int | None, **given: Any,
@@ -26,7 +29,8 @@ def additive_attention(
             arrays.alike(name, x, origin)
         check_weights(*(tuple(x.shape) for x in (q, k, w_q, w_k, w_v)))
     real = wide(q.dtype)
-    projected_q, projected_k = q.to(real) @ w_q.to(real).mT, k.to(real) @ w_k.to(real).mT
+    with torch.autocast("cpu", enabled=False):  # it would round what is computed in `real`
+        projected_q, projected_k = q.to(real) @ w_q.to(real).mT, k.to(real) @ w_k.to(real).mT
     with torch.no_grad():
         views = (memory(projected_q), memory(projected_k), memory(v))
         options = options_of(*views, origin, given) | team_for(threads, origin)
@@ -52,6 +56,7 @@ class _Additive(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable  # PyTorch refuses a second derivative, which this would get wrong
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         q, k, v, weights, out, logsumexp = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))

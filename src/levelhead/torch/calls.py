@@ -16,18 +16,27 @@ from torch import Tensor
 from levelhead import _core, arrays, scoring
 from levelhead.arrays import Origin
 from levelhead.attention import options_for_core, team_for
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.observation import Observation
 from levelhead.state import COUNTS, SUMS, State
-from levelhead.torch.ops import Options, attend, differentiate, for_core, memory, remember, wide
+from levelhead.torch.ops import Options, differentiate, for_core, memory, remember, wide
+from levelhead.torch.transforms import attend, untraced
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, threads: int | None, **options: Any) -> Tensor:
+@untraced
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, threads: int | None, out: Any, **options: Any
+) -> Tensor:
     """As `levelhead.attention`, differentiable."""
+    if out is not None:
+        advice = "Leave it out, or compute under torch.no_grad() and outside torch.compile"
+        raise LevelheadValueError(expected("out", "None with gradients", "an array", advice))
     described, _, _ = _describe(q, k, v, threads, options)
-    out, _ = attend(q, k, v, described)
-    return out
+    found, _ = attend(q, k, v, described)
+    return found
 
 
+@untraced
 def observe(
     q: Tensor, k: Tensor, v: Tensor | None, *, threads: int | None, **options: Any
 ) -> Observation:
@@ -67,7 +76,8 @@ class _Observe(torch.autograd.Function):
         names = ("state", "valued", "q", "k", "v", *Options._fields)
         needs = dict(zip(names, ctx.needs_input_grad, strict=True))
         wanted = tuple(needs[name] for name in ("q", "k", "v", "scale", "mask", "sinks"))
-        found = differentiate(ctx, dout, dlogsumexp, wanted)
+        call = torch.ops.levelhead.attend_backward
+        found = differentiate(ctx, dout, dlogsumexp, wanted, call)
         return tuple(found.get(name) for name in names)
 
 
@@ -75,6 +85,12 @@ def _describe(
     q: Tensor, k: Tensor, v: Tensor | None, threads: int | None, options: dict[str, Any]
 ) -> tuple[Options, Origin, Any]:
     """The operator's options, where q came from, and the sinks as an observation keeps them."""
+    given = [x for x in (q, k, v) if x is not None]
+    if not all(isinstance(x, Tensor) for x in given):
+        kinds = ", ".join(type(x).__name__ for x in given)
+        wanted = "torch tensors, as an option is one that learns"
+        advice = "Convert them with torch.from_numpy, or detach the option"
+        raise LevelheadTypeError(expected("q, k, v", wanted, kinds, advice))
     with torch.no_grad():  # what is checked here is not what is differentiated
         if v is None:
             seen_q, seen_k, origin = arrays.take_pair(q, k)

@@ -3,8 +3,8 @@
 Operators take what the core takes: one scale per head, positions, flags; what a caller means by
 his arguments is settled above, in `sdpa` and in `levelhead.attention`. Tensors stay where they are,
 of any strides; the work runs on PyTorch's own threads. Registered are the CPU kernels, their shapes
-for tracing, the gradient, and vmap over the leading dimensions. There is no second derivative: the
-gradient's own gradient is an error, not a wrong number.
+for tracing, the gradient, and the gradient's own gradient, which is that of `formula`. What
+`torch.func` makes of them is in `transforms`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.library import Library, register_autograd, register_fake, register_vmap
+from torch.library import Library, register_autograd, register_fake
 
 from levelhead import _core
 from levelhead.arrays import Array
 from levelhead.errors import LevelheadError
 from levelhead.state import COUNTS, SUMS
+from levelhead.torch import formula
 
-__all__ = ["LevelheadRuntimeError", "Options", "attend"]
+__all__ = ["LevelheadRuntimeError", "Options"]
 
 
 class LevelheadRuntimeError(LevelheadError, RuntimeError):
@@ -60,7 +61,7 @@ _SCHEMA = (
     " bool log_n, bool causal, SymInt? left, SymInt? right, float? softcap, float dropout,"
     " SymInt? threads"
 )
-_WANTED = ("q", "k", "v", "scale", "mask", "sinks")  # what has a gradient, in that order
+WANTED = ("q", "k", "v", "scale", "mask", "sinks")  # what has a gradient, in that order
 
 _library: Any = Library("levelhead", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
@@ -74,12 +75,6 @@ _library.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 _core.meet_tensors(torch)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """Output and logsumexp, differentiable by q, k, v, scale, a float mask and sinks."""
-    out, logsumexp = torch.ops.levelhead.attend(q, k, v, *options)
-    return out, logsumexp
 
 
 # ---- statistics on the way
@@ -181,10 +176,10 @@ def _attend_backward(
     options = Options(*given)
     found = _backward_shapes(dout, dlogsumexp, q, k, v, out, logsumexp, *rest)
     into: dict[str, Any] = {
-        f"d{name}": memory(x) for name, x, want in zip(_WANTED, found, wanted, strict=True) if want
+        f"d{name}": memory(x) for name, x, want in zip(WANTED, found, wanted, strict=True) if want
     }
     if "dmask" in into:
-        found[_WANTED.index("mask")].zero_()
+        found[WANTED.index("mask")].zero_()
         shape = (*q.shape[:-1], k.shape[-2])
         strides = np.broadcast_to(into["dmask"], shape).strides
         into["dmask"] = np.lib.stride_tricks.as_strided(into["dmask"], shape, strides)
@@ -207,7 +202,7 @@ def _backward_shapes(
     dtypes = {"mask": wide(q.dtype), "scale": torch.float64, "sinks": torch.float64}
     return tuple(
         q.new_empty(of[name].shape if want else (0,), dtype=dtypes.get(name, q.dtype))
-        for name, want in zip(_WANTED, wanted, strict=True)
+        for name, want in zip(WANTED, wanted, strict=True)
     )
 
 
@@ -228,77 +223,63 @@ def remember(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, out: A
 
 
 def differentiate(
-    ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None, needs: tuple[bool, ...]
+    ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None, needs: tuple[bool, ...], call: Any
 ) -> dict[str, Tensor]:
-    """Gradients by name, of what `needs` says about q, k, v, scale, mask and sinks."""
+    """Gradients by name, of what `needs` says about q, k, v, scale, mask and sinks; `call` is the
+    operator for them, or what stands for it."""
     q, k, v, out, logsumexp, *tensors = ctx.saved_tensors
     options = Options(*tensors, *ctx.plain)
     dout = torch.zeros_like(out) if dout is None else dout
-    found = torch.ops.levelhead.attend_backward(
-        dout, dlogsumexp, q, k, v, out, logsumexp, *options, list(needs)
-    )
+    found = call(dout, dlogsumexp, q, k, v, out, logsumexp, *options, list(needs))
     of = options._asdict() | {"q": q, "k": k, "v": v}
     return {
         name: x.to(of[name].dtype)
-        for name, x, need in zip(_WANTED, found, needs, strict=True)
+        for name, x, need in zip(WANTED, found, needs, strict=True)
         if need
     }
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """The context of `attend`."""
     q, k, v, *given = inputs
     remember(ctx, q, k, v, Options(*given), output)
 
 
-def _backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None) -> tuple[Any, ...]:
+def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None, call: Any = None) -> Any:
+    """The gradient of `attend`."""
     names = ("q", "k", "v", *Options._fields)
-    needs = tuple(bool(ctx.needs_input_grad[names.index(name)]) for name in _WANTED)
-    found = differentiate(ctx, dout, dlogsumexp, needs)
+    needs = tuple(bool(ctx.needs_input_grad[names.index(name)]) for name in WANTED)
+    call = torch.ops.levelhead.attend_backward if call is None else call
+    found = differentiate(ctx, dout, dlogsumexp, needs, call)
     return tuple(found.get(name) for name in names)
 
 
-def _no_second_derivative(ctx: Any, *gradients: Any) -> Any:
-    raise LevelheadRuntimeError(
-        "levelhead: expected a first derivative, got create_graph=True or a double backward. The"
-        " second derivative of attention is not implemented; use torch's own"
-        " scaled_dot_product_attention with its math backend there."
-    )
+def setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """The context of `attend_backward`."""
+    dout, dlogsumexp, q, k, v, _, _, *given, wanted = inputs
+    ctx.save_for_backward(dout, dlogsumexp, q, k, v, *given[:_TENSORS])
+    ctx.plain, ctx.wanted = given[_TENSORS:], wanted
+    ctx.set_materialize_grads(False)
 
 
-register_autograd("levelhead::attend", _backward, setup_context=_setup, lib=_library)
-register_autograd("levelhead::attend_backward", _no_second_derivative, lib=_library)
+def backward_of_backward(ctx: Any, *asked: Tensor | None) -> tuple[Any, ...]:
+    """The gradient of `attend_backward`, which is that of the formula's gradient.
+
+    Output and logsumexp count as functions of q, k and v, not as arguments of their own.
+    """
+    dout, dlogsumexp, *tensors = ctx.saved_tensors
+    names = ("q", "k", "v", *Options._fields)
+    given = dict(zip(names, (*tensors, *ctx.plain), strict=True))
+    pairs = zip(WANTED, ctx.wanted, asked, strict=True)
+    by = {name: x for name, want, x in pairs if want and x is not None}
+    if not by:
+        return (None,) * len(ctx.needs_input_grad)
+    found = formula.second(given, dout, dlogsumexp, by, wide(given["q"].dtype))
+    return (found["dout"], found.get("dlogsumexp"), *map(found.get, names[:3]), None, None,
+            *map(found.get, names[3:]), None)  # fmt: skip
 
 
-# ---- vmap
-
-
-def _vmap(info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Any:
-    """One more leading dimension; what is given per batch row is repeated or flattened."""
-    dims = dict(zip(("q", "k", "v", *Options._fields), in_dims, strict=True))
-    options = Options(*given)
-    for name in ("scale", "sinks", "alibi", "seed"):
-        if dims[name] is not None:
-            raise LevelheadRuntimeError(
-                f"{name}: expected one for the whole batch, got one per example of a vmap. "
-                "Loop over the examples instead."
-            )
-
-    def spread(name: str, x: Tensor) -> Tensor:
-        if dims[name] is not None:
-            return x.movedim(dims[name], 0)
-        return x.expand((info.batch_size, *x.shape))
-
-    changed: dict[str, Any] = {}
-    if options.mask is not None and dims["mask"] is not None:
-        mask = spread("mask", options.mask)
-        missing = (1,) * (q.dim() - (dims["q"] is not None) + 1 - mask.dim())
-        changed["mask"] = mask.reshape((mask.shape[0], *missing, *mask.shape[1:]))
-    for name in ("key_lengths", "query_segments", "key_segments", "query_start"):
-        x = getattr(options, name)
-        if x is not None:
-            changed[name] = spread(name, x).flatten(0, 1)
-    arrays = (spread(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    return torch.ops.levelhead.attend(*arrays, *options._replace(**changed)), (0, 0)
-
-
-register_vmap("levelhead::attend", _vmap, lib=_library)
+register_autograd("levelhead::attend", backward, setup_context=setup, lib=_library)
+register_autograd(
+    "levelhead::attend_backward", backward_of_backward, setup_context=setup_backward, lib=_library
+)

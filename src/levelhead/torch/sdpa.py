@@ -9,14 +9,20 @@ original's place.
 from __future__ import annotations
 
 import math
+import numbers
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function
 
 from levelhead import _core
-from levelhead.torch.ops import LevelheadRuntimeError, Options, attend, observed
+from levelhead.errors import LevelheadTypeError, expected
+from levelhead.torch.ops import LevelheadRuntimeError, Options, observed
 from levelhead.torch.swap import Swap
+from levelhead.torch.transforms import attend
 
 __all__ = ["patch", "scaled_dot_product_attention"]
 
@@ -31,6 +37,7 @@ def scaled_dot_product_attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
@@ -47,10 +54,17 @@ def scaled_dot_product_attention(
     Returns:
         (..., Hq, L, Ev), differentiable. A query that sees no key gets 0.
     """
-    if not torch.compiler.is_compiling() and attn_mask is None and dropout_p == 0.0:
+    plain = type(dropout_p) is float and type(is_causal) is bool and type(enable_gqa) is bool
+    if plain and dropout_p == 0.0 and attn_mask is None:
         done = _through_the_door(query, key, value, is_causal, scale)
         if done is not None:
             return done
+    given = (query, key, value, attn_mask)
+    if has_torch_function(given):  # subclasses and modes have the first word, as in PyTorch
+        rest: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal}
+        rest |= {"scale": scale, "enable_gqa": enable_gqa}
+        found: Tensor = handle_torch_function(scaled_dot_product_attention, given, *given, **rest)
+        return found
     return extended(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -60,32 +74,35 @@ def extended(
     enable_gqa: bool = False, softcap: float | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As `scaled_dot_product_attention`, with the two options that models have added since."""
-    _check(query, key, value, attn_mask, dropout_p)
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        if not isinstance(flag, bool):
+            raise _not_a(name, "a bool", flag)
+    dropout_p = _number("dropout_p", dropout_p)
+    _check_kind(query, key, value, attn_mask)
     if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (x.to(dtype) for x in (query, key, value))
-        if attn_mask is not None and attn_mask.dtype is not torch.bool:
-            attn_mask = attn_mask.to(dtype)
-    rank = query.dim()
+        query, key, value = _cast(query), _cast(key), _cast(value)
+        attn_mask = None if attn_mask is None else _cast(attn_mask)
+    _check_numbers(query, key, value, attn_mask, dropout_p)
+    rank = max(query.dim(), key.dim(), value.dim())
     q, k, v = broadcast(query, key, value, enable_gqa)
-    _check_mask_shape(attn_mask, (*q.shape[:-1], k.shape[-2]))
+    _check_mask_shape(attn_mask, (*q.shape[:-1], k.shape[-2]), rank)
     H, D = q.shape[-3], q.shape[-1]
-    factor = (1 / math.sqrt(D) if D else 1.0) if scale is None else float(scale)
+    factor = (1 / math.sqrt(D) if D else 1.0) if scale is None else _number("scale", scale)
     drops = 0.0 < dropout_p < 1.0
     options = Options(
-        scale=torch.full((H,), factor, dtype=torch.float64),
+        scale=torch.full((H,), factor, dtype=torch.float64, device=q.device),
         mask=attn_mask,
         sinks=sinks,
         causal=is_causal,
         softcap=softcap,
         dropout=dropout_p if drops else 0.0,
-        seed=torch.randint(_SEEDS, (), dtype=torch.int64) if drops else None,
+        seed=torch.randint(_SEEDS, (), dtype=torch.int64, device=q.device) if drops else None,
     )
     out, _ = attend(q, k, v, options)
     if dropout_p == 1.0:  # nothing is kept
         out = out * 0.0
-    while out.dim() > rank:
-        out = out.squeeze(0)
+    for _ in range(out.dim() - rank):
+        out = out[0]
     return out
 
 
@@ -93,45 +110,92 @@ def _through_the_door(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
 ) -> Tensor | None:
     """Plain eager tensors go straight to the core, as long as both conventions say the same."""
+    if torch.compiler.is_compiling() or not (scale is None or type(scale) is float):
+        return None
     plain = all(type(x) is Tensor and x.layout is torch.strided for x in (q, k, v))
-    if not plain or q.is_nested or q.dim() < 3 or torch.is_autocast_enabled("cpu"):
+    if not plain or any(x.is_nested for x in (q, k, v)) or q.dim() < 3:
         return None
     if q.shape[:-2] != k.shape[:-2]:  # to be broadcast, or grouped
         return None
     if is_causal and q.shape[-2] != k.shape[-2]:  # the door aligns the last positions
         return None
-    if torch._C._len_torch_dispatch_stack() or torch._C._is_torch_function_mode_enabled():
+    if torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack():
+        return None
+    if torch._C._is_torch_function_mode_enabled() or forward_ad._current_level >= 0:
         return None
     if observed():  # the door gives no statistics
         return None
-    found: Tensor | None = _core.attend(q, k, v, scale, bool(is_causal), None)
+    found: Tensor | None = _core.attend(q, k, v, scale, is_causal, None)
     return found
+
+
+def _cast(x: Tensor) -> Tensor:
+    """What autocast makes of it: float64 and what is no float stay."""
+    eligible = x.is_floating_point() and x.dtype is not torch.float64
+    return x.to(torch.get_autocast_dtype("cpu")) if eligible else x
 
 
 # ---- what may come in
 
 
-def _wrong(name: str, expected: str, given: object, advice: str) -> LevelheadRuntimeError:
-    return LevelheadRuntimeError(f"{name}: expected {expected}, got {given}. {advice}.")
+class UnservedError(LevelheadRuntimeError, NotImplementedError):
+    """A dtype, layout or device that PyTorch's own operator has no kernel for, either."""
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> None:
+def _not_a(name: str, wanted: str, given: object) -> LevelheadTypeError:
+    kind = type(given).__name__
+    return LevelheadTypeError(expected(name, wanted, kind, "Convert it, as PyTorch would ask for"))
+
+
+def _wrong(name: str, wanted: str, given: object, advice: str) -> LevelheadRuntimeError:
+    return LevelheadRuntimeError(expected(name, wanted, given, advice))
+
+
+def _wrong_shapes(wanted: str, *tensors: Tensor) -> LevelheadRuntimeError:
+    shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
+    advice = "The sizes are (..., heads, tokens, width)"
+    return _wrong("query, key, value", wanted, shapes, advice)
+
+
+def _number(name: str, x: Any) -> float:
+    """A float, from whatever PyTorch takes for one; not what has a gradient that would be lost."""
+    if isinstance(x, float):
+        return x
+    if isinstance(x, Tensor):
+        single = x.dim() == 0 and not x.requires_grad and not x.is_complex()
+    else:
+        single = isinstance(x, (int, numbers.Real))
+    if not single:
+        raise _not_a(name, "a float", x)
+    return float(x)
+
+
+def _check_kind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+    """Dense tensors, in one place that can be read."""
     for name, x in (("query", q), ("key", k), ("value", v), ("attn_mask", mask)):
-        if x is None:
+        if name == "attn_mask" and x is None:
             continue
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+            raise _not_a(name, "a torch.Tensor", x)
         if x.is_nested or x.layout is not torch.strided:
             kind = "a nested tensor" if x.is_nested else str(x.layout)
-            raise _wrong(name, "a dense tensor", kind, "Convert it, or use torch's own attention")
+            advice = "Convert it, or use torch's own attention"
+            raise UnservedError(expected(name, "a dense tensor", kind, advice))
         if x.device.type not in ("cpu", "meta"):
-            raise _wrong(name, "a tensor on device cpu", x.device, "Move it, or do not patch there")
+            advice = "Move it, or do not patch there"
+            raise UnservedError(expected(name, "a tensor on device cpu", x.device, advice))
+        if x.device != q.device:
+            advice = "Move one to the other's"
+            raise _wrong(name, f"a tensor on the query's device, {q.device}", x.device, advice)
+
+
+def _check_numbers(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> None:
     if not q.dtype == k.dtype == v.dtype or q.dtype not in _FLOATS:
-        given = ", ".join(str(x.dtype) for x in (q, k, v))
-        raise _wrong("query, key, value", "the same floating dtype", given, "Convert them")
+        given = f"{q.dtype}, {k.dtype}, {v.dtype}"
+        wanted = "one dtype of float32, float64, float16 and bfloat16"
+        raise UnservedError(expected("query, key, value", wanted, given, "Convert them"))
     if min(q.dim(), k.dim(), v.dim()) < 2:
-        given = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-        raise _wrong("query, key, value", "at least 2 dimensions", given, "Add the missing ones")
+        raise _wrong_shapes("at least 2 dimensions", q, k, v)
     if mask is not None and mask.dtype not in (torch.bool, q.dtype, torch.float32):
         advice = "Use bool, or cast an additive mask to the query's dtype"
         raise _wrong("attn_mask", f"bool, float32 or {q.dtype}", mask.dtype, advice)
@@ -143,34 +207,35 @@ def broadcast(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> tuple[Tensor, Tenso
     """The three with the same leading dimensions, rank 4 or more; heads too, unless they group."""
     while min(q.dim(), k.dim(), v.dim()) < 4:
         q, k, v = (x.unsqueeze(0) if x.dim() < 4 else x for x in (q, k, v))
-    shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-    advice = "The sizes are (..., heads, tokens, width)"
     if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        wanted = "key as wide as query, and as many values as keys"
-        raise _wrong("query, key, value", wanted, shapes, advice)
+        raise _wrong_shapes("key as wide as query, and as many values as keys", q, k, v)
     heads = -3 if gqa else -2
     try:
         lead = torch.broadcast_shapes(*(x.shape[:heads] for x in (q, k, v)))  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         wanted = "leading dimensions that broadcast" + ("" if gqa else " (or enable_gqa=True)")
-        raise _wrong("query, key, value", wanted, shapes, advice) from error
+        raise _wrong_shapes(wanted, q, k, v) from error
     q, k, v = (x.expand((*lead, *x.shape[heads:])) for x in (q, k, v))
     H, G, G_v = q.shape[-3], k.shape[-3], v.shape[-3]
-    if G_v != G or (H % G if G else H):
-        wanted = "as many value heads as key heads, and query heads a multiple of them"
-        raise _wrong("query, key, value", wanted, shapes, advice)
+    if any(H % n if n else H for n in (G, G_v)):
+        raise _wrong_shapes("query heads a multiple of key heads and of value heads", q, k, v)
+    if G_v != G:  # rare: both are repeated to the fewest heads that serve either
+        common = math.lcm(G, G_v)
+        k = k.repeat_interleave(common // G, -3)
+        v = v.repeat_interleave(common // G_v, -3)
     return q, k, v
 
 
-def _check_mask_shape(mask: Tensor | None, shape: tuple[int, ...]) -> None:
+def _check_mask_shape(mask: Tensor | None, shape: tuple[int, ...], rank: int) -> None:
+    """A mask of any rank up to that of the logits, which it does not widen."""
     if mask is None:
         return
-    sizes = tuple(mask.shape)
-    fits = len(sizes) <= len(shape) and all(
-        n in (1, m) for n, m in zip(sizes[::-1], shape[::-1], strict=False)
+    fits = mask.dim() <= rank and all(
+        n in (1, m) for n, m in zip(tuple(mask.shape)[::-1], shape[::-1], strict=False)
     )
     if not fits:
-        raise _wrong("attn_mask", f"a shape that broadcasts to {shape}", sizes, "Reshape it")
+        wanted = f"a shape that broadcasts to {tuple(shape[len(shape) - rank :])}"
+        raise _wrong("attn_mask", wanted, tuple(mask.shape), "Reshape it")
 
 
 # ---- in the original's place
