@@ -1,4 +1,4 @@
-// Deals the work of one backward pass out to threads: rows, then slices of keys, then the folding of their parts of dq.
+// Deals the work of one backward pass out to threads: query rows, then slices of keys, then the folding of their parts of dq.
 // Who computes what never changes the order of a sum.
 #include <cmath>
 #include <optional>
@@ -11,8 +11,8 @@
 namespace levelhead {
 namespace {
 
-// Parts of dq are kept for as many kv heads at a time as fit into this, and for one at least.
-constexpr std::int64_t parts_bytes = std::int64_t(64) << 20;
+// Packed queries and parts of dq are kept for as many kv heads at a time as fit into this, and for one at least.
+constexpr std::int64_t most_bytes = std::int64_t(64) << 20;
 
 class BackwardCall {
  public:
@@ -32,10 +32,6 @@ class BackwardCall {
     if (problem_.B * problem_.G == 0) return true;
     reserve();
     if (!frame_.gather_facts()) return false;
-    if (!frame_.deal(problem_.B * problem_.H, [&](std::int64_t i, int worker) {
-          kernel_.rows(frame_.job, backward_, i / problem_.H, i % problem_.H, scratch(worker));
-        }))
-      return false;
     for (std::int64_t first = 0; first < problem_.B * problem_.G; first += together_)
       if (!run_heads(first, std::min(together_, problem_.B * problem_.G - first))) return false;
     sum_over_rows();
@@ -55,28 +51,47 @@ class BackwardCall {
     backward_ = {&gradients_, nullptr, nullptr, nullptr, chunk_of_score(problem_.E, problem_.T),
                  bool(gradients_.dq) || gradients_.dscale || problem_.scoring.additive, rows_};
     part_bytes_ = backward_.parts ? (rows_ + plan_.tile.rows) * round_up(problem_.D, plan_.tile.panel) * real_bytes_ : 0;
-    const std::int64_t heads = problem_.B * problem_.G;
-    together_ = shares_bias() ? 1 : std::clamp<std::int64_t>(parts_bytes / std::max<std::int64_t>(part_bytes_ * plan_.splits, 1), 1, heads);
+    row_blocks_ = (rows_ + plan_.query_block - 1) / plan_.query_block;
+    query_bytes_ = kernel_.query_bytes(plan_);
+    const std::int64_t heads = problem_.B * problem_.G, head_bytes = part_bytes_ * plan_.splits + row_blocks_ * query_bytes_;
+    together_ = shares_bias() ? 1 : std::clamp<std::int64_t>(most_bytes / std::max<std::int64_t>(head_bytes, 1), 1, heads);
     const std::int64_t doubles = gradients_.dscale ? rows * std::int64_t(sizeof(double)) : 0;
     workspace_.emplace(round_up(2 * rows * real_bytes_, 64) + round_up(rows * real_bytes_, 64) + round_up(doubles, 64) + round_up(scratch_bytes * threads_, 64) +
-                       round_up(together_ * plan_.splits * part_bytes_, 64));
+                       round_up(together_ * row_blocks_ * query_bytes_, 64) + round_up(together_ * plan_.splits * part_bytes_, 64));
     backward_.lse = workspace_->take(2 * rows * real_bytes_);
     backward_.delta = workspace_->take(rows * real_bytes_);
     if (gradients_.dscale) backward_.dscale = reinterpret_cast<double*>(workspace_->take(doubles));
     scratch_ = workspace_->take(scratch_bytes * threads_);
     scratch_bytes_ = scratch_bytes;
+    queries_ = workspace_->take(together_ * row_blocks_ * query_bytes_);
     parts_ = workspace_->take(together_ * plan_.splits * part_bytes_);
   }
 
   char* scratch(int worker) const { return scratch_ + worker * scratch_bytes_; }
+  // From a row of a kv head on, the first of its block.
+  char* queries(std::int64_t head, std::int64_t row) const {
+    return queries_ + (head * row_blocks_ + row / plan_.query_block) * query_bytes_;
+  }
   char* parts(std::int64_t head) const { return parts_ + head * plan_.splits * part_bytes_; }
 
   // kv heads [first, first + count).
   bool run_heads(std::int64_t first, std::int64_t count) {
+    // Calls work(kv head, which of them this is, the first of a block of its rows, the row after the last, worker).
+    const auto deal_rows = [&](const auto& work) {
+      return frame_.deal(count * row_blocks_, [&](std::int64_t i, int worker) {
+        const std::int64_t head = i / row_blocks_, row = i % row_blocks_ * plan_.query_block;
+        work(first + head, head, row, std::min(row + plan_.query_block, rows_), worker);
+      });
+    };
+    if (!deal_rows([&](std::int64_t kv_head, std::int64_t head, std::int64_t row0, std::int64_t row1, int worker) {
+          kernel_.queries(frame_.job, backward_, kv_head / problem_.G, kv_head % problem_.G, row0, row1,
+                          queries(head, row0), scratch(worker));
+        }))
+      return false;
     const auto slice = [&](std::int64_t i, int worker) {
       const std::int64_t head = i / plan_.splits, kv_head = first + head, which = i % plan_.splits;
-      kernel_.slice(frame_.job, backward_, kv_head / problem_.G, kv_head % problem_.G, which,
-                             parts(head) + which * part_bytes_, worker, scratch(worker));
+      kernel_.slice(frame_.job, backward_, kv_head / problem_.G, kv_head % problem_.G, which, queries(head, 0),
+                    parts(head) + which * part_bytes_, worker, scratch(worker));
     };
     // A bias that all keys share is summed slice after slice.
     if (gradients_.dmask && gradients_.dmask.column_stride == 0) {
@@ -86,11 +101,10 @@ class BackwardCall {
     }
     if (frame_.job.interrupt->requested(0)) return false;
     sum_over_parts(count);
-    const std::int64_t blocks = backward_.parts ? (rows_ + plan_.query_block - 1) / plan_.query_block : 0;
-    return frame_.deal(count * blocks, [&](std::int64_t i, int worker) {
-      const std::int64_t head = i / blocks, row = i % blocks * plan_.query_block;
-      kernel_.fold(frame_.job, backward_, (first + head) / problem_.G, (first + head) % problem_.G, row,
-                            std::min(row + plan_.query_block, rows_), parts(head), part_bytes_, scratch(worker));
+    if (!backward_.parts) return true;
+    return deal_rows([&](std::int64_t kv_head, std::int64_t head, std::int64_t row0, std::int64_t row1, int worker) {
+      kernel_.fold(frame_.job, backward_, kv_head / problem_.G, row0, row1, queries(head, row0), parts(head),
+                   part_bytes_, scratch(worker));
     });
   }
 
@@ -127,9 +141,9 @@ class BackwardCall {
   const int threads_;
   Frame frame_;
   Backward backward_{};
-  std::int64_t part_bytes_ = 0, scratch_bytes_ = 0, together_ = 1;
+  std::int64_t part_bytes_ = 0, query_bytes_ = 0, row_blocks_ = 0, scratch_bytes_ = 0, together_ = 1;
   std::optional<Workspace> workspace_;
-  char *scratch_ = nullptr, *parts_ = nullptr;
+  char *scratch_ = nullptr, *queries_ = nullptr, *parts_ = nullptr;
 };
 
 }  // namespace
