@@ -57,7 +57,8 @@ class BackwardCall {
     const std::int64_t heads = problem_.B * problem_.G, head_bytes = part_bytes_ * plan_.splits + row_blocks_ * query_bytes_;
     const std::int64_t fit = most_bytes / std::max<std::int64_t>(head_bytes, 1);
     // What heads share is summed in their order; and the last heads, cut finer, let the workers end together.
-    if (!shares_bias() && !gradients_.dadditive && fit >= threads_) alone_ = std::max<std::int64_t>(heads / threads_ - 1, 0) * threads_;
+    if (!shares_bias() && !gradients_.dadditive && fit >= threads_)
+      alone_ = std::max<std::int64_t>(heads / threads_ - 1, 0) * threads_;
     together_ = shares_bias() ? 1 : std::clamp<std::int64_t>(fit, 1, heads - alone_);
     const std::int64_t slots = std::max<std::int64_t>(together_, alone_ > 0 ? threads_ : 0);
     const std::int64_t doubles = gradients_.dscale ? rows * std::int64_t(sizeof(double)) : 0;
@@ -112,7 +113,8 @@ class BackwardCall {
     if (!deal(row_blocks_, &BackwardCall::pack_rows)) return false;
     // A bias that all keys share is summed slice after slice.
     if (gradients_.dmask && gradients_.dmask.column_stride == 0) {
-      for (std::int64_t i = 0; i < count * plan_.splits; ++i) run_slice(first + i / plan_.splits, i / plan_.splits, i % plan_.splits, 0);
+      for (std::int64_t i = 0; i < count * plan_.splits; ++i)
+        run_slice(first + i / plan_.splits, i / plan_.splits, i % plan_.splits, 0);
     } else if (!deal(plan_.splits, &BackwardCall::run_slice)) {
       return false;
     }

@@ -97,7 +97,7 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
 // --- gradients ---
 
 // A task of the backward pass owns every `slices`-th key block of a kv head and sums its own part of dQ; the parts are
-// folded in order. The stripes make the tasks alike under a causal mask, and their number, from the length alone, leaves
+// folded in order. The stripes make the tasks alike under a causal mask, and their number, from the keys alone, leaves
 // work for several cores where there is but one head: hence shorter blocks where there are few keys. Else a block is long,
 // since each costs a pass over all queries and a part of dQ, but what is packed and summed of its keys (three rows of D
 // and two of E) takes little more than half of a 1 MiB L2, which the queries and the two matrices share.
