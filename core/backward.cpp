@@ -1,4 +1,4 @@
-// Deals the work of one backward pass out to threads: rows, then slices of keys, then the folding of their parts of dq.
+// Deals the work of one backward pass out to threads: query rows, then slices of keys, then the folding of their parts of dq.
 // Who computes what never changes the order of a sum.
 #include <cmath>
 #include <optional>
@@ -11,8 +11,8 @@
 namespace levelhead {
 namespace {
 
-// Parts of dq are kept for as many kv heads at a time as fit into this, and for one at least.
-constexpr std::int64_t parts_bytes = std::int64_t(64) << 20;
+// Packed queries and parts of dq are kept for as many kv heads at a time as fit into this, and for one at least.
+constexpr std::int64_t most_bytes = std::int64_t(64) << 20;
 
 class BackwardCall {
  public:
@@ -32,12 +32,9 @@ class BackwardCall {
     if (problem_.B * problem_.G == 0) return true;
     reserve();
     if (!frame_.gather_facts()) return false;
-    if (!frame_.deal(problem_.B * problem_.H, [&](std::int64_t i, int worker) {
-          kernel_.rows(frame_.job, backward_, i / problem_.H, i % problem_.H, scratch(worker));
-        }))
-      return false;
-    for (std::int64_t first = 0; first < problem_.B * problem_.G; first += together_)
-      if (!run_heads(first, std::min(together_, problem_.B * problem_.G - first))) return false;
+    if (!run_alone(alone_)) return false;
+    for (std::int64_t first = alone_; first < problem_.B * problem_.G; first += together_)
+      if (!run_together(first, std::min(together_, problem_.B * problem_.G - first))) return false;
     sum_over_rows();
     return true;
   }
@@ -55,43 +52,75 @@ class BackwardCall {
     backward_ = {&gradients_, nullptr, nullptr, nullptr, chunk_of_score(problem_.E, problem_.T),
                  bool(gradients_.dq) || gradients_.dscale || problem_.scoring.additive, rows_};
     part_bytes_ = backward_.parts ? (rows_ + plan_.tile.rows) * round_up(problem_.D, plan_.tile.panel) * real_bytes_ : 0;
-    const std::int64_t heads = problem_.B * problem_.G;
-    together_ = shares_bias() ? 1 : std::clamp<std::int64_t>(parts_bytes / std::max<std::int64_t>(part_bytes_ * plan_.splits, 1), 1, heads);
+    row_blocks_ = (rows_ + plan_.query_block - 1) / plan_.query_block;
+    query_bytes_ = kernel_.query_bytes(plan_);
+    const std::int64_t heads = problem_.B * problem_.G, head_bytes = part_bytes_ * plan_.splits + row_blocks_ * query_bytes_;
+    const std::int64_t fit = most_bytes / std::max<std::int64_t>(head_bytes, 1);
+    // What heads share is summed in their order; and the last heads, cut finer, let the workers end together.
+    if (!shares_bias() && !gradients_.dadditive && fit >= threads_)
+      alone_ = std::max<std::int64_t>(heads / threads_ - 1, 0) * threads_;
+    together_ = shares_bias() ? 1 : std::clamp<std::int64_t>(fit, 1, heads - alone_);
+    const std::int64_t slots = std::max<std::int64_t>(together_, alone_ > 0 ? threads_ : 0);
     const std::int64_t doubles = gradients_.dscale ? rows * std::int64_t(sizeof(double)) : 0;
     workspace_.emplace(round_up(2 * rows * real_bytes_, 64) + round_up(rows * real_bytes_, 64) + round_up(doubles, 64) + round_up(scratch_bytes * threads_, 64) +
-                       round_up(together_ * plan_.splits * part_bytes_, 64));
+                       round_up(slots * row_blocks_ * query_bytes_, 64) + round_up(slots * plan_.splits * part_bytes_, 64));
     backward_.lse = workspace_->take(2 * rows * real_bytes_);
     backward_.delta = workspace_->take(rows * real_bytes_);
     if (gradients_.dscale) backward_.dscale = reinterpret_cast<double*>(workspace_->take(doubles));
     scratch_ = workspace_->take(scratch_bytes * threads_);
     scratch_bytes_ = scratch_bytes;
-    parts_ = workspace_->take(together_ * plan_.splits * part_bytes_);
+    queries_ = workspace_->take(slots * row_blocks_ * query_bytes_);
+    parts_ = workspace_->take(slots * plan_.splits * part_bytes_);
   }
 
   char* scratch(int worker) const { return scratch_ + worker * scratch_bytes_; }
-  char* parts(std::int64_t head) const { return parts_ + head * plan_.splits * part_bytes_; }
+  // A kv head being worked on has a slot: room for its packed queries and its parts of dq.
+  char* queries(std::int64_t slot, std::int64_t block) const { return queries_ + (slot * row_blocks_ + block) * query_bytes_; }
+  char* parts(std::int64_t slot) const { return parts_ + slot * plan_.splits * part_bytes_; }
 
-  // kv heads [first, first + count).
-  bool run_heads(std::int64_t first, std::int64_t count) {
-    const auto slice = [&](std::int64_t i, int worker) {
-      const std::int64_t head = i / plan_.splits, kv_head = first + head, which = i % plan_.splits;
-      kernel_.slice(frame_.job, backward_, kv_head / problem_.G, kv_head % problem_.G, which,
-                             parts(head) + which * part_bytes_, worker, scratch(worker));
+  void pack_rows(std::int64_t head, std::int64_t slot, std::int64_t block, int worker) const {
+    const std::int64_t row = block * plan_.query_block;
+    kernel_.queries(frame_.job, backward_, head / problem_.G, head % problem_.G, row, std::min(row + plan_.query_block, rows_),
+                    queries(slot, block), scratch(worker));
+  }
+  void run_slice(std::int64_t head, std::int64_t slot, std::int64_t slice, int worker) const {
+    kernel_.slice(frame_.job, backward_, head / problem_.G, head % problem_.G, slice, queries(slot, 0),
+                  parts(slot) + slice * part_bytes_, worker, scratch(worker));
+  }
+  void fold_rows(std::int64_t head, std::int64_t slot, std::int64_t block, int worker) const {
+    const std::int64_t row = block * plan_.query_block;
+    kernel_.fold(frame_.job, backward_, head / problem_.G, row, std::min(row + plan_.query_block, rows_), queries(slot, block),
+                 parts(slot), part_bytes_, scratch(worker));
+  }
+  std::int64_t folds() const { return backward_.parts ? row_blocks_ : 0; }
+
+  // The first `count` kv heads, each by one worker: what it packs and sums stays near it, and nobody waits.
+  bool run_alone(std::int64_t count) {
+    return frame_.deal(count, [&](std::int64_t head, int worker) {
+      for (std::int64_t i = 0; i < row_blocks_; ++i) pack_rows(head, worker, i, worker);
+      for (std::int64_t i = 0; i < plan_.splits; ++i) run_slice(head, worker, i, worker);
+      for (std::int64_t i = 0; i < folds(); ++i) fold_rows(head, worker, i, worker);
+    });
+  }
+
+  // kv heads [first, first + count), each by all workers.
+  bool run_together(std::int64_t first, std::int64_t count) {
+    const auto deal = [&](std::int64_t pieces, auto work) {
+      return frame_.deal(count * pieces, [&](std::int64_t i, int worker) {
+        (this->*work)(first + i / pieces, i / pieces, i % pieces, worker);
+      });
     };
+    if (!deal(row_blocks_, &BackwardCall::pack_rows)) return false;
     // A bias that all keys share is summed slice after slice.
     if (gradients_.dmask && gradients_.dmask.column_stride == 0) {
-      for (std::int64_t i = 0; i < count * plan_.splits; ++i) slice(i, 0);
-    } else if (!frame_.deal(count * plan_.splits, slice)) {
+      for (std::int64_t i = 0; i < count * plan_.splits; ++i)
+        run_slice(first + i / plan_.splits, i / plan_.splits, i % plan_.splits, 0);
+    } else if (!deal(plan_.splits, &BackwardCall::run_slice)) {
       return false;
     }
     if (frame_.job.interrupt->requested(0)) return false;
     sum_over_parts(count);
-    const std::int64_t blocks = backward_.parts ? (rows_ + plan_.query_block - 1) / plan_.query_block : 0;
-    return frame_.deal(count * blocks, [&](std::int64_t i, int worker) {
-      const std::int64_t head = i / blocks, row = i % blocks * plan_.query_block;
-      kernel_.fold(frame_.job, backward_, (first + head) / problem_.G, (first + head) % problem_.G, row,
-                            std::min(row + plan_.query_block, rows_), parts(head), part_bytes_, scratch(worker));
-    });
+    return deal(folds(), &BackwardCall::fold_rows);
   }
 
   // Of the weights of additive attention, which all heads share.
@@ -127,9 +156,9 @@ class BackwardCall {
   const int threads_;
   Frame frame_;
   Backward backward_{};
-  std::int64_t part_bytes_ = 0, scratch_bytes_ = 0, together_ = 1;
+  std::int64_t part_bytes_ = 0, query_bytes_ = 0, row_blocks_ = 0, scratch_bytes_ = 0, alone_ = 0, together_ = 1;
   std::optional<Workspace> workspace_;
-  char *scratch_ = nullptr, *parts_ = nullptr;
+  char *scratch_ = nullptr, *queries_ = nullptr, *parts_ = nullptr;
 };
 
 }  // namespace

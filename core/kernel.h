@@ -62,7 +62,7 @@ struct Job {
 // Everything the backward pass reads beside the job.
 struct Backward {
   const Gradients* given;
-  void *lse, *delta;         // (B, H, T, 2) and (B, H, T) of the compute type, made by GradientTable::rows
+  void *lse, *delta;         // (B, H, T, 2) and (B, H, T) of the compute type, made by GradientTable::queries
   double* dscale;            // (B, H, T), or null: not wanted
   std::int64_t value_chunk;  // Plan::score_chunk for dout . v
   bool parts;                // whether dq is summed at all
@@ -88,17 +88,19 @@ struct KernelTable {
   void (*exponential)(const void* x, void* y, std::int64_t n);
 };
 
-// The backward pass (kernel_backward.inl.h): rows once per head, then slices once per kv head and slice, then the folding of
-// all rows.
+// The backward pass (kernel_backward.inl.h), for each kv head: its query rows a block at a time, then its slices of keys, then
+// the folding of all rows, a block at a time.
 struct GradientTable {
   Tile tile;
   std::int64_t (*scratch_bytes)(const Plan&);
-  void (*rows)(const Job&, const Backward&, std::int64_t b, std::int64_t head, void* scratch);
-  // `part` has a row of whole panels for each query row of the kv head, and tile.rows more.
-  void (*slice)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t slice, void* part, int worker,
-                void* scratch);
-  void (*fold)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t row0, std::int64_t row1,
-               const void* parts, std::int64_t part_bytes, void* scratch);
+  std::int64_t (*query_bytes)(const Plan&);  // of a block of query rows, packed
+  void (*queries)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t row0, std::int64_t row1,
+                  void* packed, void* scratch);
+  // `queries` has all blocks of the kv head. `part` has a row of whole panels for each query row of it, and tile.rows more.
+  void (*slice)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t slice, const void* queries, void* part,
+                int worker, void* scratch);
+  void (*fold)(const Job&, const Backward&, std::int64_t b, std::int64_t row0, std::int64_t row1,
+               const void* packed, const void* parts, std::int64_t part_bytes, void* scratch);
 };
 
 // For operands of the compute type; every isa_*.cpp has these, unless it only adds to another.

@@ -1,4 +1,4 @@
-// The backward pass: weights are recomputed from the logsumexp, 96 queries by 96 keys at a time, in five products.
+// The backward pass: weights are recomputed from the logsumexp, a block of queries by a block of keys at a time, in five products.
 //
 //   for each key block of a slice (packed K, Kᵀ, Vᵀ and the sums dK, dV stay in L2)
 //     for each block of query rows
@@ -16,40 +16,12 @@
 namespace levelhead {
 namespace {
 
-// --- rows: what each query row needs to know ---
-
-// The logsumexp in units of ln 2 and delta = dout . out - dlse, the part of ds that all keys of a row share.
-// A row that saw nothing is given +inf, so that its weights come out zero.
-template <class Real>
-void gradient_rows(const Job& job, const Backward& backward, std::int64_t b, std::int64_t head, void* memory) {
-  const Problem& problem = *job.problem;
-  const Gradients& given = *backward.given;
-  const GradientScratch<Real> scratch(*job.plan, memory);
-  for (std::int64_t t = 0; t < problem.T; ++t) {
-    const std::int64_t index = row_index(problem, b, head, t);
-    const Real* out = view_vector(given.out, b, head, t, problem.E, false, scratch.row);
-    const Real* dout = view_vector(given.dout, b, head, t, problem.E, false, scratch.row + problem.E);
-    Real delta = dot(out, dout, problem.E);
-    if (given.dlogsumexp) delta -= static_cast<const Real*>(given.dlogsumexp)[index];
-    const Real lse = static_cast<const Real*>(given.logsumexp)[index];
-    static_cast<Real*>(backward.delta)[index] = lse == -infinity<Real> ? Real(0) : delta;
-    // In two parts: one rounding more would be the largest error of a weight near one.
-    const double twos = static_cast<double>(lse) * log2_e;
-    const Real most_of_it = static_cast<Real>(twos);
-    Real* to = static_cast<Real*>(backward.lse) + 2 * index;
-    to[0] = lse == -infinity<Real> ? infinity<Real> : most_of_it;
-    to[1] = lse - lse == 0 ? static_cast<Real>(twos - static_cast<double>(most_of_it)) : Real(0);
-  }
-}
-
 // --- one strip against one key block: p and ds ---
 
 // s (scored) and dp (dout . v) of one row become p and ds.
 template <class Real>
 LH_INLINE void differentiate(Real* s, Real* dp, std::int64_t n, const Real* lse, Real delta) {
   const Vector<Real> nothing = splat(-infinity<Real>), zero{};
-  const bool finite = delta - delta == 0;
-  const Vector<Real> wrong = splat(finite ? Real(0) : static_cast<Real>(__builtin_nan("")));
   for (std::int64_t j = 0; j < n; j += panel<Real>) {
     const Vector<Real> logit[2] = {load(s + j), load(s + j + lanes<Real>)};
     const Vector<Real> x[2] = {cut_off<Real>((logit[0] - lse[0]) - lse[1]), cut_off<Real>((logit[1] - lse[0]) - lse[1])};
@@ -59,7 +31,7 @@ LH_INLINE void differentiate(Real* s, Real* dp, std::int64_t n, const Real* lse,
     for (int half = 0; half < 2; ++half) {
       const std::int64_t at = j + half * lanes<Real>;
       const Integers<Real> seen = logit[half] != nothing;
-      store(s + at, select(seen, e[half] + wrong, zero));
+      store(s + at, select(seen, e[half], zero));
       store(dp + at, select(seen, e[half] * (load(dp + at) - delta), zero));
     }
   }
@@ -132,19 +104,20 @@ void gradient_strip(const Job& job, const Backward& backward, const Piece& piece
 // Terms of a sum that are taken in one go (as in plan.h): with 96 the maximal error of dv would be above PyTorch's.
 constexpr std::int64_t gradient_chunk = 48;
 
-// to (rows x columns, `wide` apart) += left . right, `right` in panels of columns `height` high.
+// to (rows x columns, `wide` apart) += left . right, `right` in panels of columns `height` high. What was there before
+// counts only if it has `begun`.
 template <class Real, bool turned>
-LH_INLINE void add_product(std::int64_t rows, const Real* left, std::int64_t stride, const Real* right, std::int64_t height,
+LH_INLINE void add_product(bool begun, std::int64_t rows, const Real* left, std::int64_t stride, const Real* right, std::int64_t height,
                            std::int64_t n, std::int64_t columns, Real* to) {
   Real ones[tile_rows];
   for (int r = 0; r < tile_rows; ++r) ones[r] = 1;
   const std::int64_t wide = padded<Real>(columns), step = turned ? stride : 1;
   with_tile(rows, [&](auto count) {
     for (std::int64_t c = 0; c < columns; c += panel<Real>) {
-      const Target<Real> target{ones, nullptr, to + c, wide, to + c, wide};
+      Target<Real> target{begun ? ones : nullptr, nullptr, to + c, wide, to + c, wide};
       const auto tile = columns - c > lanes<Real> ? value_tile<Numbers<Real>, count.value, 2, turned>
                                                   : value_tile<Numbers<Real>, count.value, 1, turned>;
-      for (std::int64_t j = 0; j < n; j += gradient_chunk)
+      for (std::int64_t j = 0; j < n; j += gradient_chunk, target.share = ones)
         tile(left + j * step, stride, right + c * height + j * panel<Real>, panel<Real>, least(gradient_chunk, n - j), target);
     }
   });
@@ -153,7 +126,7 @@ LH_INLINE void add_product(std::int64_t rows, const Real* left, std::int64_t str
 // dk and dv of the block, from the rows that see some key of a tile.
 template <class Real>
 void add_key_gradients(const Job& job, const Backward& backward, std::int64_t first, std::int64_t strips, std::int64_t rows,
-                       const GradientScratch<Real>& scratch) {
+                       const Queries<Real>& queries, const GradientScratch<Real>& scratch) {
   const Plan& plan = *job.plan;
   const std::int64_t count = least(plan.key_block, job.problem->S - first);
   for (std::int64_t key = 0; key < count; key += tile_rows) {
@@ -167,10 +140,10 @@ void add_key_gradients(const Job& job, const Backward& backward, std::int64_t fi
     if (begin >= end) continue;
     const std::int64_t from = begin * tile_rows, n = least(rows, end * tile_rows) - from, at = from * plan.score_stride + key;
     if (backward.given->dk && !job.problem->scoring.additive)
-      add_product<Real, true>(keys, scratch.ds + at, plan.score_stride, scratch.q_rows + from * panel<Real>, plan.query_block,
-                              n, plan.D, scratch.dk + key * padded<Real>(plan.D));
+      add_product<Real, true>(true, keys, scratch.ds + at, plan.score_stride, queries.q_rows + from * panel<Real>, plan.query_block, n,
+                              plan.D, scratch.dk + key * padded<Real>(plan.D));
     if (backward.given->dv)
-      add_product<Real, true>(keys, scratch.p + at, plan.score_stride, scratch.dout_rows + from * panel<Real>,
+      add_product<Real, true>(true, keys, scratch.p + at, plan.score_stride, queries.dout_rows + from * panel<Real>,
                               plan.query_block, n, plan.E, scratch.dv + key * padded<Real>(plan.E));
   }
 }
@@ -195,43 +168,53 @@ void unpack_additive(const Job& job, std::int64_t count, const GradientScratch<R
       scratch.dk[j * padded<Real>(A) + a] = weights[a] * scratch.key_rows[j / width * width * A + a * width + j % width];
 }
 
-// Rows [row0, row1) of the piece against one key block. `dq` is the slice's part, from the kv head's first row on.
+// Of p and ds, what add_key_gradients meets beside the columns that were computed.
 template <class Real>
-void gradient_block_of(const Job& job, const Backward& backward, const Piece& piece, std::int64_t block,
-                       const GradientScratch<Real>& scratch, Real* dq) {
+LH_INLINE void clear_beside(const Plan& plan, const Span& columns, std::int64_t rows, Real* p, Real* ds) {
+  for (std::int64_t r = 0; r < rows; ++r, p += plan.score_stride, ds += plan.score_stride) {
+    for (std::int64_t j = 0; j < columns.lo; ++j) p[j] = ds[j] = 0;
+    for (std::int64_t j = columns.hi; j < plan.key_block; ++j) p[j] = ds[j] = 0;
+  }
+}
+
+// Rows [row0, row1) of the piece against one key block. `dq` is the slice's part, from the kv head's first row on; it holds
+// nothing before it has `begun`.
+template <class Real>
+void gradient_block_of(const Job& job, const Backward& backward, const Piece& piece, std::int64_t block, bool begun,
+                       const Queries<Real>& queries, const GradientScratch<Real>& scratch, Real* dq) {
   const Plan& plan = *job.plan;
   const std::int64_t rows = piece.row1 - piece.row0, strips = (rows + tile_rows - 1) / tile_rows;
   const std::int64_t first = block * plan.key_block, stride = plan.score_stride, wide = padded<Real>(plan.D);
+  const bool additive = job.problem->scoring.additive;
   bool visible = false;
   for (std::int64_t i = 0; i < strips; ++i) {
-    make_strip(job, piece, piece.row0 + i * tile_rows, scratch.strips[i]);
-    scratch.spans[i] = visible_span(job, piece.b, block, scratch.strips[i]);
-    visible = visible || scratch.spans[i].lo < scratch.spans[i].hi;
+    const Strip& strip = queries.strips[i];
+    const Span span = scratch.spans[i] = visible_span(job, piece.b, block, strip);
+    visible = visible || span.lo < span.hi;
+    if (backward.parts && !begun && (additive || span.lo >= span.hi))
+      for (std::int64_t c = 0; c < strip.rows * wide; ++c) dq[(piece.row0 + i * tile_rows) * wide + c] = 0;
   }
   if (!visible) return;
-  pack_queries(job, *backward.given, piece, scratch);
   for (std::int64_t i = 0; i < strips; ++i) {
-    const Strip& strip = scratch.strips[i];
+    const Strip& strip = queries.strips[i];
     const Span& span = scratch.spans[i];
     Real *p = scratch.p + i * tile_rows * stride, *ds = scratch.ds + i * tile_rows * stride;
-    Span columns{0, 0, false, false};
-    if (span.lo < span.hi) {
-      columns = columns_of<Real>(span, first);
-      gradient_strip(job, backward, piece, first, strip, span, scratch, scratch.q + i * tile_rows * plan.D,
-                     scratch.dout + i * tile_rows * plan.E, p, ds);
+    Real* to = dq + (piece.row0 + i * tile_rows) * wide;
+    if (span.lo >= span.hi) {
+      clear_beside(plan, {0, 0, false, false}, strip.rows, p, ds);
+      continue;
     }
-    for (std::int64_t r = 0; r < strip.rows; ++r) {  // what add_key_gradients meets beside the span
-      for (std::int64_t j = 0; j < columns.lo; ++j) p[r * stride + j] = ds[r * stride + j] = 0;
-      for (std::int64_t j = columns.hi; j < plan.key_block; ++j) p[r * stride + j] = ds[r * stride + j] = 0;
-    }
-    if (job.problem->scoring.additive && span.lo < span.hi)
-      differentiate_additive(job, strip, columns, scratch, scratch.q + i * tile_rows * plan.D, ds,
-                             dq + (piece.row0 + i * tile_rows) * wide, dq + backward.rows * wide);
-    else if (backward.parts && span.lo < span.hi)
-      add_product<Real, false>(strip.rows, ds + columns.lo, stride, scratch.key_rows + columns.lo * panel<Real>, plan.key_block,
-                               span.hi - first - columns.lo, plan.D, dq + (piece.row0 + i * tile_rows) * wide);
+    const Real* q = queries.q + i * tile_rows * plan.D;
+    const Span columns = columns_of<Real>(span, first);
+    gradient_strip(job, backward, piece, first, strip, span, scratch, q, queries.dout + i * tile_rows * plan.E, p, ds);
+    clear_beside(plan, columns, strip.rows, p, ds);
+    if (additive)
+      differentiate_additive(job, strip, columns, scratch, q, ds, to, dq + backward.rows * wide);
+    else if (backward.parts)
+      add_product<Real, false>(begun, strip.rows, ds + columns.lo, stride, scratch.key_rows + columns.lo * panel<Real>,
+                               plan.key_block, span.hi - first - columns.lo, plan.D, to);
   }
-  add_key_gradients(job, backward, first, strips, rows, scratch);
+  add_key_gradients(job, backward, first, strips, rows, queries, scratch);
 }
 
 // --- tasks ---
@@ -240,13 +223,14 @@ void gradient_block_of(const Job& job, const Backward& backward, const Piece& pi
 // dq is the slice's part.
 template <class Real>
 void gradient_slice(const Job& job, const Backward& backward, std::int64_t b, std::int64_t g, std::int64_t slice,
-                    void* part, int worker, void* memory) {
+                    const void* packed, void* part, int worker, void* memory) {
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
   const GradientScratch<Real> scratch(plan, memory);
-  const std::int64_t rows = problem.H / problem.G * problem.T, wide_d = padded<Real>(plan.D);
+  const std::int64_t rows = backward.rows, wide_d = padded<Real>(plan.D), bytes = query_bytes<Real>(plan);
+  char* queries = static_cast<char*>(const_cast<void*>(packed));
   Real* dq = static_cast<Real*>(part);
-  for (std::int64_t i = 0; backward.parts && i < (rows + 1) * wide_d; ++i) dq[i] = 0;
+  for (std::int64_t i = 0; backward.parts && i < wide_d; ++i) dq[rows * wide_d + i] = 0;
   for (std::int64_t block = slice; block < plan.blocks; block += plan.splits) {
     const std::int64_t first = block * plan.key_block, count = least(plan.key_block, problem.S - first);
     pack_gradient_keys(job, b, g, block, scratch);
@@ -254,7 +238,8 @@ void gradient_slice(const Job& job, const Backward& backward, std::int64_t b, st
     for (std::int64_t i = 0; i < round_up(count, tile_rows) * padded<Real>(plan.E); ++i) scratch.dv[i] = 0;
     for (std::int64_t row = 0; row < rows; row += plan.query_block) {
       if (interrupted(*job.interrupt, worker)) return;
-      gradient_block_of(job, backward, Piece{b, g, row, least(row + plan.query_block, rows), 0, plan.blocks}, block, scratch, dq);
+      gradient_block_of(job, backward, Piece{b, g, row, least(row + plan.query_block, rows), 0, plan.blocks}, block, block != slice,
+                        Queries<Real>(plan, queries + row / plan.query_block * bytes), scratch, dq);
     }
     if (problem.scoring.additive) unpack_additive(job, count, scratch);
     write_gradients(backward.given->dk, problem.scoring.cosine ? &problem.k : nullptr, b, g, first, count, plan.D, scratch.dk,
@@ -266,18 +251,17 @@ void gradient_slice(const Job& job, const Backward& backward, std::int64_t b, st
 // dq of some rows of a kv head: the parts of all slices added in order, scaled. And of the scale, row by row: d(scale) is
 // what ds says of q . k, which is q . (ds K).
 template <class Real>
-void gradient_fold(const Job& job, const Backward& backward, std::int64_t b, std::int64_t g, std::int64_t row0, std::int64_t row1,
-                   const void* parts, std::int64_t part_bytes, void* memory) {
+void gradient_fold(const Job& job, const Backward& backward, std::int64_t b, std::int64_t row0, std::int64_t row1,
+                   const void* packed, const void* parts, std::int64_t part_bytes, void* memory) {
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
   const GradientScratch<Real> scratch(plan, memory);
   const std::int64_t wide = padded<Real>(plan.D);
-  const Piece piece{b, g, row0, row1, 0, plan.blocks};
-  Real *total = scratch.q_rows, *q = scratch.row;
-  Strip& strip = scratch.strips[0];
+  const Queries<Real> queries(plan, const_cast<void*>(packed));
+  Real* total = scratch.dk;
   for (std::int64_t row = row0; row < row1; ++row) {
+    const Strip& strip = queries.strips[(row - row0) / tile_rows];
     const int r = static_cast<int>((row - row0) % tile_rows);
-    if (r == 0) make_strip(job, piece, row, strip);
     for (std::int64_t c = 0; c < wide; ++c) total[c] = 0;
     for (std::int64_t slice = 0; slice < plan.splits; ++slice) {
       const Real* part = reinterpret_cast<const Real*>(static_cast<const char*>(parts) + slice * part_bytes) + row * wide;
@@ -286,13 +270,12 @@ void gradient_fold(const Job& job, const Backward& backward, std::int64_t b, std
     const std::int64_t head = strip.head[r], t = strip.t[r];
     const double scale = natural_scale(job, strip, r);
     if (backward.dscale) {
-      read_vector(problem.q, b, head, t, plan.D, problem.scoring.cosine, q);
       const double n = problem.scoring.log_n ? static_cast<double>(most(keys_left(job, strip, b, r), 1)) : 0;
       backward.dscale[row_index(problem, b, head, t)] =
-          static_cast<double>(dot(q, total, plan.D)) * (problem.scoring.log_n ? __builtin_log(n) : 1);
+          static_cast<double>(dot(queries.q + (row - row0) * plan.D, total, plan.D)) * (problem.scoring.log_n ? __builtin_log(n) : 1);
     }
     for (std::int64_t c = 0; c < plan.D && !problem.scoring.additive; ++c) total[c] *= static_cast<Real>(scale);
-    if (problem.scoring.cosine) through_norm(problem.q, b, head, t, plan.D, q, total);
+    if (problem.scoring.cosine) through_norm(problem.q, b, head, t, plan.D, scratch.row, total);
     const MutableTensor& dq = backward.given->dq;
     if (dq) narrow(total, plan.D, dq.dtype, dq.at(b, head, t), dq.column_stride);
   }
@@ -301,7 +284,8 @@ void gradient_fold(const Job& job, const Backward& backward, std::int64_t b, std
 template <class Real>
 constexpr GradientTable gradients_for = {{tile_rows, panel<Real>, 1},
                                          gradient_scratch_bytes<Real>,
-                                         gradient_rows<Real>,
+                                         query_bytes<Real>,
+                                         pack_queries<Real>,
                                          gradient_slice<Real>,
                                          gradient_fold<Real>};
 

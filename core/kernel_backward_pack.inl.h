@@ -14,18 +14,50 @@ LH_INLINE std::int64_t padded(std::int64_t columns) {
   return round_up(columns, panel<Real>);
 }
 
+// Cuts memory into arrays of whole cache lines.
+struct Carver {
+  char* base;
+  std::int64_t& bytes;
+
+  template <class Item>
+  LH_INLINE void operator()(Item*& pointer, std::int64_t n) const {
+    pointer = reinterpret_cast<Item*>(base + bytes);
+    bytes += round_up(n * static_cast<std::int64_t>(sizeof(Item)), 64);
+  }
+};
+
+// A block of query rows, packed once for all keys: as the left side of the scores, and in panels as the right side of dk
+// and dv.
+template <class Real>
+struct Queries {
+  Real *q, *dout, *q_rows, *dout_rows;
+  Strip* strips;
+  std::int64_t bytes = 0;
+
+  LH_INLINE Queries(const Plan& plan, void* base) {
+    const Carver carve{static_cast<char*>(base), bytes};
+    carve(q, plan.query_block * plan.D);
+    carve(dout, plan.query_block * plan.E);
+    carve(q_rows, plan.query_block * padded<Real>(plan.D));
+    carve(dout_rows, plan.query_block * padded<Real>(plan.E));
+    carve(strips, plan.strips());
+  }
+};
+
+template <class Real>
+std::int64_t query_bytes(const Plan& plan) {
+  return Queries<Real>(plan, nullptr).bytes;
+}
+
+// One worker's memory: a key block, its sums, and the matrices of a block of queries with it.
 template <class Real>
 struct GradientScratch {
-  Real *row, *keys, *values, *key_rows, *dk, *dv, *q, *dout, *q_rows, *dout_rows, *p, *ds, *slope;
-  Strip* strips;
+  Real *row, *keys, *values, *key_rows, *dk, *dv, *p, *ds, *slope;
   Span* spans;
   std::int64_t bytes = 0;
 
   LH_INLINE GradientScratch(const Plan& plan, void* base) {
-    const auto carve = [&](auto*& pointer, std::int64_t n) {
-      pointer = reinterpret_cast<decltype(+pointer)>(static_cast<char*>(base) + bytes);
-      bytes += round_up(n * static_cast<std::int64_t>(sizeof *pointer), 64);
-    };
+    const Carver carve{static_cast<char*>(base), bytes};
     const std::int64_t D = plan.D, E = plan.E, wide_d = padded<Real>(D), wide_e = padded<Real>(E);
     const std::int64_t block = round_up(plan.key_block, tile_rows), queries = plan.query_block;
     carve(row, most(most(D, E) * (lanes<Real> + 1), plan.key_block));
@@ -34,14 +66,9 @@ struct GradientScratch {
     carve(key_rows, plan.key_block * wide_d);
     carve(dk, block * wide_d);
     carve(dv, block * wide_e);
-    carve(q, queries * D);
-    carve(dout, queries * E);
-    carve(q_rows, queries * wide_d);
-    carve(dout_rows, queries * wide_e);
     carve(p, queries * plan.score_stride);
     carve(ds, queries * plan.score_stride);
     carve(slope, tile_rows * plan.score_stride);
-    carve(strips, plan.strips());
     carve(spans, plan.strips());
   }
 };
@@ -100,19 +127,44 @@ void pack_gradient_keys(const Job& job, std::int64_t b, std::int64_t g, std::int
               scratch.key_rows + j * panel<Real>);
 }
 
-// Queries and dout of a block of rows, as the left side of one product and as the right side of another.
+// What all keys of a row share: the logsumexp in units of ln 2, and delta = dout . out - dlse, which is taken off dp.
+// A row that saw nothing is given +inf, so that its weights come out zero; one whose delta is not finite is given NaN.
 template <class Real>
-void pack_queries(const Job& job, const Gradients& given, const Piece& piece, const GradientScratch<Real>& scratch) {
+LH_INLINE void place_facts(const Backward& backward, std::int64_t index, Real delta) {
+  const Gradients& given = *backward.given;
+  const Real lse = static_cast<const Real*>(given.logsumexp)[index];
+  const bool nothing = lse == -infinity<Real>;
+  if (given.dlogsumexp) delta -= static_cast<const Real*>(given.dlogsumexp)[index];
+  static_cast<Real*>(backward.delta)[index] = nothing ? Real(0) : delta;
+  // In two parts: one rounding more would be the largest error of a weight near one.
+  const double twos = static_cast<double>(lse) * log2_e;
+  const Real most_of_it = static_cast<Real>(twos), wrong = delta - delta;
+  Real* to = static_cast<Real*>(backward.lse) + 2 * index;
+  to[0] = nothing ? infinity<Real> : most_of_it + wrong;
+  to[1] = lse - lse == 0 ? static_cast<Real>(twos - static_cast<double>(most_of_it)) : Real(0);
+}
+
+// Rows [row0, row1) of a kv head, a block of them.
+template <class Real>
+void pack_queries(const Job& job, const Backward& backward, std::int64_t b, std::int64_t g, std::int64_t row0, std::int64_t row1,
+                  void* packed, void* memory) {
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
-  for (std::int64_t i = 0; i < piece.row1 - piece.row0; ++i) {
-    const Strip& strip = scratch.strips[i / tile_rows];
+  const Gradients& given = *backward.given;
+  const Queries<Real> to(plan, packed);
+  const GradientScratch<Real> scratch(plan, memory);
+  const Piece piece{b, g, row0, row1, 0, plan.blocks};
+  for (std::int64_t i = 0; i < row1 - row0; ++i) {
+    Strip& strip = to.strips[i / tile_rows];
     const int r = static_cast<int>(i % tile_rows);
-    Real *q = scratch.q + i * plan.D, *dout = scratch.dout + i * plan.E;
-    read_vector(problem.q, piece.b, strip.head[r], strip.t[r], plan.D, problem.scoring.cosine, q);
-    read_vector(given.dout, piece.b, strip.head[r], strip.t[r], plan.E, false, dout);
-    place_row(q, plan.D, static_cast<Real>(natural_scale(job, strip, r)), plan.query_block, scratch.q_rows + i * panel<Real>);
-    place_row(dout, plan.E, Real(1), plan.query_block, scratch.dout_rows + i * panel<Real>);
+    if (r == 0) make_strip(job, piece, row0 + i, strip);
+    const std::int64_t head = strip.head[r], t = strip.t[r];
+    Real *q = to.q + i * plan.D, *dout = to.dout + i * plan.E;
+    read_vector(problem.q, b, head, t, plan.D, problem.scoring.cosine, q);
+    read_vector(given.dout, b, head, t, plan.E, false, dout);
+    place_row(q, plan.D, static_cast<Real>(natural_scale(job, strip, r)), plan.query_block, to.q_rows + i * panel<Real>);
+    place_row(dout, plan.E, Real(1), plan.query_block, to.dout_rows + i * panel<Real>);
+    place_facts(backward, row_index(problem, b, head, t), dot(view_vector(given.out, b, head, t, plan.E, false, scratch.row), dout, plan.E));
   }
 }
 

@@ -97,18 +97,24 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
 // --- gradients ---
 
 // A task of the backward pass owns every `slices`-th key block of a kv head and sums its own part of dQ; the parts are
-// folded in order. The stripes make the tasks alike under a causal mask, and their number, from the length alone, leaves
-// work for several cores where there is but one head. Queries and keys go 96 by 96: the two matrices of a block, and
-// what is packed and summed of its queries and keys, stay in L2; 96 is whole tiles and panels of every ISA.
-constexpr std::int64_t gradient_block = 96, most_slices = 8, slice_keys = 128;
+// folded in order. The stripes make the tasks alike under a causal mask, and their number, from the keys alone, leaves
+// work for several cores where there is but one head: hence shorter blocks where there are few keys. Else a block is long,
+// since each costs a pass over all queries and a part of dQ, but what is packed and summed of its keys (three rows of D
+// and two of E) takes little more than half of a 1 MiB L2, which the queries and the two matrices share.
+// 96 queries are whole strips of every ISA.
+constexpr std::int64_t gradient_queries = 96, most_slices = 8;
+constexpr std::int64_t largest_gradient_block = 256, short_gradient_block = 128, smallest_gradient_block = 64, short_keys = 1024;
+constexpr std::int64_t gradient_bytes = 640 * 1024;
 
 inline Plan make_gradient_plan(Tile tile, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
                                std::int64_t real_bytes) {
   Plan plan = make_plan(tile, 1, T, S, D, E, real_bytes, false);
-  plan.key_block = S < gradient_block ? round_up(S > 0 ? S : 1, tile.panel) : gradient_block;
+  std::int64_t keys = S < short_keys ? short_gradient_block : largest_gradient_block;
+  while (keys > smallest_gradient_block && keys * (3 * D + 2 * E) * real_bytes > gradient_bytes) keys /= 2;
+  plan.key_block = S < keys ? round_up(S > 0 ? S : 1, tile.panel) : keys;
   plan.blocks = (S + plan.key_block - 1) / plan.key_block;
-  plan.query_block = gradient_block;
-  plan.splits = S / slice_keys < 1 ? 1 : S / slice_keys > most_slices ? most_slices : S / slice_keys;
+  plan.query_block = gradient_queries;
+  plan.splits = plan.blocks > most_slices ? most_slices : plan.blocks;  // none without keys
   plan.split_blocks = 1;
   plan.score_stride = plan.key_block + 64 / real_bytes;
   return plan;

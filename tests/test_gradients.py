@@ -40,6 +40,7 @@ SIZES = {  # B, H, G, T, S, D, E
     "slices": (1, 2, 1, 130, 300, 64, 64),
     "one query": (2, 2, 2, 1, 130, 8, 8),
     "odd": (1, 3, 3, 97, 33, 57, 40),
+    "many blocks": (1, 1, 1, 30, 2100, 8, 8),  # more than slices, so that one owns two
 }
 
 
@@ -173,6 +174,28 @@ def test_dtypes(isa: str, dtype: str, bound: float, causal: bool) -> None:  # no
     found = backward(dout, q, k, v, causal=causal, wrt=["q", "k", "v"])
     assert all(x.dtype == kind(dtype) for x in found.values())
     close(found, true(dout, q, k, v, causal=causal), bound)
+
+
+def test_slices_of_several_blocks_under_a_causal_mask(isa: str) -> None:  # noqa: F811
+    """The first block of a slice is seen by more rows than the next, or by fewer."""
+    q, k, v = qkv((1, 1), 2100, 2100, 4, 4, dtype="float64")
+    dout = np.random.default_rng(3).standard_normal((1, 1, 2100, 4))
+    for options in ({"causal": True}, {"window": (0, 40)}):
+        found = backward(dout, q, k, v, wrt=["q", "k", "v"], **options)
+        close(found, true(dout, q, k, v, **options), 1e-11)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 5, 8])
+def test_bits_do_not_depend_on_how_heads_are_dealt_out(heads: int) -> None:
+    """Few heads are shared by all workers; of many, most are one worker's own."""
+    q, k, v = qkv((1, heads), 200, 300, 16, 16, dtype="float32")
+    dout = np.random.default_rng(3).standard_normal(q.shape).astype(np.float32)
+    many = backward(dout, q, k, v, wrt=["q", "k", "v"], causal=True, threads=2)
+    for h in range(heads):
+        one = [x[:, h : h + 1] for x in (dout, q, k, v)]
+        alone = backward(*one, wrt=["q", "k", "v"], causal=True, threads=1)
+        for name, x in alone.items():
+            assert x.tobytes() == np.ascontiguousarray(many[name][:, h : h + 1]).tobytes(), name
 
 
 def test_a_bias_with_a_head_s_axis_for_one_head_without_it() -> None:
