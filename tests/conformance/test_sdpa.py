@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,13 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def alone() -> Iterator[None]:
+    """The same numbers every time; one thread, since thousands of tiny calls only disturb more."""
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def as_pytorch(found: Tensor, want: Tensor) -> None:
