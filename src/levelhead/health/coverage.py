@@ -25,7 +25,7 @@ def report(watch: Any) -> tuple[Seen, ...]:
     for place in watch.places:
         if place.calls:
             how = ", ".join(place.ways)
-            note = _FAST_PATH if isinstance(place.module, nn.MultiheadAttention) else ""
+            note = "; ".join([*([_FAST_PATH] if place.slowed else []), *place.unseen])
             lines.append(Seen(place.name, place.kind, True, how, place.calls, note))
         elif _missed(place, seen, expected):
             lines.append(Seen(place.name, place.kind, False, _why(place, watch.deep), 0))
@@ -52,6 +52,8 @@ def _attends(module: nn.Module) -> bool:
 
 
 def _why(place: Place, deep: bool) -> str:
+    if place.unseen:
+        return "; ".join(place.unseen)
     if not place.entered:
         return "did not run while watched"
     if deep:
