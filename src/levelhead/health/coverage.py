@@ -36,7 +36,8 @@ def _missed(place: Place, seen: list[Place], expected: set[int]) -> bool:
     """Whether it attends by its looks, and nobody within or around it was seen instead."""
     if id(place.module) not in expected and not place.attends:
         return False
-    inside = any(other.startswith(f"{place.name}.") for other in _names(seen))
+    within = f"{place.name}." if place.name else ""
+    inside = any(other.startswith(within) for other in _names(seen))
     around = any(place.name.startswith(f"{other}.") and other for other in _names(seen))
     holds = any(_attends(child) for child in place.module.modules() if child is not place.module)
     return not (inside or around or (holds and id(place.module) not in expected))
