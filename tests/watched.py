@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as bound_earlier
 
 WIDTH, HEADS, TOKENS, BATCH = 32, 4, 10, 2
@@ -99,7 +99,7 @@ def batch(*, seed: int = 1, dtype: Any = torch.float32, tokens: int = TOKENS) ->
 
 def sdpa(**options: Any) -> Attend:
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, **options)
+        return functional.scaled_dot_product_attention(q, k, v, **options)
 
     return attend
 
@@ -110,7 +110,7 @@ def sdpa_bound_earlier(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Te
 
 def sdpa_of_three_dimensions(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     flat = (x.flatten(0, 1) for x in (q, k, v))
-    return F.scaled_dot_product_attention(*flat).unflatten(0, q.shape[:2])
+    return functional.scaled_dot_product_attention(*flat).unflatten(0, q.shape[:2])
 
 
 def hidden(T: int) -> Tensor:
@@ -118,8 +118,8 @@ def hidden(T: int) -> Tensor:
 
 
 def by_hand(
-    product: str = "matmul", softmax: str = "method", place: str = "after", cap: float | None = None,
-    mask: str = "fill", scale: float | None = None,
+    product: str = "matmul", softmax: str = "method", place: str = "after",
+    cap: float | None = None, mask: str = "fill", scale: float | None = None,
 ) -> Attend:  # fmt: skip
     """softmax(q kᵀ · scale) v, written out in one of the ways people write it."""
 
@@ -164,7 +164,7 @@ _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 _SOFTMAXES: dict[str, Callable[[Tensor], Tensor]] = {
     "method": lambda s: s.softmax(-1),
     "torch": lambda s: torch.softmax(s, dim=-1),
-    "functional": lambda s: F.softmax(s, dim=-1, dtype=torch.float32),
+    "functional": lambda s: functional.softmax(s, dim=-1, dtype=torch.float32),
     "module": lambda s: nn.Softmax(dim=-1)(s),
 }
 
@@ -205,8 +205,6 @@ def same(a: list[Tensor], b: list[Tensor], *, within: float = 0.0) -> None:
         if within:
             torch.testing.assert_close(x, y, rtol=within, atol=within)
         else:
-            assert (
-                torch.equal(x, y)
-                or (torch.equal(x.isnan(), y.isnan())
-                and torch.equal(x.nan_to_num(), y.nan_to_num()))
+            assert torch.equal(x, y) or (
+                torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
             )

@@ -28,7 +28,7 @@ def report(watch: Any) -> tuple[Seen, ...]:
             note = "; ".join([*([_FAST_PATH] if place.slowed else []), *place.unseen])
             lines.append(Seen(place.name, place.kind, True, how, place.calls, note))
         elif _missed(place, seen, expected):
-            lines.append(Seen(place.name, place.kind, False, _why(place, watch.deep), 0))
+            lines.append(Seen(place.name, place.kind, False, _why(place, watch), 0))
     return tuple(lines)
 
 
@@ -52,11 +52,13 @@ def _attends(module: nn.Module) -> bool:
     return place is not None and bool(place.attends)
 
 
-def _why(place: Place, deep: bool) -> str:
+def _why(place: Place, watch: Any) -> str:
     if place.unseen:
         return "; ".join(place.unseen)
+    if not place.entered and watch.compiled:
+        return "did not run while watched, or formed its softmax by hand in a compiled graph"
     if not place.entered:
         return "did not run while watched"
-    if deep:
+    if watch.deep:
         return "ran, but no softmax over a product of two tensors was met in it"
     return "ran, but called no attention function; a softmax by hand is seen with deep=True"

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
@@ -175,18 +176,20 @@ class _Running(threading.local):
 _running = _Running()
 
 
-def _begin(module: nn.Module, args: Any) -> None:
+def begin(module: nn.Module, args: Any) -> None:
+    """A forward pre-hook of the whole model."""
     place = getattr(module, ATTRIBUTE, None)
-    if place is None or place.module is not module:
+    if torch.compiler.is_compiling() or place is None or place.module is not module:
         return
     end(place.number)  # a run that Ctrl-C ended has left its mode: no hook ran then
     if place.watch.wanted():
         _running.modes[place.number] = Deep(module).__enter__()
 
 
-def _leave(module: nn.Module, args: Any, output: Any) -> None:
+def leave(module: nn.Module, args: Any, output: Any) -> None:
+    """A forward hook of the whole model, called after exceptions, too."""
     place = getattr(module, ATTRIBUTE, None)
-    if place is not None and place.module is module:
+    if not torch.compiler.is_compiling() and place is not None and place.module is module:
         end(place.number)
 
 
@@ -195,11 +198,3 @@ def end(number: int) -> None:
     mode = _running.modes.pop(number, None)
     if mode is not None and _get_current_dispatch_mode() is mode:
         mode.__exit__(None, None, None)
-
-
-def around_forward(model: nn.Module) -> list[Any]:
-    """Hooks that have the mode on while the model runs."""
-    return [
-        model.register_forward_pre_hook(_begin),
-        model.register_forward_hook(_leave, always_call=True),
-    ]

@@ -8,9 +8,11 @@ gives the statistics of that very pass.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from levelhead.attention import attention as levelhead_attention
 from levelhead.attention import observe
 from levelhead.health import operator, transformers_calls
 from levelhead.health.measure import Call, from_scores, plain
-from levelhead.health.places import Frame, current
+from levelhead.health.places import Frame, current, traced
 from levelhead.torch import sdpa
 from levelhead.torch.ops import Options, attend, observing
 from levelhead.torch.swap import Function, Swap
@@ -37,7 +39,7 @@ class Interception:
         self._holders = 0
         self._lock = threading.Lock()
         self._swaps: list[Swap] = []
-        self._interface = transformers_calls.Interface(_transformers_over)
+        self._interface = transformers_calls.Interface(_transformers_called)
         self._fast_path = True
 
     def hold(self) -> None:
@@ -49,6 +51,8 @@ class Interception:
             instead: dict[Function, Function] = {f: _sdpa_over(f) for f in originals}
             instead[levelhead_attention] = _attention_over(levelhead_attention)
             instead[functional.softmax] = _softmax_over(functional.softmax)
+            whole = functional.multi_head_attention_forward
+            instead[whole] = _multihead_over(whole)
             self._swaps = [
                 Swap(instead, _KEPT),
                 Swap({attend: _operator_over(attend)}, (attend.__module__, __name__)),
@@ -67,6 +71,7 @@ class Interception:
                 swap.undo()
             self._interface.remove()
             torch.backends.mha.set_fastpath_enabled(self._fast_path)
+            traced.clear()  # a run that Ctrl-C ended may have left something
 
 
 def _around(frame: Frame, how: str, run: Callable[[], Any], describe: Callable[[], Call]) -> Any:
@@ -94,6 +99,11 @@ def _traced(frame: Frame, how: str, run: Callable[[], Any], call: Call) -> Any:
     result = run()
     frame.busy = False
     return result
+
+
+def _retraced(x: Any) -> bool:
+    """Whether a part of a graph is run on tensors without numbers, after it was traced."""
+    return torch.compiler.is_compiling() and type(x) not in (Tensor, nn.Parameter)
 
 
 def _unseen(frame: Frame, *tensors: Any) -> bool:
@@ -130,7 +140,7 @@ def _sdpa_over(original: Function) -> Function:
             )  # fmt: skip
 
         frame = current()
-        if frame is None or frame.busy:
+        if frame is None or frame.busy or _retraced(query):
             return run()
 
         def describe() -> Call:
@@ -200,7 +210,7 @@ def _operator_over(original: Function) -> Function:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Any:
         frame = current() if torch.compiler.is_compiling() else None
-        if frame is None or frame.busy or not _is_call(options):
+        if frame is None or frame.busy or _retraced(q) or not _is_call(options):
             return original(q, k, v, options)
         lead = (1,) * (4 - q.dim())
         q4, k4 = (x.reshape(*lead, *x.shape) if lead else x for x in (q, k))
@@ -227,7 +237,7 @@ def _is_call(options: Options) -> bool:
 def _softmax_over(original: Function) -> Function:
     def softmax(input: Tensor, *args: Any, **kwargs: Any) -> Any:
         frame = current()
-        if frame is None or frame.busy:
+        if frame is None or frame.busy or _retraced(input):
             return original(input, *args, **kwargs)
         own = isinstance(frame.place.module, nn.MultiheadAttention)
         if not own and not frame.open:
@@ -248,6 +258,22 @@ def _softmax_over(original: Function) -> Function:
     return softmax
 
 
+def _multihead_over(original: Function) -> Function:
+    """torch.compile takes torch's function as a whole, so nobody would see the call in it; it goes
+    into a function of the same code that it does not know."""
+    copy = FunctionType(
+        original.__code__, original.__globals__, "multi_head_attention", original.__defaults__
+    )
+    copy.__kwdefaults__ = original.__kwdefaults__
+
+    def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return copy(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    return multi_head_attention_forward
+
+
 def _by_head(scores: Tensor, heads: int) -> Tensor:
     each = heads if scores.shape[0] % heads == 0 else 1
     return scores.reshape(-1, each, *scores.shape[-2:])
@@ -256,37 +282,39 @@ def _by_head(scores: Tensor, heads: int) -> Tensor:
 # ---- transformers' interface
 
 
-def _transformers_over(original: Function, name: str) -> Function:
+def _transformers_called(
+    original: Function, name: str, module: nn.Module, query: Tensor, key: Tensor, *args: Any,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    frame = current()
+    if frame is None or frame.busy or _retraced(query):
+        return original(module, query, key, *args, **kwargs)
+
+    def run() -> Any:
+        return original(module, query, key, *args, **kwargs)
+
+    compiling = torch.compiler.is_compiling()
+    if not compiling and _unseen(frame, query, key):
+        return run()
     how = f"huggingface:{name}"
-
-    def attention(module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
-        frame = current()
-        if frame is None or frame.busy:
-            return original(module, query, key, *args, **kwargs)
-
-        def run() -> Any:
-            return original(module, query, key, *args, **kwargs)
-
-        compiling = torch.compiler.is_compiling()
-        if not compiling and _unseen(frame, query, key):
-            return run()
-        frame.kv_heads = key.shape[1]
-        if name == "sdpa":  # torch's function is called inside, and says what was really asked
-            return _labelled(frame, how, run)
-        call = transformers_calls.describe(name, original, module, query, key, *args, **kwargs)
-        if not compiling:
-            value = args[0] if args else kwargs.get("value")
-            frame.place.watch.follow(frame, query, key, value)
-        if call is None:
-            frame.open = True
-            result = _labelled(frame, how, run)  # after an error the frame is gone
-            frame.open = False
-            return result
-        if compiling:
-            return _traced(frame, how, run, call)
-        return _around(frame, how, run, lambda: call)
-
-    return attention
+    frame.kv_heads = key.shape[1]
+    if name == "sdpa":  # torch's function is called inside, and says what was really asked
+        return _labelled(frame, how, run)
+    served = isinstance(original, functools.partial)  # by levelhead, which tells of itself
+    known = not served and frame.place.understood if compiling or served else None
+    given = (name, known, original, module, query, key, *args)
+    call = transformers_calls.describe(*given, **kwargs)
+    if not compiling:
+        value = args[0] if args else kwargs.get("value")
+        frame.place.watch.follow(frame, query, key, value)
+    if call is None:
+        frame.open = not served
+        result = _labelled(frame, how, run)  # after an error the frame is gone
+        frame.open = False
+        return result
+    if compiling:
+        return _traced(frame, how, run, call)
+    return _around(frame, how, run, lambda: call)
 
 
 def _labelled(frame: Frame, how: str, run: Callable[[], Any]) -> Any:

@@ -60,6 +60,7 @@ def _call(
 def _forward(handle: Tensor) -> None:
     place = PLACES.get(int(handle[0]))
     if place is not None:
+        place.watch.compiled = True
         place.watch.begins_forward()
     handle[1] += 1
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from levelhead.health.measure import plain
 from levelhead.health.reading import Ran, ran
+from levelhead.health.transformers_calls import understands
 
 ATTRIBUTE = "_levelhead_place"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
@@ -38,6 +39,7 @@ class Place:
         # without another compilation, and lies on the CPU, so reading it waits for no device.
         self.handle = torch.tensor([self.number, 0])
         self.heads = _heads(module)
+        self.understood = understands(module)
         # None: not known yet, so what runs in it is looked at as if it did.
         self.attends = True if _sounds_like_attention(module) else None
         self.calls = 0
@@ -112,13 +114,13 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
-_traced: list[Frame | None] = []  # the same while torch.compile looks: it knows lists, not threads
+traced: list[Frame | None] = []  # the same while torch.compile looks: it knows lists, not threads
 
 
 def current() -> Frame | None:
     """The innermost place that is running."""
     if torch.compiler.is_compiling():
-        return _traced[-1] if _traced else None
+        return traced[-1] if traced else None
     return _stack.frames[-1] if _stack.frames else None
 
 
@@ -126,7 +128,7 @@ def enter(module: nn.Module, args: Any) -> None:
     """A forward pre-hook."""
     place = getattr(module, ATTRIBUTE, None)
     if torch.compiler.is_compiling():
-        _traced.append(None if place is None else Frame(place))
+        traced.append(None if place is None else Frame(place))
         return
     if place is None or place.module is not module:
         return
@@ -141,7 +143,7 @@ def enter(module: nn.Module, args: Any) -> None:
 def leave(module: nn.Module, args: Any, output: Any) -> None:
     """A forward hook, called after exceptions, too."""
     if torch.compiler.is_compiling():
-        _traced.pop()
+        traced.pop()
         return
     place = getattr(module, ATTRIBUTE, None)
     if place is None or not _stack.frames or _stack.frames[-1].place is not place:

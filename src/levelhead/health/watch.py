@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from levelhead import checks
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
@@ -28,6 +29,16 @@ from levelhead.observation import Observation
 from levelhead.torch.ops import Pass
 
 KEPT_SNAPSHOTS = 256  # then every second one goes: trends stay, memory does not grow
+
+
+def _root_begins(module: nn.Module, args: Any) -> None:
+    place = getattr(module, ATTRIBUTE, None)
+    if place is None or (not torch.compiler.is_compiling() and place.module is not module):
+        return
+    if torch.compiler.is_compiling():
+        operator.trace_forward(place)
+    else:
+        place.watch.begins_forward()
 
 
 class Watch:
@@ -61,6 +72,7 @@ class Watch:
         self._since: float | None = None
         self._observed = 0
         self._notes: dict[str, None] = {}
+        self.compiled = False  # whether a graph of the model has run
         self.lock = threading.RLock()  # several threads may run the model
         self.attach()
 
@@ -82,17 +94,21 @@ class Watch:
         for name, module in self.model.named_modules():
             self.child_names[id(module)] = name.rsplit(".", 1)[-1]
             if id(module) not in framed:
-                self._hooks.append(module.register_forward_hook(places.child_ran))
+                self._hooks.append(_hooked(module.register_forward_hook, places.child_ran))
         for place in self.places:
             PLACES[place.number] = place
             object.__setattr__(place.module, ATTRIBUTE, place)
-            hook = place.module.register_forward_pre_hook(places.enter, prepend=True)
-            after = place.module.register_forward_hook(places.leave, always_call=True)
-            self._hooks += [hook, after]
-        root = self.model.register_forward_pre_hook(_root_begins, prepend=True)
-        self._hooks.append(root)
+            before, after = (
+                place.module.register_forward_pre_hook,
+                place.module.register_forward_hook,
+            )
+            self._hooks.append(_hooked(before, places.enter, prepend=True))
+            self._hooks.append(_hooked(after, places.leave, always_call=True))
+        before, after = self.model.register_forward_pre_hook, self.model.register_forward_hook
+        self._hooks.append(_hooked(before, _root_begins, prepend=True))
         if self.deep:
-            self._hooks += deep.around_forward(self.model)
+            self._hooks.append(_hooked(before, deep.begin))
+            self._hooks.append(_hooked(after, deep.leave, always_call=True))
         INTERCEPTION.hold()
         self._since = time.perf_counter()
         return self
@@ -315,14 +331,22 @@ class Watch:
 watch = Watch
 
 
-def _root_begins(module: nn.Module, args: Any) -> None:
-    place = getattr(module, ATTRIBUTE, None)
-    if place is None or (not torch.compiler.is_compiling() and place.module is not module):
-        return
-    if torch.compiler.is_compiling():
-        operator.trace_forward(place)
-    else:
-        place.watch.begins_forward()
+_NUMBERS = {
+    hook: -1 - n
+    for n, hook in enumerate(
+        (places.child_ran, places.enter, places.leave, _root_begins, deep.begin, deep.leave)
+    )
+}
+
+
+def _hooked(register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> Any:
+    """Registers a hook under a number of its own. torch.compile guards on these numbers, so equal
+    blocks share a graph only if theirs are equal, and a graph serves the next watch, too."""
+    next_, RemovableHandle.next_id = RemovableHandle.next_id, _NUMBERS[hook]
+    try:
+        return register(hook, **options)
+    finally:
+        RemovableHandle.next_id = next_
 
 
 def _in_backward() -> bool:
