@@ -25,10 +25,10 @@ def report(watch: Any) -> tuple[Seen, ...]:
     for place in watch.places:
         if place.calls:
             how = ", ".join(place.ways)
-            note = _FAST_PATH if isinstance(place.module, nn.MultiheadAttention) else ""
+            note = "; ".join([*([_FAST_PATH] if place.slowed else []), *place.unseen])
             lines.append(Seen(place.name, place.kind, True, how, place.calls, note))
         elif _missed(place, seen, expected):
-            lines.append(Seen(place.name, place.kind, False, _why(place, watch.deep), 0))
+            lines.append(Seen(place.name, place.kind, False, _why(place, watch), 0))
     return tuple(lines)
 
 
@@ -36,7 +36,8 @@ def _missed(place: Place, seen: list[Place], expected: set[int]) -> bool:
     """Whether it attends by its looks, and nobody within or around it was seen instead."""
     if id(place.module) not in expected and not place.attends:
         return False
-    inside = any(other.startswith(f"{place.name}.") for other in _names(seen))
+    within = f"{place.name}." if place.name else ""
+    inside = any(other.startswith(within) for other in _names(seen))
     around = any(place.name.startswith(f"{other}.") and other for other in _names(seen))
     holds = any(_attends(child) for child in place.module.modules() if child is not place.module)
     return not (inside or around or (holds and id(place.module) not in expected))
@@ -51,9 +52,13 @@ def _attends(module: nn.Module) -> bool:
     return place is not None and bool(place.attends)
 
 
-def _why(place: Place, deep: bool) -> str:
+def _why(place: Place, watch: Any) -> str:
+    if place.unseen:
+        return "; ".join(place.unseen)
+    if not place.entered and watch.compiled:
+        return "did not run while watched, or formed its softmax by hand in a compiled graph"
     if not place.entered:
         return "did not run while watched"
-    if deep:
+    if watch.deep:
         return "ran, but no softmax over a product of two tensors was met in it"
     return "ran, but called no attention function; a softmax by hand is seen with deep=True"

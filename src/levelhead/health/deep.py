@@ -2,27 +2,30 @@
 
 A dispatch mode follows products of two activations through scaling, bias, masks and changes of
 shape to the softmax that takes them in; there the logits are read as they are, with the factors
-met on the way. Products with a parameter are projections, and a softmax over one is a classifier:
-neither counts. `torch.compile` switches itself off under such a mode, hence it is asked for.
+met on the way. A product with a parameter on its right is a projection, which is noted, and a
+softmax over one is a classifier, which is not. `torch.compile` switches itself off under such a
+mode, hence it is asked for, and on only while an observed step runs.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from levelhead.health.measure import from_scores
-from levelhead.health.places import ATTRIBUTE, current
+from levelhead.health import reading
+from levelhead.health.measure import from_scores, plain
+from levelhead.health.places import ATTRIBUTE, Frame, current
 
-aten = torch.ops.aten
 HOW = "softmax by hand"
+Factor: TypeAlias = float | Tensor | None  # None: not one number; a tensor of one is read later
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,10 @@ class _Product:
 
     left: Tensor  # (N, T, D)
     right: Tensor  # (N, D, S)
-    factor: float | None  # None: not one number
+    factor: Factor
+
+    def turned(self) -> _Product:
+        return replace(self, left=self.right.mT, right=self.left.mT)
 
 
 _KEEPING = {  # the first argument's scores, in another shape, with more added or hidden
@@ -39,14 +45,16 @@ _KEEPING = {  # the first argument's scores, in another shape, with more added o
     "clone", "_to_copy", "alias", "detach", "select", "t", "contiguous", "view_as", "slice",
     "add", "add_", "sub", "sub_", "masked_fill", "masked_fill_", "tanh", "tanh_", "clamp",
     "clamp_", "where", "maximum", "minimum", "nan_to_num", "copy_", "index_put_", "_unsafe_index",
+    "cat", "constant_pad_nd", "addcmul",
 }  # fmt: skip
-_SCALING: dict[str, Callable[[float, float], float]] = {
+_SCALING: dict[str, Callable[[Any, Any], Any]] = {
     "mul": lambda factor, x: factor * x,
     "mul_": lambda factor, x: factor * x,
-    "div": lambda factor, x: factor / x if x else math.nan,
-    "div_": lambda factor, x: factor / x if x else math.nan,
+    "div": lambda factor, x: factor / x if isinstance(x, Tensor) or x else math.nan,
+    "div_": lambda factor, x: factor / x if isinstance(x, Tensor) or x else math.nan,
 }
 _SOFTMAX = {"_softmax", "_safe_softmax", "softmax"}
+_PRODUCTS = {"bmm": 0, "mm": 0, "baddbmm": 1, "addmm": 1}  # and which argument is the left one
 
 
 class Deep(TorchDispatchMode):
@@ -55,92 +63,138 @@ class Deep(TorchDispatchMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._scores: Any = WeakIdKeyDictionary()
-        self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._weights = {
+            p.untyped_storage().data_ptr(): (name.rsplit(".", 1)[-1], module)
+            for module in model.modules()
+            for name, p in module.named_parameters(recurse=False)
+        }
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        place = current()
-        if place is None or place.busy or not place.watch.wanted():
+        frame = current()
+        if frame is None or frame.busy or not frame.place.watch.wanted():
             return out
         name = func.overloadpacket.__name__
         if name in _SOFTMAX:
-            self._softmax(place, args)
-        elif isinstance(out, Tensor):
-            found = self._follow(name, args, kwargs or {})
+            self._softmax(frame, args)
+        elif isinstance(out, Tensor) and plain(out):
+            found = self._follow(frame, name, args, kwargs or {}, out)
             if found is not None:
                 self._scores[out] = found
         return out
 
-    def _follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Product | None:
-        if name in ("bmm", "mm"):
-            return self._product(args[0], args[1], 1.0)
-        if name == "baddbmm":
-            return self._product(args[1], args[2], float(kwargs.get("alpha", 1)))
-        known = [self._scores.get(x) for x in args[:3] if isinstance(x, Tensor)]
-        before = next((x for x in known if x is not None), None)
+    def _follow(
+        self, frame: Frame, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+    ) -> _Product | None:
+        if name in _PRODUCTS:
+            left = _PRODUCTS[name]
+            alpha = float(kwargs.get("alpha", 1))
+            return self._product(frame, args[left], args[left + 1], alpha, out)
+        given = args[0] if name == "cat" else args[:3]
+        known = [self._scores.get(x) for x in given if isinstance(x, Tensor)]
+        before: _Product | None = next((x for x in known if x is not None), None)
         if before is None:
             return None
+        first = isinstance(args[0], Tensor) and args[0] in self._scores
         if name in _SCALING:
-            other = args[1] if isinstance(args[0], Tensor) and args[0] in self._scores else args[0]
-            number = _number(other)
+            number = _number(args[1] if first else args[0])
             if number is None or before.factor is None:
                 return replace(before, factor=None)
             return replace(before, factor=_SCALING[name](before.factor, number))
+        if name in ("add", "sub") and not first and before.factor is not None:
+            return replace(before, factor=before.factor * kwargs.get("alpha", 1))
+        if _turns(name, args):
+            return before.turned()
         return before if name in _KEEPING else None
 
-    def _product(self, a: Tensor, b: Tensor, factor: float) -> _Product | None:
-        if any(x.untyped_storage().data_ptr() in self._weights for x in (a, b)):
-            return None
-        a, b = (x.detach() if x.dim() == 3 else x.detach()[None] for x in (a, b))
-        return _Product(a, b, factor)
+    def _product(
+        self, frame: Frame, a: Tensor, b: Tensor, factor: float, out: Tensor
+    ) -> _Product | None:
+        weight = self._weights.get(b.untyped_storage().data_ptr())
+        if weight is None:
+            a, b = (x.detach() if x.dim() == 3 else x.detach()[None] for x in (a, b))
+            return _Product(a, b, factor)
+        name, owner = weight
+        if owner is frame.place.module:  # else its own hook tells
+            frame.ran.append(reading.columns(name, None, a.shape[-1], out))
+        return None
 
-    def _softmax(self, place: Any, args: tuple[Any, ...]) -> None:
+    def _softmax(self, frame: Frame, args: tuple[Any, ...]) -> None:
         scores = args[0]
         found = self._scores.get(scores)
         if found is None or scores.dim() < 2 or args[1] not in (-1, scores.dim() - 1):
             return
         T, S = scores.shape[-2:]
-        q, k = found.left, found.right.transpose(-1, -2)
-        if (q.shape[1], k.shape[1]) != (T, S):
+        heads = scores.shape[-3] if scores.dim() > 3 else frame.place.heads or 1
+        rows = scores.numel() // max(S, 1)
+        if rows == 0 or found.left.numel() != rows * found.left.shape[-1]:
             return
-        heads = scores.shape[-3] if scores.dim() > 3 else place.heads or 1
-        if scores.numel() % (heads * T * S) or q.shape[0] % heads:
-            heads = 1
-        place.busy = True  # what is measured now is not to be followed
+        heads = 1 if rows % (heads * T) else heads
+        frame.busy = True  # what is measured now is not to be followed
         try:
             logits = scores.detach().reshape(-1, heads, T, S)
-            q, k = (x.reshape(-1, heads, *x.shape[1:]) for x in (q, k))
-            place.watch.saw_scores(place, HOW, from_scores(logits), (q, k), found.factor)
+            q = found.left.reshape(-1, heads, T, found.left.shape[-1])
+            k = found.right.mT
+            each = k.shape[0] // q.shape[0] or 1
+            each = each if heads % each == 0 and k.shape[0] % each == 0 else 1
+            k = k.reshape(-1, each, *k.shape[1:])
+            call = from_scores(logits)
+            frame.place.watch.saw_scores(frame, HOW, call, (q, k), found.factor)
         finally:
-            place.busy = False
+            frame.busy = False
 
 
-def _number(x: Any) -> float | None:
-    if isinstance(x, (int, float)):
-        return float(x)
+def _turns(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether rows become columns."""
+    if name == "t":
+        return True
+    if name not in ("transpose", "permute"):
+        return False
+    n = args[0].dim()
+    if name == "transpose":
+        return {args[1] % n, args[2] % n} == {n - 1, n - 2}
+    order = [d % n for d in args[1]]
+    return order.index(n - 1) < order.index(n - 2)
+
+
+def _number(x: Any) -> float | Tensor | None:
     if isinstance(x, Tensor) and x.numel() == 1:
-        return float(x)
-    return None
+        return x.detach().reshape(())
+    return float(x) if isinstance(x, int | float) else None
 
 
-def around_forward(model: nn.Module) -> list[Any]:
-    """Hooks that have the mode on while the model runs."""
-    running: list[Deep] = []
+# ---- on while the model runs
 
-    def begin(module: nn.Module, args: Any) -> None:
-        if getattr(module, ATTRIBUTE, None) is None:
-            return
-        mode = Deep(module)
-        mode.__enter__()
-        running.append(mode)
 
-    def end(module: nn.Module, args: Any, output: Any) -> None:
-        if running:
-            running.pop().__exit__(None, None, None)
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.modes: dict[int, Deep] = {}  # by the number of the root's place
 
-    return [
-        model.register_forward_pre_hook(begin),
-        model.register_forward_hook(end, always_call=True),
-    ]
+
+_running = _Running()
+
+
+def begin(module: nn.Module, args: Any) -> None:
+    """A forward pre-hook of the whole model."""
+    place = getattr(module, ATTRIBUTE, None)
+    if torch.compiler.is_compiling() or place is None or place.module is not module:
+        return
+    end(place.number)  # a run that Ctrl-C ended has left its mode: no hook ran then
+    if place.watch.wanted():
+        _running.modes[place.number] = Deep(module).__enter__()  # type: ignore[no-untyped-call]
+
+
+def leave(module: nn.Module, args: Any, output: Any) -> None:
+    """A forward hook of the whole model, called after exceptions, too."""
+    place = getattr(module, ATTRIBUTE, None)
+    if not torch.compiler.is_compiling() and place is not None and place.module is module:
+        end(place.number)
+
+
+def end(number: int) -> None:
+    """Takes the mode off, if it is still there."""
+    mode = _running.modes.pop(number, None)
+    if mode is not None and _get_current_dispatch_mode() is mode:
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -8,9 +8,11 @@ gives the statistics of that very pass.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,12 +22,13 @@ from torch.nn import functional
 from levelhead.attention import attention as levelhead_attention
 from levelhead.attention import observe
 from levelhead.health import amend, operator, transformers_calls
-from levelhead.health.measure import Call, from_scores
-from levelhead.health.places import Place, current
+from levelhead.health.measure import Call, from_scores, plain
+from levelhead.health.places import Frame, current, traced
 from levelhead.torch import sdpa
 from levelhead.torch.interface import attention as interface_attention
-from levelhead.torch.ops import observing
+from levelhead.torch.ops import Options, observing
 from levelhead.torch.swap import Function, Swap
+from levelhead.torch.transforms import attend
 
 _KEPT = (*sdpa.KEPT, "levelhead.attention", __name__)
 WEIGHTS = "nn.MultiheadAttention, weights asked for"
@@ -37,8 +40,8 @@ class Interception:
     def __init__(self) -> None:
         self._holders = 0
         self._lock = threading.Lock()
-        self._swap: Swap | None = None
-        self._interface = transformers_calls.Interface(_transformers_over)
+        self._swaps: list[Swap] = []
+        self._interface = transformers_calls.Interface(_transformers_called)
         self._fast_path = True
 
     def hold(self) -> None:
@@ -50,7 +53,12 @@ class Interception:
             instead: dict[Function, Function] = {f: _sdpa_over(f) for f in originals}
             instead[levelhead_attention] = _attention_over(levelhead_attention)
             instead[functional.softmax] = _softmax_over(functional.softmax)
-            self._swap = Swap(instead, _KEPT)
+            whole = functional.multi_head_attention_forward
+            instead[whole] = _multihead_over(whole)
+            self._swaps = [
+                Swap(instead, _KEPT),
+                Swap({attend: _operator_over(attend)}, (attend.__module__, __name__)),
+            ]
             self._interface.install()
             # The native fast path of nn.MultiheadAttention shows nobody its scores.
             self._fast_path = torch.backends.mha.get_fastpath_enabled()
@@ -61,27 +69,59 @@ class Interception:
             self._holders -= 1
             if self._holders:
                 return
-            assert self._swap is not None
-            self._swap.undo()
+            for swap in self._swaps:
+                swap.undo()
             self._interface.remove()
             torch.backends.mha.set_fastpath_enabled(self._fast_path)
+            traced.clear()  # a run that Ctrl-C ended may have left something
 
 
-def _around(place: Place, how: str, run: Callable[[], Any], describe: Callable[[], Call]) -> Any:
+def _around(frame: Frame, how: str, run: Callable[[], Any], describe: Callable[[], Call]) -> Any:
     """Runs a call as it is, and has the place's watch look at it."""
-    if place.busy or not place.watch.wanted():
+    watch = frame.place.watch
+    if frame.busy or not watch.wanted():
         return run()
-    place.busy = True
+    frame.busy = True
     try:
         with observing() as passes:
             result = run()
+        if len(passes) == 1:
+            watch.saw_pass(frame, how, passes[0])
+        else:
+            watch.saw(frame, how, describe())
     finally:
-        place.busy = False
-    if len(passes) == 1:
-        place.watch.saw_pass(place, how, passes[0])
-    else:
-        place.watch.saw(place, how, describe())
+        frame.busy = False
     return result
+
+
+def _traced(frame: Frame, how: str, run: Callable[[], Any], call: Call) -> Any:
+    """The same for torch.compile: the graph will tell."""
+    operator.trace(frame.place, call, how)
+    frame.busy = True
+    result = run()
+    frame.busy = False
+    return result
+
+
+def _retraced(x: Any) -> bool:
+    """Whether a part of a graph is run on tensors without numbers, after it was traced."""
+    return torch.compiler.is_compiling() and type(x) not in (Tensor, nn.Parameter)
+
+
+def _unseen(frame: Frame, *tensors: Any) -> bool:
+    """Whether a call cannot be looked at; the coverage report then says so."""
+    odd = next((x for x in tensors if isinstance(x, Tensor) and not plain(x)), None)
+    if odd is None:
+        return False
+    if frame.place.watch.wanted():
+        frame.place.unseen[f"ran on {_kind(odd)}, which nobody can look into"] = None
+    return True
+
+
+def _kind(x: Tensor) -> str:
+    if x.is_nested:
+        return "nested tensors"
+    return "meta tensors" if x.is_meta else f"tensors of type {type(x).__name__}"
 
 
 # ---- torch's function, and levelhead's drop-in for it
@@ -107,22 +147,24 @@ def _sdpa_over(original: Function) -> Function:
                 return terms.sdpa(original, value, enable_gqa, **options)
             return original(query, key, value, scale=scale, enable_gqa=enable_gqa, **options)
 
-        place = current()
-        if place is None or place.busy:
+        frame = current()
+        if frame is None or frame.busy or _retraced(query):
             return run()
 
         def describe() -> Call:
-            heads = place.heads
+            heads = frame.place.heads
             found = described(query, key, value, attn_mask, is_causal, scale, enable_gqa, heads)
             return found if terms is None else terms.described(found)
 
-        how = place.via or usual
+        how = frame.via or usual
         if torch.compiler.is_compiling():
-            if terms is None or not terms.log_n:  # which no description can say
-                operator.trace(place, describe(), how)
+            if terms is not None and terms.log_n:  # which no description can say
+                return run()
+            return _traced(frame, how, run, describe())
+        if _unseen(frame, query, key, attn_mask):
             return run()
-        place.watch.follow(place, query, key, value)
-        return _around(place, how, run, describe)
+        frame.place.watch.follow(frame, query, key, value)
+        return _around(frame, how, run, describe)
 
     return scaled_dot_product_attention
 
@@ -132,6 +174,9 @@ def described(
     gqa: bool, heads: int | None,
 ) -> Call:  # fmt: skip
     """A call in torch's convention as ours: four dimensions, positions from the first query."""
+    if torch.is_autocast_enabled(q.device.type) and q.dtype is torch.float32:
+        dtype = torch.get_autocast_dtype(q.device.type)  # what torch's function casts them to
+        q, k, v = (x.to(dtype) for x in (q, k, v))
     factor = (1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0) if scale is None else float(scale)
     if q.dim() == 3 and k.shape[0] == q.shape[0]:  # (batch · heads, T, D), or (batch, T, D)
         each = heads if heads and q.shape[0] % heads == 0 else 1
@@ -153,19 +198,47 @@ def described(
 
 def _attention_over(original: Function) -> Function:
     def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        place = current()
-        plain = isinstance(q, Tensor) and options.get("out") is None
-        if place is None or place.busy or not plain or torch.compiler.is_compiling():
+        frame = current()
+        ours = isinstance(q, Tensor) and options.get("out") is None
+        if frame is None or frame.busy or not ours or torch.compiler.is_compiling():
             return original(q, k, v, **options)
-        place.watch.follow(place, q, k, v)
-        if not place.watch.wanted():
+        if _unseen(frame, q, k):
+            return original(q, k, v, **options)
+        watch = frame.place.watch
+        watch.follow(frame, q, k, v)
+        if not watch.wanted():
             return original(q, k, v, **options)
         options.pop("out", None)
         seen = observe(q, k, v, **options)
-        place.watch.saw_observation(place, "levelhead", seen, q, k, options)
+        watch.saw_observation(frame, "levelhead", seen, q, k, options)
         return seen.output
 
     return attention
+
+
+def _operator_over(original: Function) -> Function:
+    """Over `ops.attend`: what leads to levelhead's operator inside a graph is seen there."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Any:
+        frame = current() if torch.compiler.is_compiling() else None
+        if frame is None or frame.busy or _retraced(q) or not _is_call(options):
+            return original(q, k, v, options)
+        lead = (1,) * (4 - q.dim())
+        q4, k4 = (x.reshape(*lead, *x.shape) if lead else x for x in (q, k))
+        call = Call(
+            q4, k4, options.scale, options.mask, options.causal, 0, options.left, options.right,
+            options.softcap, options.sinks,
+        )  # fmt: skip
+        how = f"{frame.via}, levelhead" if frame.via else "levelhead"
+        return _traced(frame, how, lambda: original(q, k, v, options), call)
+
+    return attend
+
+
+def _is_call(options: Options) -> bool:
+    """Whether a `Call` says all of it."""
+    rest = (options.alibi, options.key_lengths, options.query_segments, options.query_start)
+    return not (options.cosine or options.log_n or any(x is not None for x in rest))
 
 
 # ---- a softmax in the open: that of nn.MultiheadAttention when it is asked for weights, and that
@@ -174,21 +247,42 @@ def _attention_over(original: Function) -> Function:
 
 def _softmax_over(original: Function) -> Function:
     def softmax(input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        place = current()
-        if place is None or place.busy or torch.compiler.is_compiling():
+        frame = current()
+        if frame is None or frame.busy or _retraced(input):
             return original(input, *args, **kwargs)
-        own = isinstance(place.module, nn.MultiheadAttention)
-        if not own and not place.open:
+        own = isinstance(frame.place.module, nn.MultiheadAttention)
+        if not own and not frame.open:
+            return original(input, *args, **kwargs)
+
+        def run() -> Any:
             return original(input, *args, **kwargs)
 
         def describe() -> Call:
-            heads = place.heads or 1
+            heads = frame.place.heads or 1
             return from_scores(input if input.dim() == 4 else _by_head(input, heads))
 
-        how = WEIGHTS if own else place.via
-        return _around(place, how, lambda: original(input, *args, **kwargs), describe)
+        how = WEIGHTS if own else frame.via
+        if torch.compiler.is_compiling():
+            return _traced(frame, how, run, describe())
+        return run() if _unseen(frame, input) else _around(frame, how, run, describe)
 
     return softmax
+
+
+def _multihead_over(original: Function) -> Function:
+    """torch.compile takes torch's function as a whole, so nobody would see the call in it; it goes
+    into a function of the same code that it does not know."""
+    copy = FunctionType(
+        original.__code__, original.__globals__, "multi_head_attention", original.__defaults__
+    )
+    copy.__kwdefaults__ = original.__kwdefaults__
+
+    def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return copy(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    return multi_head_attention_forward
 
 
 def _by_head(scores: Tensor, heads: int) -> Tensor:
@@ -199,70 +293,65 @@ def _by_head(scores: Tensor, heads: int) -> Tensor:
 # ---- transformers' interface
 
 
-def _transformers_over(original: Function, name: str) -> Function:
+def _transformers_called(
+    original: Function, name: str, module: nn.Module, query: Tensor, key: Tensor, *args: Any,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    amendment = amend.of(module)
+    ours = amendment is not None and amend.is_ours(name, query)
+    if amendment is not None:
+        kwargs = amendment.for_interface(name, module, query, kwargs)
+
+    def run() -> Any:
+        if ours:
+            given = (name == "eager", module, query, key, *args)
+            return interface_attention(*given, **kwargs), None
+        return original(module, query, key, *args, **kwargs)
+
+    frame = current()
+    if frame is None or frame.busy or _retraced(query):
+        return run()
+    compiling = torch.compiler.is_compiling()
+    if not compiling and _unseen(frame, query, key):
+        return run()
     how = f"huggingface:{name}"
-
-    def attention(module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
-        amendment = amend.of(module)
-        ours = amendment is not None and amend.is_ours(name, query)
-        if amendment is not None:
-            kwargs = amendment.for_interface(name, module, query, kwargs)
-
-        def run() -> Any:
-            if ours:
-                given = (name == "eager", module, query, key, *args)
-                return interface_attention(*given, **kwargs), None
-            return original(module, query, key, *args, **kwargs)
-
-        place = current()
-        if place is None or place.busy:
-            return run()
-
-        def describe() -> Call | None:
-            if ours and amend.has_no_description(kwargs):
-                return None
-            given = (name, original, module, query, key, *args)
-            return transformers_calls.describe(*given, **kwargs)
-
-        # Torch's function is called inside, or levelhead's, and says what was really asked.
-        inside = not torch.compiler.is_compiling() if ours else name == "sdpa"
-        if inside:
-            return _labelled(place, how, run)
-        call = describe()
-        if torch.compiler.is_compiling():
-            if call is None:
-                return run()
-            operator.trace(place, call, how)
-            place.busy = True
-            result = run()
-            place.busy = False
-            return result
-        place.watch.follow(place, query, key, args[0] if args else kwargs.get("value"))
-        if call is None:
-            place.open = True
-            try:
-                return _labelled(place, how, run)
-            finally:
-                place.open = False
-        return _around(place, how, run, lambda: call)
-
-    return attention
+    frame.kv_heads = key.shape[1]
+    # Torch's function is called inside, or levelhead's, and says what was really asked.
+    if (not compiling) if ours else name == "sdpa":
+        return _labelled(frame, how, run)
+    served = isinstance(original, functools.partial)  # by levelhead, which tells of itself
+    known = not served and frame.place.understood if compiling or served else None
+    given = (name, known, original, module, query, key, *args)
+    call = None
+    if not (ours and amend.has_no_description(kwargs)):
+        call = transformers_calls.describe(*given, **kwargs)
+    if not compiling:
+        value = args[0] if args else kwargs.get("value")
+        frame.place.watch.follow(frame, query, key, value)
+    if call is None:
+        frame.open = not served
+        result = _labelled(frame, how, run)  # after an error the frame is gone
+        frame.open = False
+        return result
+    if compiling:
+        return _traced(frame, how, run, call)
+    return _around(frame, how, run, lambda: call)
 
 
-def _labelled(place: Place, how: str, run: Callable[[], Any]) -> Any:
+def _labelled(frame: Frame, how: str, run: Callable[[], Any]) -> Any:
     """Runs what will be caught further inside, or is levelhead's."""
-    place.via = how
+    frame.via = how
     if torch.compiler.is_compiling():
         result = run()
-        place.via = ""
+        frame.via = ""
         return result
     try:
         with observing() as passes:
             result = run()
     finally:
-        place.via = ""
-    if passes and place.watch.wanted():
-        place.watch.saw_pass(place, f"{how}, levelhead", passes[0])
+        frame.via = ""
+    if passes and frame.place.watch.wanted():
+        frame.place.watch.saw_pass(frame, f"{how}, levelhead", passes[0])
     return result
 
 

@@ -7,35 +7,41 @@ module that calls attention with different numbers of heads has a record for eac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from levelhead import scaling
+from levelhead.attention import observe
 from levelhead.health import measure, reading, tally
 from levelhead.health.intercept import WEIGHTS
 from levelhead.health.measure import Call
-from levelhead.health.places import Place
+from levelhead.health.places import Frame, Place
 from levelhead.health.reading import Ran, Reading
 from levelhead.health.record import Facts, Record
 from levelhead.observation import Observation
 from levelhead.torch.ops import Pass
 
+Shape: TypeAlias = tuple[int, int, int, int, int]  # B, kv heads, queries, keys, d_k
 RULES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)")
 
 
 @dataclass
 class _Sheet:
-    """Calls with one number of heads."""
+    """Calls with one number of heads: their tally, and the facts of the last one."""
 
     tally: Tensor
-    call: Call  # the last one, for its facts; its arrays are let go
     how: str
-    shape: tuple[int, int, int, int, int]  # B, kv heads, queries, keys, d_k
+    shape: Shape
     dtype: str
+    scale: float | Tensor | None  # None: not one number
+    softcap: float | None
+    causal: bool
+    masked: bool
+    sinks: bool
     fused: bool = False
     sampled: bool = False
     rules: dict[str, Tensor] = field(default_factory=dict)
@@ -46,9 +52,9 @@ class _Noted:
     """What the scale in force is read from, when the step is."""
 
     ran: list[Ran]
-    scale: float | None
+    scale: float | Tensor | None
     squares: Tensor  # of q and k at the call, and their counts
-    shape: tuple[int, int, int, int, int]
+    shape: Shape
     heads: int
 
 
@@ -58,7 +64,7 @@ class Ledger:
         self._sheets: dict[int, _Sheet] = {}
         self._noted: _Noted | None = None
         self._reading: Reading | None = None
-        self._followed: dict[str, nn.Module] = {}
+        self._followed: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self._hooks: list[Any] = []
 
@@ -75,24 +81,27 @@ class Ledger:
     # ---- calls come in
 
     def add(
-        self,
-        how: str,
-        call: Call,
-        *,
-        operands: tuple[Tensor, Tensor] | None = None,
-        scale: float | None = None,
-    ) -> None:
+        self, frame: Frame, how: str, call: Call, *, operands: tuple[Tensor, Tensor] | None = None,
+        scale: float | Tensor | None = None,
+    ) -> None:  # fmt: skip
         """A call whose statistics are still to be made. `operands`: what its ready-made scores
         were the product of, and `scale` what that was multiplied by."""
-        found = measure.tallied(call, sample=self.watch.rows, by_torch=self.watch.plain_torch)
-        sampled = self.watch.rows is not None and self.watch.rows < call.q.shape[2]
-        if operands is None:
-            self._enter(how, call, found, call.q, call.k, sampled=sampled)
-        else:
-            measure.fill_squares(found, *operands)
-            self._enter(how, call, found, *operands, sampled=sampled, scale=scale)
+        rows = self.watch.rows
 
-    def add_pass(self, how: str, seen: Pass) -> None:
+        def at(times: float) -> Tensor:
+            changed = call if times == 1.0 else measure.rescaled(call, times)
+            return measure.tallied(changed, sample=rows, by_torch=self.watch.plain_torch)
+
+        found = at(1.0)
+        q, k = (call.q, call.k) if operands is None else operands
+        if operands is not None:
+            measure.fill_squares(found, q, k)
+        factor = call.scale if operands is None else scale
+        sampled = rows is not None and rows < call.q.shape[2]
+        rules = self._rules(q, at)
+        self._enter(frame, how, call, found, q, k, factor, rules, sampled=sampled)
+
+    def add_pass(self, frame: Frame, how: str, seen: Pass) -> None:
         """A call that levelhead computed."""
         options = seen.options
         q, k = (_four(x) for x in (seen.q, seen.k))
@@ -103,105 +112,107 @@ class Ledger:
         shape = tuple(q.shape[:3])
         sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (seen.sums, seen.counts))
         found = measure.from_core(sums, counts, seen.sinks, call)
-        self._enter(how, call, found, q, k, fused=True)
+        rules = self._rules(q, lambda times: measure.tallied(measure.rescaled(call, times)))
+        self._enter(frame, how, call, found, q, k, options.scale, rules, fused=True)
 
     def add_observation(
-        self, how: str, seen: Observation, q: Tensor, k: Tensor, options: dict[str, Any]
+        self, frame: Frame, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any
     ) -> None:
         """A call of `levelhead.attention`."""
-        q, k = _four(q), _four(k)
+        given, q, k = (q.detach(), k.detach()), _four(q), _four(k)
         H, D = q.shape[1], q.shape[3]
         rule = scaling.resolve(options.get("scale"), heads=H, d_k=D)
-        scale = torch.from_numpy(rule.factor)
-        plain = not (rule.cosine or rule.log_n)
+        plain = not (rule.cosine or rule.log_n)  # else it is no number, and has no variations
         call = Call(
-            q, k, scale, options.get("mask"), bool(options.get("causal", False)),
-            softcap=options.get("softcap"), sinks=options.get("sinks"),
+            q, k, torch.from_numpy(rule.factor), options.get("mask"),
+            bool(options.get("causal", False)), softcap=options.get("softcap"),
+            sinks=options.get("sinks"),
         )  # fmt: skip
-        state, shape = seen.state, tuple(q.shape[:3])
-        sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (state.sums, state.counts))
-        found = measure.from_core(sums, counts, seen.sinks, call)
-        self._enter(how, call, found, q, k, fused=True, known=plain)
+
+        def tallied(seen: Observation) -> Tensor:
+            shape, state = tuple(q.shape[:3]), seen.state
+            sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (state.sums, state.counts))
+            return measure.from_core(sums, counts, seen.sinks, call)
+
+        def at(times: float) -> Tensor:
+            with torch.no_grad():
+                return tallied(observe(*given, **(options | {"scale": rule.factor * times})))
+
+        rules = self._rules(q, at) if plain else {}
+        factor = call.scale if plain else None
+        self._enter(frame, how, call, tallied(seen), q, k, factor, rules, fused=True)
 
     def _enter(
-        self, how: str, call: Call, found: Tensor, q: Tensor, k: Tensor, *, fused: bool = False,
-        sampled: bool = False, known: bool = True, scale: float | None = None,
+        self, frame: Frame, how: str, call: Call, found: Tensor, q: Tensor, k: Tensor,
+        scale: float | Tensor | None, rules: dict[str, Tensor], *, fused: bool = False,
+        sampled: bool = False,
     ) -> None:  # fmt: skip
         place, heads = self.place, found.shape[0]
         for listener in self.watch.listeners:
             listener(place, call, found, q, k)
-        place.calls += 1
-        place.attends = True
-        place.ways[how] = None
-        old = self._sheets.get(heads)
-        if old is not None and old.tally.device == found.device:
-            found = measure.folded(old.tally, found)
-        shape = (q.shape[0], k.shape[1], call.q.shape[2], call.k.shape[2], q.shape[3])
-        dtype = str(q.dtype).removeprefix("torch.")
-        sheet = _Sheet(found, call, how, shape, dtype, fused, sampled)
-        sheet.rules = {} if old is None else old.rules
-        if self.watch.counterfactual:
-            self._add_rules(sheet, call)
-        empty = q[:0, :0]
-        number = scale if q is not call.q else _one_number(call.scale) if known else None
-        sheet.call = Call(
-            empty, empty, math.nan if number is None else number, call.mask, call.causal,
-            softcap=call.softcap, sinks=call.sinks, left=call.left, right=call.right,
+        kv_heads = frame.kv_heads or k.shape[1]
+        shape = (q.shape[0], kv_heads, call.q.shape[2], call.k.shape[2], q.shape[3])
+        sheet = _Sheet(
+            found, how, shape, str(q.dtype).removeprefix("torch."), scale, call.softcap,
+            call.causal, call.mask is not None and not call.ready, call.sinks is not None, fused,
+            sampled, rules,
         )  # fmt: skip
-        self._sheets[heads] = sheet
-        self._note(q, k, number, shape, heads)
+        squares = torch.stack([measure.squares(x) for x in (q, k)]) if frame.ran else None
+        with self.watch.lock:
+            place.calls += 1
+            place.attends = True
+            place.ways[how] = None
+            old = self._sheets.get(heads)
+            if old is not None and old.tally.device == found.device:
+                sheet.tally = measure.folded(old.tally, found)
+                sheet.rules = {
+                    rule: measure.folded(old.rules[rule], new) if rule in old.rules else new
+                    for rule, new in rules.items()
+                }
+            self._sheets[heads] = sheet
+            if squares is not None:
+                self._noted = _Noted(list(frame.ran), scale, squares, shape, heads)
 
-    def _add_rules(self, sheet: _Sheet, call: Call) -> None:
+    def _rules(self, q: Tensor, at: Callable[[float], Tensor]) -> dict[str, Tensor]:
         """The same heads under every scale rule: what is in force counts as 1/√d_k."""
-        H, D = call.q.shape[1], call.q.shape[3]
-        for rule in RULES:
-            times = float(scaling.resolve(rule, heads=H, d_k=D).factor[0]) * math.sqrt(max(D, 1))
-            scaled = measure.rescaled(call, times)
-            new = measure.tallied(scaled, sample=self.watch.rows, by_torch=self.watch.plain_torch)
-            old = sheet.rules.get(rule)
-            sheet.rules[rule] = new if old is None else measure.folded(old, new)
-
-    def _note(
-        self, q: Tensor, k: Tensor, scale: float | None, shape: tuple[int, int, int, int, int],
-        heads: int,
-    ) -> None:  # fmt: skip
-        if not self.place.ran:
-            return
-        ran = list(self.place.ran)
-        for child in ran:
-            child.square()
-        squares = torch.stack([measure.squares(x) for x in (q, k)])
-        self._noted = _Noted(ran, scale, squares, shape, heads)
+        if not self.watch.counterfactual:
+            return {}
+        H, D = q.shape[1], q.shape[3]
+        factors = {r: float(scaling.resolve(r, heads=H, d_k=D).factor[0]) for r in RULES}
+        return {rule: at(factor * math.sqrt(max(D, 1))) for rule, factor in factors.items()}
 
     # ---- gradients
 
-    def follow(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
+    def follow(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None) -> None:
         """Counts dL/dq, dL/dk and dL/dv of this call when they come, and those of the weights."""
-        self._follow_weights()
+        self._follow_weights(frame)
         heads = q.shape[-3] if q.dim() > 3 else self.place.heads or 1
         for name, x in (("dq", q), ("dk", k), ("dv", v)):
             if x is not None and x.requires_grad:
-                x.register_hook(_Counted(self, name, heads))
+                x.register_hook(_Counted(self, name, heads))  # type: ignore[no-untyped-call]
 
     def count(self, name: str, heads: int, gradient: Tensor) -> None:
         """A gradient of q, k or v has come."""
-        sheet = self._sheets.get(heads)
-        if sheet is None:
-            return
         g = gradient.detach()
         g = g if g.dim() > 3 else g.reshape(-1, heads, *g.shape[-2:])
-        each = g.to(sheet.tally.dtype).square().sum([d for d in range(g.dim()) if d != g.dim() - 3])
+        g = g.to(torch.float64 if g.dtype is torch.float64 else torch.float32)
+        each = g.square().sum([d for d in range(g.dim()) if d != g.dim() - 3])
         each = each.repeat_interleave(heads // each.shape[0])
-        sheet.tally[:, tally.INDEX[f"{name}_squares"]] += each
-        if name == "dq":
-            sheet.tally[:, tally.INDEX["gradients"]] += 1
+        with self.watch.lock:
+            sheet = self._sheets.get(heads)
+            if sheet is None:  # of a step that is over
+                return
+            new = sheet.tally.clone()  # what was made in inference mode cannot be changed
+            new[:, tally.INDEX[f"{name}_squares"]] += each.to(new)
+            new[:, tally.INDEX["gradients"]] += name == "dq"
+            sheet.tally = new
 
-    def _follow_weights(self) -> None:
-        for child in self.place.ran:
+    def _follow_weights(self, frame: Frame) -> None:
+        for child in frame.ran:
             role, weight = reading.role(child.name), getattr(child.module, "weight", None)
             if role is None or role in self._followed or weight is None or not weight.requires_grad:
                 continue
-            self._followed[role] = child.module
+            self._followed[role] = weight
 
             def keep(parameter: Tensor, role: str = role) -> None:
                 if parameter.grad is not None:
@@ -213,7 +224,7 @@ class Ledger:
 
     def records(self) -> Iterator[Record]:
         """One for each number of heads."""
-        for heads, sheet in self._sheets.items():
+        for heads, sheet in list(self._sheets.items()):
             name = self.place.name
             if len(self._sheets) > 1:
                 name = f"{name} ({heads} heads)"
@@ -224,10 +235,9 @@ class Ledger:
     def _facts(self, heads: int, sheet: _Sheet) -> Facts:
         _, kv_heads, queries, keys, d_k = sheet.shape
         found = self._read(heads) or Reading(None, "nothing ran before the call")
-        call, module = sheet.call, self.place.module
-        scale = float(call.scale)
+        module, scale = self.place.module, _one_number(sheet.scale)
         if isinstance(module, nn.MultiheadAttention):
-            by_hand = sheet.how == WEIGHTS or math.isnan(scale)  # scaled before it was seen
+            by_hand = sheet.how == WEIGHTS or scale is None  # scaled before it was seen
             own = 1 / math.sqrt(module.head_dim) if by_hand else scale
             found, scale = Reading(own, reading.BY_DEFINITION, module.embed_dim), own
             d_k = module.head_dim
@@ -236,10 +246,10 @@ class Ledger:
         idle = tuple(n for n in present if n not in self.place.ever_ran)
         return Facts(
             kind=self.place.kind, how=sheet.how, d_k=d_k, kv_heads=kv_heads, queries=queries,
-            keys=keys, dtype=sheet.dtype, scale=None if math.isnan(scale) else scale,
+            keys=keys, dtype=sheet.dtype, scale=scale,
             effective_scale=found.scale, scale_reading=found.how, model_width=found.width,
-            softcap=call.softcap, causal=call.causal, masked=call.mask is not None,
-            sinks=call.sinks is not None, sampled=sheet.sampled, fused=sheet.fused,
+            softcap=sheet.softcap, causal=sheet.causal, masked=sheet.masked,
+            sinks=sheet.sinks, sampled=sheet.sampled, fused=sheet.fused,
             architecture=_architecture(module), norms_present=present, norms_idle=idle,
         )  # fmt: skip
 
@@ -249,7 +259,7 @@ class Ledger:
             B, kv_heads, _queries, keys, d_k = noted.shape
             q, k = (math.sqrt(float(x)) for x in noted.squares)
             found = reading.read(
-                noted.ran, scale=noted.scale, heads=heads, kv_heads=kv_heads, d_k=d_k,
+                noted.ran, scale=_one_number(noted.scale), heads=heads, kv_heads=kv_heads, d_k=d_k,
                 q_rms=q, k_rms=k, tokens=B * keys,
             )  # fmt: skip
             if self._reading is None or found.scale is not None or self._reading.scale is None:
@@ -276,11 +286,12 @@ def _four(x: Tensor) -> Tensor:
     return x.reshape(-1, *x.shape[-3:])
 
 
-def _one_number(scale: float | Tensor) -> float | None:
+def _one_number(scale: float | Tensor | None) -> float | None:
+    """Waits for the device: for when a step is read."""
     if not isinstance(scale, Tensor):
-        return float(scale)
-    same = bool((scale == scale.flatten()[0]).all())
-    return float(scale.flatten()[0]) if same else None
+        return None if scale is None else float(scale)
+    first, *others = scale.detach().flatten().tolist()
+    return float(first) if all(other == first for other in others) else None
 
 
 def _numbers(x: Tensor) -> Any:

@@ -47,6 +47,16 @@ class Call:
         return self.q.shape[1]
 
 
+def plain(x: Tensor) -> bool:
+    """Whether there are numbers to look at: no nested, sparse, meta, traced or vmapped tensor."""
+    if x.is_nested or x.layout is not torch.strided or x.is_meta:
+        return False
+    return type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 def from_scores(scores: Tensor) -> Call:
     """The call whose logits are these (B, H, T, S), already made: a bias on products of zero."""
     B, H, T, S = scores.shape
@@ -60,6 +70,11 @@ def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = No
 
     `by_torch` forces the path for other devices.
     """
+    with torch.autocast(call.q.device.type, enabled=False):  # statistics are not to be rounded
+        return _tallied(call, sample, by_torch)
+
+
+def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
     call = whole = _hidden(_detached(call))
     T = call.q.shape[2]
     rows: Tensor | None = None
@@ -196,8 +211,9 @@ def _logits(call: Call) -> Iterator[Tensor]:
     B, H, T, D = call.q.shape
     G, S = call.k.shape[1], call.k.shape[2]
     keys = call.k.to(wide).transpose(-1, -2).unsqueeze(2)
-    scale = call.scale if isinstance(call.scale, float) else call.scale.to(wide)[:, None, None]
-    seen = visible(call)
+    scale: Any = call.scale
+    if isinstance(scale, Tensor):
+        scale = scale.to(call.q.device, wide).reshape(-1, 1, 1)
     step = max(1, _AT_A_TIME // max(B * H * S, 1))
     for first in range(0, T, step):
         last = min(T, first + step)
@@ -211,7 +227,8 @@ def _logits(call: Call) -> Iterator[Tensor]:
             if mask.dim() > 1 and mask.shape[-2] > 1:
                 mask = mask[..., rows, :]
             s = s.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else _biased(s, mask)
-        yield s if seen is None else s.masked_fill(~seen[rows], -math.inf)
+        seen = visible(call, torch.arange(first, last, device=call.q.device))
+        yield s if seen is None else s.masked_fill(~seen, -math.inf)
 
 
 def _biased(s: Tensor, mask: Tensor) -> Tensor:
@@ -328,8 +345,10 @@ def _places(fields: Fields, some: Tensor, sampled: Tensor | None) -> Fields:
 
 def rescaled(call: Call, times: float) -> Call:
     """The call with its products multiplied by so much more; ready-made scores as a whole."""
-    if call.ready and call.mask is not None:
-        return replace(call, mask=call.mask * times)
+    if call.ready:
+        whole = _hidden(call)  # before what stands in for -inf becomes something else
+        assert whole.mask is not None
+        return replace(whole, mask=whole.mask * times)
     return replace(call, scale=call.scale * times)
 
 

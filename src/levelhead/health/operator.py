@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from levelhead.health.measure import Call
-from levelhead.health.places import PLACES, Place
+from levelhead.health.places import PLACES, Frame, Place
 
 _library: Any = Library("levelhead_watch", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
     "call(Tensor(a!) handle, Tensor q, Tensor k, Tensor? scale, float factor, Tensor? mask,"
     " bool causal, SymInt start, SymInt? left, SymInt? right, float? softcap, Tensor? sinks,"
-    " str how) -> ()",
+    " bool ready, str how) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _library.define("forward(Tensor(a!) handle) -> ()", tags=torch.Tag.pt2_compliant_tag)
@@ -33,7 +33,7 @@ def trace(place: Place, call: Call, how: str) -> None:
         place.handle, call.q.detach(), call.k.detach(), scale, 1.0 if scale is not None else
         call.scale, None if call.mask is None else call.mask.detach(), call.causal, call.start,
         call.left, call.right, call.softcap,
-        None if call.sinks is None else call.sinks.detach(), how,
+        None if call.sinks is None else call.sinks.detach(), call.ready, how,
     )  # fmt: skip
 
 
@@ -45,19 +45,22 @@ def trace_forward(place: Place) -> None:
 def _call(
     handle: Tensor, q: Tensor, k: Tensor, scale: Tensor | None, factor: float, mask: Tensor | None,
     causal: bool, start: int, left: int | None, right: int | None, softcap: float | None,
-    sinks: Tensor | None, how: str,
+    sinks: Tensor | None, ready: bool, how: str,
 ) -> None:  # fmt: skip
     place = PLACES.get(int(handle[0]))
+    if place is not None:
+        place.entered += 1
     if place is not None and place.watch.wanted():
         factor_or_scale = factor if scale is None else scale
-        call = Call(q, k, factor_or_scale, mask, causal, start, left, right, softcap, sinks)
-        place.watch.saw(place, how, call)
+        call = Call(q, k, factor_or_scale, mask, causal, start, left, right, softcap, sinks, ready)
+        place.watch.saw(Frame(place), how, call)
     handle[1] += 1
 
 
 def _forward(handle: Tensor) -> None:
     place = PLACES.get(int(handle[0]))
     if place is not None:
+        place.watch.compiled = True
         place.watch.begins_forward()
     handle[1] += 1
 

@@ -16,10 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from levelhead.health.reading import Ran
+from levelhead.health.measure import plain
+from levelhead.health.reading import Ran, ran
+from levelhead.health.transformers_calls import understands
 
 ATTRIBUTE = "_levelhead_place"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
+_DISTRIBUTORS = ("torch.", "deepspeed.", "accelerate.")  # who calls the model inside "module"
 _HEADS = ("num_heads", "n_heads", "nheads", "heads", "n_head", "num_attention_heads", "nhead")
 _numbers = itertools.count(1)
 PLACES: dict[int, Place] = {}  # of everything that is watched now, by number
@@ -35,15 +38,15 @@ class Place:
         # Compiled code hands this to the operator, which finds the place by it: a tensor may change
         # without another compilation, and lies on the CPU, so reading it waits for no device.
         self.handle = torch.tensor([self.number, 0])
-        self.ran: list[Ran] = []  # inside it, since it was entered
-        self.busy = False  # inside a call that is being observed already
-        self.open = False  # inside a function whose softmax is to be looked at
-        self.via = ""  # inside a function of that name
         self.heads = _heads(module)
-        self.attends = sounds_like_attention(module)
+        self.understood = understands(module)
+        # None: not known yet, so what runs in it is looked at as if it did.
+        self.attends = True if sounds_like_attention(module) else None
         self.calls = 0
         self.entered = 0
+        self.slowed = False  # its native fast path would have run
         self.ways: dict[str, None] = {}  # through what it was seen, in order
+        self.unseen: dict[str, None] = {}  # why calls of it were not
         self.ever_ran: set[str] = set()  # names of children
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -51,6 +54,18 @@ class Place:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
+
+
+class Frame:
+    """A place that is running, in one thread; of a compiled one, the time while it is traced."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.ran: list[Ran] = []  # inside it, since it was entered
+        self.busy = False  # inside a call that is being observed already
+        self.open = False  # inside a function whose softmax is to be looked at
+        self.via = ""  # inside a function of that name
+        self.kv_heads = 0  # that the function was given, before it repeated them; 0: not known
 
 
 def sounds_like_attention(module: nn.Module) -> bool:
@@ -77,7 +92,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The model itself, inside what compiles or distributes it."""
     for name in _WRAPPERS:
         inner = model._modules.get(name)
-        if inner is not None and len(model._modules) == 1:
+        known = name != "module" or type(model).__module__.startswith(_DISTRIBUTORS)
+        if inner is not None and known and len(model._modules) == 1:
             return unwrapped(inner)
     return model
 
@@ -102,59 +118,75 @@ def _is_one_weight(module: nn.Module) -> bool:
 
 class _Stack(threading.local):
     def __init__(self) -> None:
-        self.places: list[Place] = []
+        self.frames: list[Frame] = []
 
 
 _stack = _Stack()
-_traced: list[Place | None] = []  # the same while torch.compile looks: it knows lists, not threads
+traced: list[Frame | None] = []  # the same while torch.compile looks: it knows lists, not threads
 
 
-def current() -> Place | None:
+def current() -> Frame | None:
     """The innermost place that is running."""
     if torch.compiler.is_compiling():
-        return _traced[-1] if _traced else None
-    return _stack.places[-1] if _stack.places else None
+        return traced[-1] if traced else None
+    return _stack.frames[-1] if _stack.frames else None
 
 
 def enter(module: nn.Module, args: Any) -> None:
     """A forward pre-hook."""
     place = getattr(module, ATTRIBUTE, None)
     if torch.compiler.is_compiling():
-        _traced.append(place)
+        traced.append(None if place is None else Frame(place))
         return
-    if place is not None and place.module is module:
-        place.ran.clear()
-        place.entered += 1
-        _stack.places.append(place)
+    if place is None or place.module is not module:
+        return
+    if module is place.watch.model:
+        leave_all(place.watch)  # a run that Ctrl-C ended has left its frames: no hook ran then
+    place.entered += 1
+    if isinstance(module, nn.MultiheadAttention) and _would_be_fast(module):
+        place.slowed = True
+    _stack.frames.append(Frame(place))
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:
     """A forward hook, called after exceptions, too."""
     if torch.compiler.is_compiling():
-        _traced.pop()
+        traced.pop()
         return
     place = getattr(module, ATTRIBUTE, None)
-    if place is not None and _stack.places and _stack.places[-1] is place:
-        _stack.places.pop()
-        place.ran.clear()
-        child_ran(module, args, output)
+    if place is None or not _stack.frames or _stack.frames[-1].place is not place:
+        return
+    _stack.frames.pop()
+    if place.attends is None and output is not None and place.watch.wanted():
+        place.attends = False  # ran whole, and called nothing
+    child_ran(module, args, output)
+
+
+def leave_all(watch: Any) -> None:
+    """Forgets what this thread has running of a watched model."""
+    _stack.frames[:] = [frame for frame in _stack.frames if frame.place.watch is not watch]
+
+
+def _would_be_fast(module: nn.MultiheadAttention) -> bool:
+    if module.training:
+        return False
+    return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
 
 
 def child_ran(module: nn.Module, args: Any, output: Any) -> None:
     """A forward hook of simple modules: the place around remembers what came out."""
-    if torch.compiler.is_compiling() or not _stack.places:
+    if torch.compiler.is_compiling() or not _stack.frames:
         return
-    around = _stack.places[-1]
+    frame = _stack.frames[-1]
+    around = frame.place
     name = around.watch.child_names.get(id(module))
     if name is None:
         return
     around.ever_ran.add(name)
-    x = output[0] if isinstance(output, tuple) and output else output
-    if not isinstance(x, Tensor) or x.dim() < 2 or not around.watch.observing:
+    if around.attends is False or not around.watch.wanted():
         return
-    x = x.detach()
-    tokens = x.numel() // x.shape[-1] if x.shape[-1] else 0
-    ran = Ran(name, module, x, x._version, x.shape[-1], tokens)
-    if around.attends:
-        ran.square()  # now: what comes may overwrite it
-    around.ran.append(ran)
+    x = output[0] if isinstance(output, tuple) and output else output
+    if isinstance(x, Tensor) and x.dim() > 1 and x.is_floating_point() and plain(x):
+        busy, frame.busy = frame.busy, True  # squaring is nobody's attention
+        frame.ran.append(ran(name, module, x))
+        frame.busy = busy

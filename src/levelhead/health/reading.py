@@ -28,31 +28,38 @@ _ROLES |= {"wk": "k", "v": "v", "value": "v", "values": "v", "wv": "v", "kv": "k
 _ROLES |= {"qkv": "qkv", "wqkv": "qkv", "query key value": "qkv", "q k v": "qkv"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Ran:
-    """A child that ran inside an attention module: what came out of it, as squares per column."""
+    """What ran inside an attention module, and came out of it, as squares per column."""
 
     name: str  # within the module
-    module: nn.Module
-    output: Tensor | None  # until it is squared
-    version: int  # of the output when it came out
+    module: nn.Module | None  # None: a product with a parameter of the module itself
+    reads: int | None  # how wide its input is; None: it is no projection
     features: int
     tokens: int
-    squares: Tensor | None = None  # (features,)
+    squares: Tensor  # (features,)
 
     @property
     def norm(self) -> bool:
         """Whether it normalises."""
-        return is_norm(self.name, self.module)
+        return self.module is not None and is_norm(self.name, self.module)
 
-    def square(self) -> Tensor | None:
-        """Σ x² of every column; None where the output was overwritten before anybody asked."""
-        if self.squares is None and self.output is not None:
-            if self.output._version == self.version:
-                x = self.output.reshape(-1, self.features)
-                self.squares = x.to(torch.float32).square().sum(0)
-            self.output = None
-        return self.squares
+
+def ran(name: str, module: nn.Module, output: Tensor) -> Ran:
+    """A child ran. Squared at once: what comes may overwrite the output."""
+    if isinstance(module, nn.Conv1d | nn.Conv2d):  # a projection by a convolution
+        output = output.movedim(1 if output.dim() > module.weight.dim() - 1 else 0, -1)
+    return columns(name, module, _reads(module), output)
+
+
+def columns(name: str, module: nn.Module | None, reads: int | None, output: Tensor) -> Ran:
+    """The same of anything whose last dimension is its features."""
+    x = output.detach()
+    features = x.shape[-1]
+    tokens = x.numel() // features if features else 0
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    norms = torch.linalg.vector_norm(x, dim=tuple(range(x.dim() - 1)), dtype=wide)
+    return Ran(name, module, reads, features, tokens, norms.square())
 
 
 class Reading(NamedTuple):
@@ -61,7 +68,6 @@ class Reading(NamedTuple):
     scale: float | None
     how: str
     width: int | None = None  # what the q projection reads
-    modules: tuple[tuple[str, nn.Module], ...] = ()  # the projections, by role
 
 
 def is_norm(name: str, module: nn.Module) -> bool:
@@ -78,7 +84,7 @@ def is_qk_norm(name: str) -> bool:
 
 def role(name: str) -> str | None:
     """What a projection is for, by its name: "q", "k", "v", "kv" or "qkv"."""
-    words = _words(name)
+    words = [word for word in _words(name) if word != "weight"]
     if words == ["c", "attn"] or words[-2:] == ["in", "proj"]:
         return "qkv"
     return _ROLES.get(" ".join(word for word in words if word not in _AROUND))
@@ -97,26 +103,25 @@ def read(
     found = _projections(ran, heads, kv_heads, d_k)
     if not found:
         return Reading(None, "no projections were found")
-    used = tuple((name, part.ran.module) for name, part in found.items())
-    width = _reads(found["q"].ran.module) if "q" in found else None
+    width = found["q"].ran.reads if "q" in found else None
     first = min(ran.index(part.ran) for part in found.values())
     sizes = {d_k, heads * d_k, kv_heads * d_k}
     if any(child.norm and child.features in sizes for child in ran[first + 1 :]):
-        return Reading(None, NORMALISED, width, used)
+        return Reading(None, NORMALISED, width)
     if scale is None or not {"q", "k"} <= found.keys():
         why = "the scale is not one number" if scale is None else "a projection was not found"
-        return Reading(None, why, width, used)
+        return Reading(None, why, width)
     if found["k"].ran.tokens != tokens:
-        return Reading(None, "keys come from a cache", width, used)
+        return Reading(None, "keys come from a cache", width)
     choices = []
     for layout in _layouts(found, heads, kv_heads, d_k):
         if min(q_rms, k_rms, *layout) > 0 and math.isfinite(sum(layout) + q_rms + k_rms):
             of_q, of_k = q_rms / layout[0], k_rms / layout[1]
             choices.append((abs(math.log(of_k)), of_q, of_k))
     if not choices:
-        return Reading(None, "a projection's output was overwritten, or is zero", width, used)
+        return Reading(None, "q, k or a projection's output is zero or not finite", width)
     _, of_q, of_k = min(choices)  # keys are hardly ever scaled: the layout that leaves them
-    return Reading(scale * of_q * of_k, FROM_PROJECTIONS, width, used)
+    return Reading(scale * of_q * of_k, FROM_PROJECTIONS, width)
 
 
 class _Part(NamedTuple):
@@ -128,7 +133,7 @@ class _Part(NamedTuple):
 
 def _projections(ran: Sequence[Ran], H: int, G: int, D: int) -> dict[str, _Part]:
     """By role; by name where names tell, else by size and order."""
-    plain = [child for child in ran if not child.norm and _reads(child.module) is not None]
+    plain = [child for child in ran if not child.norm and child.reads is not None]
     found: dict[str, _Part] = {}
     for child in plain:
         name = role(child.name)
@@ -138,22 +143,19 @@ def _projections(ran: Sequence[Ran], H: int, G: int, D: int) -> dict[str, _Part]
             found |= {each: _Part(child, joint=True) for each in "kv"}
         elif name is not None:
             found[name] = _Part(child)
-    if found:
+    if {"q", "k"} & found.keys():
         return found
-    for name, size in (("q", H * D), ("k", G * D), ("v", G * D)):
-        child_ = next((c for c in plain if c.features == size and c not in _taken(found)), None)
-        if child_ is not None:
-            found[name] = _Part(child_)
+    nameless = [c for c in plain if c.features in (H * D, G * D) and role(c.name) is None][-3:]
+    if [c.features for c in nameless] == [H * D, G * D, G * D]:  # the last three before the call
+        return {name: _Part(c) for name, c in zip("qkv", nameless, strict=True)}
     return found
-
-
-def _taken(found: dict[str, _Part]) -> list[Ran]:
-    return [part.ran for part in found.values()]
 
 
 def _reads(module: nn.Module) -> int | None:
     """How wide a projection's input is; None: it is no projection."""
-    for name in ("in_features", "nx"):
+    if isinstance(module, nn.Embedding):
+        return None
+    for name in ("in_features", "in_channels", "nx"):
         width = getattr(module, name, None)
         if isinstance(width, int):
             return width
@@ -168,9 +170,7 @@ def _reads(module: nn.Module) -> int | None:
 def _layouts(found: dict[str, _Part], H: int, G: int, D: int) -> Iterator[tuple[float, float]]:
     """Root mean squares of the q and k projections, for every way joint columns may be laid out."""
     q, k = found["q"], found["k"]
-    squares = {name: part.ran.square() for name, part in (("q", q), ("k", k))}
-    if squares["q"] is None or squares["k"] is None:
-        return
+    squares = {"q": q.ran.squares, "k": k.ran.squares}
     if not k.joint:
         yield _rms(squares["q"], q.ran.tokens), _rms(squares["k"], k.ran.tokens)
         return

@@ -8,96 +8,99 @@ the softmax inside it tells its logits.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from levelhead.health.measure import Call
-from levelhead.torch.survey import understood
-from levelhead.torch.swap import Function
-
-Wrap: TypeAlias = Callable[[Function, str], Function]
+from levelhead.torch.survey import eager_functions, understood
+from levelhead.torch.swap import Function, Layer, wraps
 
 
 class Interface:
-    """Has every function that transformers' interface hands out wrapped, while installed."""
+    """Has every function that transformers' interface hands out wrapped, while installed:
+    `called(function, name, module, ...)` is what runs instead of function(module, ...)."""
 
-    def __init__(self, wrap: Wrap) -> None:
-        self._wrap = wrap
-        self._wrapped: dict[tuple[int, str], tuple[Function, Function]] = {}
-        self._ours: set[Function] = set()
-        self._undo: list[tuple[Any, str, Any, Any]] = []
+    def __init__(self, called: Function) -> None:
+        self._called = called
+        self._layers: list[Layer] = []
 
     def install(self) -> None:
         if "transformers" not in sys.modules:
             return
         utils = importlib.import_module("transformers.modeling_utils")
         kind = type(utils.ALL_ATTENTION_FUNCTIONS)
-        look_up = kind.__getitem__
-
-        def __getitem__(table: Any, key: str) -> Function:  # noqa: N807  a method in the making
-            return self._over(look_up(table, key), key)
-
-        self._set(kind, "__getitem__", __getitem__)
-        if not hasattr(kind, "get_interface"):
-            self._install_version_4()
+        self._layers = [Layer(kind, "__getitem__", self._getitem)]
+        if hasattr(kind, "get_interface"):
+            self._layers.append(Layer(kind, "get_interface", self._get_interface))
             return
-        below = kind.get_interface
-
-        def get_interface(table: Any, attn_implementation: str, default: Function) -> Function:
-            found = below(table, attn_implementation, default)
-            return self._over(found, attn_implementation or "eager")
-
-        self._set(kind, "get_interface", get_interface)
-
-    def _install_version_4(self) -> None:
-        for name, module in list(sys.modules.items()):
+        for name, module in list(sys.modules.items()):  # version 4
             eager = getattr(module, "__dict__", {}).get("eager_attention_forward")
             if name.startswith("transformers.models.") and callable(eager):
-                self._set(module, "eager_attention_forward", self._over(eager, "eager"))
-
-    def _set(self, owner: Any, name: str, new: Any) -> None:
-        self._undo.append((owner, name, owner.__dict__.get(name), new))
-        setattr(owner, name, new)
+                wrap = functools.partial(self._over, name="eager")
+                self._layers.append(Layer(module, "eager_attention_forward", wrap))
 
     def remove(self) -> None:
-        for owner, name, old, new in reversed(self._undo):
-            if owner.__dict__.get(name) is not new:
-                continue
-            if old is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, old)
-        self._undo, self._wrapped, self._ours = [], {}, set()
+        for layer in self._layers:
+            layer.undo()
+        self._layers = []
+
+    def _getitem(self, below: Function) -> Function:
+        def __getitem__(table: Any, key: str) -> Function:  # noqa: N807  a method in the making
+            return self._over(below(table, key), key)
+
+        return __getitem__
+
+    def _get_interface(self, below: Function) -> Function:
+        def get_interface(table: Any, attn_implementation: str, default: Function) -> Function:
+            return self._over(
+                below(table, attn_implementation, default), attn_implementation or "eager"
+            )
+
+        return get_interface
 
     def _over(self, found: Function, name: str) -> Function:
-        if found in self._ours:
+        if wraps(found, self._called):
             return found
-        key = (id(found), name)
-        if key not in self._wrapped:  # the function is kept, so that its id stays its own
-            self._wrapped[key] = (found, self._wrap(found, name))
-            self._ours.add(self._wrapped[key][1])
-        return self._wrapped[key][1]
+        return functools.partial(self._called, found, name)
+
+
+@functools.cache
+def _is_understood(function: Function) -> bool:
+    return understood(function)
+
+
+def understands(module: nn.Module) -> bool:
+    """Whether all eager functions that a module may call are what they seem; for torch.compile,
+    which does not read code."""
+    kind = type(module)
+    if kind not in _understood:
+        _understood[kind] = all(understood(f) for f in eager_functions(module))
+    return _understood[kind]
+
+
+_understood: dict[type, bool] = {}
 
 
 def describe(
-    name: str, function: Function, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-    attention_mask: Any = None, *args: Any, scaling: Any = None, is_causal: bool | None = None,
-    position_bias: Tensor | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, sliding_window: int | None = None, **rest: Any,
+    name: str, known: bool | None, function: Function, module: nn.Module, query: Tensor,
+    key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, scaling: Any = None,
+    is_causal: bool | None = None, position_bias: Tensor | None = None,
+    softcap: float | None = None, s_aux: Tensor | None = None, sliding_window: int | None = None, **rest: Any,
 ) -> Call | None:  # fmt: skip
-    """The call as ours; None where only the function itself knows."""
+    """The call as ours; None where only the function itself knows. `known`: whether an eager
+    function is what it seems, where its code cannot be read now."""
     T, S, D = query.shape[2], key.shape[2], query.shape[3]
     scale = D**-0.5 if scaling is None else scaling
     if isinstance(scale, Tensor) and scale.numel() == 1:
         query, scale = query * scale, 1.0
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
     if name == "eager":
-        if not understood(function):
+        if not (_is_understood(function) if known is None else known):
             return None
         mask = attention_mask if attention_mask is None else attention_mask[..., :S]
         return Call(query, key, scale, _joined(mask, position_bias), softcap=softcap, sinks=sinks)

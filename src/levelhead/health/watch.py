@@ -7,25 +7,38 @@ gradients keep their bits; detaching leaves nothing behind. Nothing is judged he
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from levelhead import checks
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.health import coverage, operator, places
+from levelhead.health import coverage, deep, operator, places
 from levelhead.health.intercept import INTERCEPTION
 from levelhead.health.ledger import Ledger
 from levelhead.health.measure import Call
-from levelhead.health.places import ATTRIBUTE, PLACES, Place
+from levelhead.health.places import ATTRIBUTE, PLACES, Frame, Place
 from levelhead.health.record import Run, Seen, Snapshot
 from levelhead.observation import Observation
 from levelhead.torch.ops import Pass
 
 KEPT_SNAPSHOTS = 256  # then every second one goes: trends stay, memory does not grow
+
+
+def _root_begins(module: nn.Module, args: Any) -> None:
+    place = getattr(module, ATTRIBUTE, None)
+    if place is None or (not torch.compiler.is_compiling() and place.module is not module):
+        return
+    if torch.compiler.is_compiling():
+        operator.trace_forward(place)
+    else:
+        place.watch.begins_forward()
 
 
 class Watch:
@@ -62,6 +75,8 @@ class Watch:
         self._since: float | None = None
         self._observed = 0
         self._notes: dict[str, None] = {}
+        self.compiled = False  # whether a graph of the model has run
+        self.lock = threading.RLock()  # several threads may run the model
         self.attach()
 
     # ---- coming and going
@@ -82,19 +97,21 @@ class Watch:
         for name, module in self.model.named_modules():
             self.child_names[id(module)] = name.rsplit(".", 1)[-1]
             if id(module) not in framed:
-                self._hooks.append(module.register_forward_hook(places.child_ran))
+                self._hooks.append(_hooked(module.register_forward_hook, places.child_ran))
         for place in self.places:
             PLACES[place.number] = place
             object.__setattr__(place.module, ATTRIBUTE, place)
-            hook = place.module.register_forward_pre_hook(places.enter, prepend=True)
-            after = place.module.register_forward_hook(places.leave, always_call=True)
-            self._hooks += [hook, after]
-        root = self.model.register_forward_pre_hook(_root_begins, prepend=True)
-        self._hooks.append(root)
+            before, after = (
+                place.module.register_forward_pre_hook,
+                place.module.register_forward_hook,
+            )
+            self._hooks.append(_hooked(before, places.enter, prepend=True))
+            self._hooks.append(_hooked(after, places.leave, always_call=True))
+        before, after = self.model.register_forward_pre_hook, self.model.register_forward_hook
+        self._hooks.append(_hooked(before, _root_begins, prepend=True))
         if self.deep:
-            from levelhead.health.deep import around_forward
-
-            self._hooks += around_forward(self.model)
+            self._hooks.append(_hooked(before, deep.begin))
+            self._hooks.append(_hooked(after, deep.leave, always_call=True))
         INTERCEPTION.hold()
         self._since = time.perf_counter()
         return self
@@ -112,6 +129,9 @@ class Watch:
         self._hooks = []
         for ledger in self._ledgers.values():
             ledger.let_go()
+        places.leave_all(self)
+        if self.deep:
+            deep.end(self.places[0].number)
         for place in self.places:
             PLACES.pop(place.number, None)
             vars(place.module).pop(ATTRIBUTE, None)
@@ -147,7 +167,9 @@ class Watch:
 
     def begins_forward(self) -> None:
         """The whole model runs (the root's hook says so)."""
-        if not self._by_hand and not _in_backward():
+        if self._by_hand or _in_backward():
+            return
+        with self.lock:
             if self._forwards:
                 self._flush()
                 self._step += 1
@@ -169,6 +191,10 @@ class Watch:
     _carried: Snapshot | None = None
 
     def _flush(self) -> None:
+        with self.lock:
+            self._flush_now()
+
+    def _flush_now(self) -> None:
         snapshot = self._pending()
         self._carried = None
         for ledger in self._ledgers.values():
@@ -184,7 +210,8 @@ class Watch:
 
     def _pending(self) -> Snapshot | None:
         """What this step has seen so far."""
-        records = [r for ledger in self._ledgers.values() for r in ledger.records()]
+        with self.lock:
+            records = [r for ledger in self._ledgers.values() for r in ledger.records()]
         found = Snapshot(self._step, tuple(records)) if records else None
         if self._carried is None:
             return found
@@ -192,44 +219,48 @@ class Watch:
 
     # ---- what the wrappers tell
 
-    def _ledger(self, place: Place) -> Ledger:
-        if place.number not in self._ledgers:
-            self._ledgers[place.number] = Ledger(place, self)
-        return self._ledgers[place.number]
+    def _ledger(self, frame: Frame) -> Ledger:
+        place = frame.place
+        with self.lock:
+            if place.number not in self._ledgers:
+                self._ledgers[place.number] = Ledger(place, self)
+            return self._ledgers[place.number]
 
-    def saw(self, place: Place, how: str, call: Call) -> None:
-        """A call that somebody else computed: one pass for its statistics alone."""
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
         started = time.perf_counter()
-        self._ledger(place).add(how, call)
+        yield
         self._spent += time.perf_counter() - started
+
+    def saw(self, frame: Frame, how: str, call: Call) -> None:
+        """A call that somebody else computed: one pass for its statistics alone."""
+        with self._timed(), torch.no_grad():
+            self._ledger(frame).add(frame, how, call)
 
     def saw_scores(
-        self, place: Place, how: str, call: Call, operands: tuple[Tensor, Tensor],
-        factor: float | None,
+        self, frame: Frame, how: str, call: Call, operands: tuple[Tensor, Tensor],
+        factor: float | Tensor | None,
     ) -> None:  # fmt: skip
         """A softmax by hand over `factor` times the product of the operands, and more."""
-        started = time.perf_counter()
-        self._ledger(place).add(how, call, operands=operands, scale=factor)
-        self._spent += time.perf_counter() - started
+        with self._timed(), torch.no_grad():
+            self._ledger(frame).add(frame, how, call, operands=operands, scale=factor)
 
-    def saw_pass(self, place: Place, how: str, seen: Pass) -> None:
+    def saw_pass(self, frame: Frame, how: str, seen: Pass) -> None:
         """A call that levelhead computed, with its statistics."""
-        started = time.perf_counter()
-        self._ledger(place).add_pass(how, seen)
-        self._spent += time.perf_counter() - started
+        with self._timed(), torch.no_grad():
+            self._ledger(frame).add_pass(frame, how, seen)
 
     def saw_observation(
-        self, place: Place, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any
+        self, frame: Frame, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any
     ) -> None:
         """The same of `levelhead.attention`."""
-        started = time.perf_counter()
-        self._ledger(place).add_observation(how, seen, q, k, options)
-        self._spent += time.perf_counter() - started
+        with self._timed(), torch.no_grad():
+            self._ledger(frame).add_observation(frame, how, seen, q, k, options)
 
-    def follow(self, place: Place, q: Tensor, k: Tensor, v: Tensor | None) -> None:
+    def follow(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None) -> None:
         """Has the gradients of a call counted, if they are asked for."""
         if self.gradients and self.observing and torch.is_grad_enabled():
-            self._ledger(place).follow(q, k, v)
+            self._ledger(frame).follow(frame, q, k, v)
 
     def note(self, text: str) -> None:
         """Something about the run as a whole that its reader must know."""
@@ -304,14 +335,22 @@ class Watch:
 watch = Watch
 
 
-def _root_begins(module: nn.Module, args: Any) -> None:
-    place = getattr(module, ATTRIBUTE, None)
-    if place is None or (not torch.compiler.is_compiling() and place.module is not module):
-        return
-    if torch.compiler.is_compiling():
-        operator.trace_forward(place)
-    else:
-        place.watch.begins_forward()
+_NUMBERS = {
+    hook: -1 - n
+    for n, hook in enumerate(
+        (places.child_ran, places.enter, places.leave, _root_begins, deep.begin, deep.leave)
+    )
+}
+
+
+def _hooked(register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> Any:
+    """Registers a hook under a number of its own. torch.compile guards on these numbers, so equal
+    blocks share a graph only if theirs are equal, and a graph serves the next watch, too."""
+    next_, RemovableHandle.next_id = RemovableHandle.next_id, _NUMBERS[hook]
+    try:
+        return register(hook, **options)
+    finally:
+        RemovableHandle.next_id = next_
 
 
 def _in_backward() -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.torch.swap import Layer, innermost, within, wraps
 
 __all__ = ["Doors"]
 
@@ -27,7 +28,7 @@ class Doors:
     def __init__(self, called: Callable[..., Any]) -> None:
         self._called = called
         self._users = 0
-        self._doors: dict[str, Any] = {}
+        self._layers: list[Layer] = []
 
     @staticmethod
     def _kind() -> Any:
@@ -43,34 +44,30 @@ class Doors:
         return hasattr(self._kind(), "get_interface")
 
     def install(self) -> None:
-        kind = self._kind()
+        kind, called = self._kind(), self._called
         self._users += 1
         if self._users > 1:
             return
-        doors: dict[str, Any] = {"__getitem__": _getitem(kind.__getitem__, self._called)}
+        self._layers = [Layer(kind, "__getitem__", lambda below: _getitem(below, called))]
         if self.has_eager():
-            doors["get_interface"] = _get_interface(kind.get_interface, self._called)
-        self._doors = {name: (kind.__dict__.get(name), door) for name, door in doors.items()}
-        for name, door in doors.items():
-            setattr(kind, name, door)
+            wrap = functools.partial(_get_interface, called=called)
+            self._layers.append(Layer(kind, "get_interface", wrap))
 
     def remove(self) -> None:
         self._users -= 1
         if self._users:
             return
-        kind = self._kind()
-        for name, (before, door) in self._doors.items():
-            if kind.__dict__.get(name) is not door:
-                continue  # somebody has wrapped it since: it passes everything through
-            if before is None:
-                delattr(kind, name)
-            else:
-                setattr(kind, name, before)
+        for layer in self._layers:
+            layer.undo()
+        self._layers = []
 
 
 def _getitem(original: Any, called: Any) -> Any:
     def __getitem__(self: Any, name: str) -> Any:  # noqa: N807
-        return functools.partial(called, original(self, name), False)
+        found = original(self, name)
+        if wraps(found, called):
+            return found
+        return within(found, lambda f: functools.partial(called, f, False))
 
     return __getitem__
 
@@ -78,6 +75,8 @@ def _getitem(original: Any, called: Any) -> Any:
 def _get_interface(original: Any, called: Any) -> Any:
     def get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
         found = original(self, attn_implementation, default)
-        return functools.partial(called, default, True) if found is default else found
+        if wraps(found, called) or innermost(found) is not default:
+            return found
+        return within(found, lambda f: functools.partial(called, f, True))
 
     return get_interface

@@ -1,11 +1,12 @@
 """Puts functions in the place of others, wherever those were imported, and back again.
 
 Several swaps may lie on top of each other and may be undone in any order: a swap that goes leaves
-what it found, seen through the swaps that stay.
+what it found, seen through the swaps that stay. The same for wrappers over an attribute.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
@@ -50,3 +51,67 @@ class Swap:
             if shown and old in over.instead:
                 names[name] = over.instead[old]
         self._found = {}
+
+
+class Layer:
+    """A wrapper over an attribute of a class or module, until `undo`: `wrap` is given what lies
+    below. When a layer goes, those above it are laid anew on what is left."""
+
+    def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        self._at = (owner, name)
+        self._wrap = wrap
+        self._base = owner.__dict__.get(name, _MISSING)
+        self._below = getattr(owner, name)
+        same = [layer for layer in _layers if layer._at == self._at]
+        if same:  # the ground is what the lowest of them found
+            self._base, self._below = same[0]._base, same[0]._below
+        _layers.append(self)
+        self._lay()
+
+    def undo(self) -> None:
+        """Takes the wrapper away; a second time does nothing."""
+        if self in _layers:
+            _layers.remove(self)
+            self._lay()
+
+    def _lay(self) -> None:
+        owner, name = self._at
+        here = [layer for layer in _layers if layer._at == self._at]
+        if here:
+            shown = functools.reduce(lambda below, layer: layer._wrap(below), here, self._below)
+            setattr(owner, name, shown)
+        elif self._base is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, self._base)
+
+
+_MISSING = object()
+_layers: list[Layer] = []  # from the lowest to the topmost
+
+
+# ---- wrappers that are partials: the first argument is what they wrap
+
+
+def wraps(found: Function, by: Function) -> bool:
+    """Whether `by` is one of the wrappers around a function."""
+    while isinstance(found, functools.partial):
+        if found.func is by:
+            return True
+        found = found.args[0]
+    return False
+
+
+def innermost(found: Function) -> Function:
+    """The function inside all wrappers."""
+    while isinstance(found, functools.partial):
+        found = found.args[0]
+    return found
+
+
+def within(found: Function, wrap: Callable[[Function], Function]) -> Function:
+    """One more wrapper, inside all others: whoever looks at calls still sees them all."""
+    if not isinstance(found, functools.partial):
+        return wrap(found)
+    inner = within(found.args[0], wrap)
+    return functools.partial(found.func, inner, *found.args[1:], **found.keywords)

@@ -1,0 +1,187 @@
+"""Watching compiled models: whole graphs, no recompilation after warm-up, the same bits.
+
+The calls leave an operator in the graph. A graph that was compiled before the watch is compiled
+once more, and one that outlives it once more again; in between, nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch import Tensor, nn
+
+import levelhead as lh
+from tiny_models import MODELS
+from watched import (
+    BATCH,
+    HEADS,
+    TOKENS,
+    WIDTH,
+    batch,
+    by_hand,
+    one_thread,
+    outcome,
+    same,
+    sdpa,
+    stack,
+)  # fmt: skip
+
+__all__ = ["one_thread"]  # a fixture
+
+CAUSAL = sdpa(is_causal=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=False, fail_on_recompile_limit_hit=True):
+        yield
+    torch._dynamo.reset()
+
+
+def counted(model: nn.Module, backend: str) -> tuple[Any, Any]:
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    return torch.compile(model, fullgraph=True, backend=counter), counter
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("first", ["compiled", "watched"])
+def test_one_graph_the_same_bits_and_no_recompilation(first: str, backend: str) -> None:
+    model = stack(CAUSAL)
+    compiled, counter = counted(model, backend)
+    plain = outcome(model, lambda: compiled(batch()))
+    if first == "watched":  # as if nothing had been compiled before
+        torch._dynamo.reset()
+    before = counter.frame_count
+    with lh.watch(model) as w:
+        looked_at = outcome(model, lambda: compiled(batch()))
+        warm = counter.frame_count
+        assert warm <= before + 2  # the model, whole, and the hook that counts its forward passes
+        for seed in (2, 3, 4):
+            outcome(model, lambda seed=seed: compiled(batch(seed=seed)))
+        assert counter.frame_count == warm
+    same(plain, looked_at)
+    run = w.run()
+    assert [len(s.records) for s in run.snapshots] == [2, 2, 2, 2]
+    for record in run.last.records:
+        assert (record.facts.how, len(record.tally)) == ("sdpa", HEADS)
+        assert (record.heads.rows == BATCH * TOKENS).all()
+    assert [record.module for record in run.last.records] == ["blocks.0.attn", "blocks.1.attn"]
+    same(plain, outcome(model, lambda: compiled(batch())))  # and afterwards
+
+
+def test_statistics_are_those_of_the_uncompiled_model() -> None:
+    model = stack(CAUSAL)
+    with lh.watch(model) as eager:
+        model(batch())
+    compiled, _ = counted(model, "aot_eager")
+    with lh.watch(model) as w:
+        compiled(batch())
+    for record in w.last.records:
+        wanted = eager.last[record.module].heads
+        torch.testing.assert_close(record.heads.max_logit, wanted.max_logit, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            record.heads.mean_entropy, wanted.mean_entropy, rtol=1e-6, atol=0
+        )
+
+
+def test_equal_blocks_compiled_one_by_one_share_one_graph() -> None:
+    model = stack(CAUSAL, depth=12)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    for block in model.blocks:
+        block.compile(fullgraph=True, backend=counter)
+    plain = outcome(model, lambda: model(batch()))
+    with lh.watch(model) as w:
+        looked_at = outcome(model, lambda: model(batch()))
+        warm = counter.frame_count
+        outcome(model, lambda: model(batch(seed=2)))
+        assert counter.frame_count == warm
+    same(plain, looked_at)
+    assert warm <= 4  # with gradients and without hooks: never one per block
+    assert [r.module for r in w.last.records] == [f"blocks.{n}.attn" for n in range(12)]
+    assert all((r.heads.rows == BATCH * TOKENS).all() for r in w.last.records)
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation", "served"),
+    [
+        ("Llama", "sdpa", False),
+        ("Llama", "eager", False),
+        ("Llama", "sdpa", True),
+    ],
+)
+def test_transformers_models(name: str, implementation: str, served: bool) -> None:
+    tiny = MODELS[name]
+    model = tiny.make(implementation)
+    used = lh.torch.huggingface.use(model) if served else None
+    compiled, counter = counted(model, "aot_eager")
+    plain = outcome(model, lambda: compiled(**tiny.inputs()))
+    with lh.watch(model) as w:
+        looked_at = outcome(model, lambda: compiled(**tiny.inputs()))
+        warm = counter.frame_count
+        compiled(**tiny.inputs())
+        assert counter.frame_count == warm
+    if used is not None:
+        used.undo()
+    same(plain, looked_at)
+    how = f"huggingface:{implementation}" + (", levelhead" if served else "")
+    assert {(r.module, r.facts.how) for r in w.last.records} == {(m, how) for m in tiny.modules}
+    assert all(line.seen for line in w.coverage())
+
+
+class Weighted(nn.Module):
+    """torch's own module, asked for its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x, x, x, need_weights=True)[0]
+
+
+@pytest.mark.parametrize("how", ["patched", "weights", "encoder"])
+def test_levelhead_and_torchs_modules_in_a_graph(how: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, WIDTH, batch_first=True, dropout=0.0)
+    model = {"patched": lambda: stack(CAUSAL), "weights": Weighted, "encoder": lambda: layer}[how]()
+    patched = lh.torch.patch() if how == "patched" else None
+    try:
+        compiled, _ = counted(model, "aot_eager")
+        plain = outcome(model, lambda: compiled(batch()))
+        with lh.watch(model) as w:
+            looked_at = outcome(model, lambda: compiled(batch()))
+    finally:
+        if patched is not None:
+            patched.undo()
+    same(plain, looked_at)
+    assert w.last.records
+    assert all((r.heads.rows == BATCH * TOKENS).all() for r in w.last.records)
+    assert all(line.seen and line.calls == 1 for line in w.coverage())
+
+
+def test_a_watch_on_the_compiled_wrapper_has_the_models_own_names() -> None:
+    model = stack(CAUSAL)
+    compiled, _ = counted(model, "aot_eager")
+    with lh.watch(compiled) as w:
+        compiled(batch())
+    assert [r.module for r in w.last.records] == ["blocks.0.attn", "blocks.1.attn"]
+    model = stack(CAUSAL)
+    model.blocks[0] = torch.compile(model.blocks[0], fullgraph=True, backend="aot_eager")
+    with lh.watch(model) as w:
+        model(batch())
+    assert [r.module for r in w.last.records] == ["blocks.0.attn", "blocks.1.attn"]
+
+
+def test_a_softmax_by_hand_in_a_graph_is_not_seen_and_the_coverage_says_so() -> None:
+    model = stack(by_hand())
+    compiled, _ = counted(model, "aot_eager")
+    plain = outcome(model, lambda: compiled(batch()))
+    with lh.watch(model, deep=True) as w:
+        same(plain, outcome(model, lambda: compiled(batch())))
+    assert [line.module for line in w.coverage()] == ["blocks.0.attn", "blocks.1.attn"]
+    assert all(not line.seen and "compiled graph" in line.how for line in w.coverage())
