@@ -40,8 +40,10 @@ NAMED = {"Makefile", "run", ".gitignore"}
 
 def modules() -> dict[str, Path]:
     """Modules by name; those of a package inside as "package.module"."""
-    found = {path.stem: path for path in PACKAGE.glob("*.py")}
-    found |= {f"{path.parent.name}.{path.stem}": path for path in PACKAGE.glob("*/*.py")}
+    found = {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+        for path in PACKAGE.rglob("*.py")
+    }
     return found | {"_core": PACKAGE / "_core.pyi"}
 
 
@@ -69,7 +71,8 @@ def own_imports(name: str) -> set[str]:
     for dotted in imports(modules()[name]):
         parts = dotted.split(".")
         if parts[0] == "levelhead":
-            longest = (".".join(parts[1:3]), *parts[1:2], f"{''.join(parts[1:2])}.__init__")
+            inside = [".".join(parts[1:end]) for end in range(len(parts), 1, -1)]
+            longest = [*inside, *(f"{package}.__init__" for package in inside)]
             found.add(next((part for part in longest if part in modules()), "__init__"))
     return found
 
