@@ -140,7 +140,10 @@ _traced: list[Amendment | None] = []  # while torch.compile looks: it knows list
 
 def current() -> Amendment | None:
     """Of the innermost remedied module that is running."""
-    running = _traced if torch.compiler.is_compiling() else _stack.running
+    if torch.compiler.is_compiling():
+        return _traced[-1] if _traced else None
+    # A graph that broke within a module leaves its entry with the traced ones.
+    running = _stack.running or _traced
     return running[-1] if running else None
 
 
@@ -157,14 +160,20 @@ def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         if wanted:
             advice = "Pass need_weights=False: a remedied call forms no weights; or undo() it"
             raise LevelheadValueError(expected("need_weights", "False", "True", advice))
+        if torch.compiler.is_compiling():  # takes its function whole, and the call in it with it
+            torch._dynamo.graph_break("a remedied nn.MultiheadAttention runs uncompiled")
     running = _traced if torch.compiler.is_compiling() else _stack.running
     running.append(of(module))
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:
     """A forward hook, called after exceptions, too."""
-    running = _traced if torch.compiler.is_compiling() else _stack.running
-    if running:
+    if torch.compiler.is_compiling():
+        if _traced:
+            _traced.pop()
+        return
+    running = _stack.running or _traced
+    if running and running[-1] is of(module):
         running.pop()
 
 

@@ -243,7 +243,8 @@ class Ledger:
             d_k = module.head_dim
         norms = [n for n, child in module.named_children() if reading.is_norm(n, child)]
         present = tuple(n for n in norms if reading.is_qk_norm(n))
-        idle = tuple(n for n in present if n not in self.place.ever_ran)
+        ran = self.place.ever_ran  # nothing is known of what runs inside a compiled module
+        idle = tuple(n for n in present if ran and n not in ran)
         return Facts(
             kind=self.place.kind, how=sheet.how, d_k=d_k, kv_heads=kv_heads, queries=queries,
             keys=keys, dtype=sheet.dtype, scale=scale,
