@@ -19,10 +19,11 @@ from torch.nn import functional
 
 from levelhead.attention import attention as levelhead_attention
 from levelhead.attention import observe
-from levelhead.health import operator, transformers_calls
+from levelhead.health import amend, operator, transformers_calls
 from levelhead.health.measure import Call, from_scores
 from levelhead.health.places import Place, current
 from levelhead.torch import sdpa
+from levelhead.torch.interface import attention as interface_attention
 from levelhead.torch.ops import observing
 from levelhead.torch.swap import Function, Swap
 
@@ -94,11 +95,17 @@ def _sdpa_over(original: Function) -> Function:
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
+        amendment = amend.current()
+        terms = None if amendment is None else amendment.over(query, key, scale)
+        if terms is not None:
+            query, key = terms.q, terms.k
+            scale = None if isinstance(terms.scale, tuple) else terms.scale
+
         def run() -> Any:
-            return original(
-                query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal,
-                scale=scale, enable_gqa=enable_gqa,
-            )  # fmt: skip
+            options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
+            if terms is not None:
+                return terms.sdpa(original, value, enable_gqa, **options)
+            return original(query, key, value, scale=scale, enable_gqa=enable_gqa, **options)
 
         place = current()
         if place is None or place.busy:
@@ -106,11 +113,13 @@ def _sdpa_over(original: Function) -> Function:
 
         def describe() -> Call:
             heads = place.heads
-            return described(query, key, value, attn_mask, is_causal, scale, enable_gqa, heads)
+            found = described(query, key, value, attn_mask, is_causal, scale, enable_gqa, heads)
+            return found if terms is None else terms.described(found)
 
         how = place.via or usual
         if torch.compiler.is_compiling():
-            operator.trace(place, describe(), how)
+            if terms is None or not terms.log_n:  # which no description can say
+                operator.trace(place, describe(), how)
             return run()
         place.watch.follow(place, query, key, value)
         return _around(place, how, run, describe)
@@ -194,18 +203,30 @@ def _transformers_over(original: Function, name: str) -> Function:
     how = f"huggingface:{name}"
 
     def attention(module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
-        place = current()
-        if place is None or place.busy:
-            return original(module, query, key, *args, **kwargs)
+        amendment = amend.of(module)
+        ours = amendment is not None and amend.is_ours(name, query)
+        if amendment is not None:
+            kwargs = amendment.for_interface(name, module, query, kwargs)
 
         def run() -> Any:
+            if ours:
+                given = (name == "eager", module, query, key, *args)
+                return interface_attention(*given, **kwargs), None
             return original(module, query, key, *args, **kwargs)
 
+        place = current()
+        if place is None or place.busy:
+            return run()
+
         def describe() -> Call | None:
+            if ours and amend.has_no_description(kwargs):
+                return None
             given = (name, original, module, query, key, *args)
             return transformers_calls.describe(*given, **kwargs)
 
-        if name == "sdpa":  # torch's function is called inside, and says what was really asked
+        # Torch's function is called inside, or levelhead's, and says what was really asked.
+        inside = not torch.compiler.is_compiling() if ours else name == "sdpa"
+        if inside:
             return _labelled(place, how, run)
         call = describe()
         if torch.compiler.is_compiling():

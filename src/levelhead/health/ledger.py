@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from levelhead import scaling
 from levelhead.health import measure, reading, tally
+from levelhead.health.intercept import WEIGHTS
 from levelhead.health.measure import Call
 from levelhead.health.places import Place
 from levelhead.health.reading import Ran, Reading
@@ -127,6 +128,8 @@ class Ledger:
         sampled: bool = False, known: bool = True, scale: float | None = None,
     ) -> None:  # fmt: skip
         place, heads = self.place, found.shape[0]
+        for listener in self.watch.listeners:
+            listener(place, call, found, q, k)
         place.calls += 1
         place.attends = True
         place.ways[how] = None
@@ -224,7 +227,8 @@ class Ledger:
         call, module = sheet.call, self.place.module
         scale = float(call.scale)
         if isinstance(module, nn.MultiheadAttention):
-            own = 1 / math.sqrt(module.head_dim)
+            by_hand = sheet.how == WEIGHTS or math.isnan(scale)  # scaled before it was seen
+            own = 1 / math.sqrt(module.head_dim) if by_hand else scale
             found, scale = Reading(own, reading.BY_DEFINITION, module.embed_dim), own
             d_k = module.head_dim
         norms = [n for n, child in module.named_children() if reading.is_norm(n, child)]

@@ -40,7 +40,7 @@ class Place:
         self.open = False  # inside a function whose softmax is to be looked at
         self.via = ""  # inside a function of that name
         self.heads = _heads(module)
-        self.attends = _sounds_like_attention(module)
+        self.attends = sounds_like_attention(module)
         self.calls = 0
         self.entered = 0
         self.ways: dict[str, None] = {}  # through what it was seen, in order
@@ -53,7 +53,8 @@ class Place:
         return type(None), ()
 
 
-def _sounds_like_attention(module: nn.Module) -> bool:
+def sounds_like_attention(module: nn.Module) -> bool:
+    """Whether its class, or one above, is called so."""
     names = [base.__name__.lower() for base in type(module).__mro__[:-1]]
     return any("attention" in name or "attn" in name for name in names)
 
@@ -82,11 +83,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def frame_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that may hold an attention call: all but torch's own simple ones."""
+    """Modules that may hold an attention call: all but torch's own simple ones, and others'."""
     for name, module in model.named_modules():
-        simple = type(module).__module__.startswith("torch.nn.modules") and not module._modules
+        torchs = type(module).__module__.startswith("torch.nn.modules")
+        simple = not module._modules and (torchs or _is_one_weight(module))
         if not simple and not isinstance(module, torch.jit.ScriptModule):
             yield name, module
+
+
+def _is_one_weight(module: nn.Module) -> bool:
+    """Whether it is a projection or a norm of somebody's own, such as transformers' Conv1D."""
+    names = module._parameters.keys()
+    return "weight" in names and names <= {"weight", "bias"} and not sounds_like_attention(module)
 
 
 # ---- the stack

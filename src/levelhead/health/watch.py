@@ -49,6 +49,7 @@ class Watch:
         self.deep, self.gradients, self.counterfactual = deep, gradients, counterfactual
         self.expected_scale, self.plain_torch = expected_scale, plain_torch
         self._sinks, self._history = list(sinks), max(history, 2)
+        self.listeners: list[Callable[..., None]] = []  # (place, call, tally, q, k) of every call
         self._snapshots: list[Snapshot] = []
         self._ledgers: dict[int, Ledger] = {}  # by the place's number
         self.places: list[Place] = []

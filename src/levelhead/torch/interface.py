@@ -35,13 +35,15 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None = None,
     dropout: float = 0.0,
-    scaling: float | Tensor | None = None,
+    scaling: float | tuple[float, ...] | Tensor | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,  # the mask already says it
     output_attentions: bool | None = None,
+    cosine: bool = False,  # these two, and a scale per head, are levelhead's own
+    log_n: bool = False,
     **rest: Any,
 ) -> Tensor:
     """(B, T, H, E), as the function of that name in transformers would give it."""
@@ -68,12 +70,12 @@ def attention(
     mask = _mask(eager, query.dtype, attention_mask, position_bias)
     options: dict[str, Any] = {"attn_mask": mask, "dropout_p": dropout, "is_causal": causal}
     grouped = query.dim() == 4 and query.shape[1] != key.shape[1]
-    if softcap is None and s_aux is None:
+    if softcap is None and s_aux is None and not (cosine or log_n or isinstance(scaling, tuple)):
         out = sdpa.scaled_dot_product_attention(
             query, key, value, scale=scaling, enable_gqa=grouped, **options
         )
     else:
-        options |= {"softcap": softcap, "sinks": s_aux}
+        options |= {"softcap": softcap, "sinks": s_aux, "cosine": cosine, "log_n": log_n}
         out = sdpa.extended(query, key, value, scale=scaling, enable_gqa=grouped, **options)
     return out.transpose(1, 2).contiguous()
 

@@ -56,10 +56,12 @@ def scaled_dot_product_attention(
 
 def extended(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | tuple[float, ...] | None = None,
     enable_gqa: bool = False, softcap: float | None = None, sinks: Tensor | None = None,
+    cosine: bool = False, log_n: bool = False,
 ) -> Tensor:  # fmt: skip
-    """As `scaled_dot_product_attention`, with the two options that models have added since."""
+    """As `scaled_dot_product_attention`, with what models have added since; scale may be one per
+    head, and cosine and log_n are those of `levelhead.scaling`."""
     _check(query, key, value, attn_mask, dropout_p)
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -70,10 +72,16 @@ def extended(
     q, k, v = broadcast(query, key, value, enable_gqa)
     _check_mask_shape(attn_mask, (*q.shape[:-1], k.shape[-2]))
     H, D = q.shape[-3], q.shape[-1]
-    factor = (1 / math.sqrt(D) if D else 1.0) if scale is None else float(scale)
+    if isinstance(scale, tuple):
+        factors = torch.tensor(scale, dtype=torch.float64)
+    else:
+        factor = (1 / math.sqrt(D) if D else 1.0) if scale is None else float(scale)
+        factors = torch.full((H,), factor, dtype=torch.float64)
     drops = 0.0 < dropout_p < 1.0
     options = Options(
-        scale=torch.full((H,), factor, dtype=torch.float64),
+        scale=factors,
+        cosine=cosine,
+        log_n=log_n,
         mask=attn_mask,
         sinks=sinks,
         causal=is_causal,

@@ -1,0 +1,193 @@
+"""What a remedy has changed about a module's attention calls, looked up while the module runs.
+
+A remedied module carries an `Amendment`; hooks keep a stack of those that are running, and the
+wrappers of `intercept` ask for the innermost. Here is said what a call then becomes, and who
+computes it: whoever did before, as long as only the scale is another number, else levelhead. Who
+may be remedied, and the proof that it works, is the business of `remedies`.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from levelhead import scaling
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.health.measure import Call
+from levelhead.torch import sdpa
+
+ATTRIBUTE = "_levelhead_amendment"
+
+
+@dataclass
+class Amendment:
+    """Plain data, so that a copy of the module is remedied as well."""
+
+    softcap: float | None = None
+    rule: Any = None  # of levelhead.scaling; None: the scale that the call passes
+    q_norm: nn.Module | None = None  # of q and k at the call, (..., D)
+    k_norm: nn.Module | None = None
+    hooks: tuple[Any, ...] = ()
+
+    def __deepcopy__(self, memo: Any) -> Amendment:
+        q_norm, k_norm = copy.deepcopy((self.q_norm, self.k_norm), memo)
+        return Amendment(self.softcap, self.rule, q_norm, k_norm)
+
+    @property
+    def empty(self) -> bool:
+        return self.softcap is None and self.rule is None and self.q_norm is None
+
+    def over(self, q: Tensor, k: Tensor, scale: Any, softcap: float | None = None) -> Terms:
+        """What the call is to be computed with."""
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        softcap = softcap if self.softcap is None else self.softcap
+        if self.rule is None:
+            return Terms(q, k, scale, softcap)
+        heads = q.shape[-3] if q.dim() > 2 else 1
+        factors, cosine, log_n = _resolved(self.rule, heads, q.shape[-1])
+        same = len(set(factors)) == 1
+        return Terms(q, k, factors[0] if same else factors, softcap, cosine, log_n)
+
+    def for_interface(
+        self, name: str, module: nn.Module, query: Tensor, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The options of a call of transformers' interface, amended."""
+        ours = is_ours(name, query)
+        if name == "sdpa" and not ours:  # asks torch's function, where the amendment is met again
+            return options
+        given = options.get("scaling")
+        terms = self.over(query, query, given, options.get("softcap"))
+        exotic = terms.cosine or terms.log_n or isinstance(terms.scale, tuple)
+        if not ours and (exotic or name == "eager"):
+            given = f"{name!r} on {query.device.type} in {type(module).__name__}"
+            advice = "Load the model with attn_implementation 'sdpa', or undo() the remedy"
+            wanted = "an attention implementation that can be amended so"
+            raise LevelheadValueError(expected("model", wanted, given, advice))
+        changed = {"scaling": terms.scale, "softcap": terms.softcap}
+        if terms.cosine or terms.log_n:
+            changed |= {"cosine": terms.cosine, "log_n": terms.log_n}
+        return options | {name: x for name, x in changed.items() if x is not None}
+
+
+class Terms(NamedTuple):
+    """A call's amended part."""
+
+    q: Tensor
+    k: Tensor
+    scale: Any  # a number, one per head, or None for 1/√D
+    softcap: float | None = None
+    cosine: bool = False
+    log_n: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether torch's own function can compute it."""
+        more = self.softcap is not None or self.cosine or self.log_n
+        return not more and not isinstance(self.scale, tuple)
+
+    def sdpa(self, original: Callable[..., Any], v: Tensor, gqa: bool, **options: Any) -> Any:
+        """The call in torch's convention."""
+        if self.plain:
+            return original(self.q, self.k, v, scale=self.scale, enable_gqa=gqa, **options)
+        more: dict[str, Any] = {"softcap": self.softcap}
+        more |= {"cosine": self.cosine, "log_n": self.log_n}
+        return sdpa.extended(self.q, self.k, v, scale=self.scale, enable_gqa=gqa, **options, **more)
+
+    def described(self, call: Call) -> Call:
+        """The call of these q and k, with what torch's convention has no word for."""
+        if self.cosine:
+            q, k = (nn.functional.normalize(x, dim=-1) for x in (call.q, call.k))
+            call = replace(call, q=q, k=k)
+        if isinstance(self.scale, tuple):
+            call = replace(call, scale=torch.tensor(self.scale, dtype=torch.float64))
+        return replace(call, softcap=self.softcap)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _resolved(rule: Any, heads: int, d_k: int) -> tuple[tuple[float, ...], bool, bool]:
+    found = scaling.resolve(rule, heads=heads, d_k=d_k)
+    return tuple(found.factor.tolist()), found.cosine, found.log_n
+
+
+def is_ours(name: str, query: Tensor) -> bool:
+    """Whether levelhead computes an amended call of transformers' interface."""
+    return name in ("sdpa", "eager") and query.device.type == "cpu"
+
+
+def has_no_description(options: dict[str, Any]) -> bool:
+    """Whether such a call is known by the statistics of its pass alone."""
+    return "cosine" in options or isinstance(options.get("scaling"), tuple)
+
+
+# ---- who is running
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.running: list[Amendment | None] = []
+
+
+_stack = _Stack()
+_traced: list[Amendment | None] = []  # while torch.compile looks: it knows lists, not threads
+
+
+def current() -> Amendment | None:
+    """Of the innermost remedied module that is running."""
+    running = _traced if torch.compiler.is_compiling() else _stack.running
+    return running[-1] if running else None
+
+
+def of(module: nn.Module) -> Amendment | None:
+    """What a module carries."""
+    found: Amendment | None = module.__dict__.get(ATTRIBUTE)
+    return found
+
+
+def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+    """A forward pre-hook."""
+    if isinstance(module, nn.MultiheadAttention):
+        wanted = args[4] if len(args) > 4 else kwargs.get("need_weights", True)
+        if wanted:
+            advice = "Pass need_weights=False: a remedied call forms no weights; or undo() it"
+            raise LevelheadValueError(expected("need_weights", "False", "True", advice))
+    running = _traced if torch.compiler.is_compiling() else _stack.running
+    running.append(of(module))
+
+
+def leave(module: nn.Module, args: Any, output: Any) -> None:
+    """A forward hook, called after exceptions, too."""
+    running = _traced if torch.compiler.is_compiling() else _stack.running
+    if running:
+        running.pop()
+
+
+def amend(module: nn.Module, **fields: Any) -> None:
+    """Has a module carry these changes, beside those it carries."""
+    found = of(module)
+    if found is None:
+        before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+        after = module.register_forward_hook(leave, always_call=True)
+        found = Amendment(hooks=(before, after))
+        object.__setattr__(module, ATTRIBUTE, found)
+    for name, value in fields.items():
+        setattr(found, name, value)
+
+
+def restore(module: nn.Module, *names: str) -> None:
+    """Takes these changes back, and with the last one the hooks."""
+    found = of(module)
+    if found is None:
+        return
+    for name in names:
+        setattr(found, name, None)
+    if found.empty:
+        for hook in found.hooks:
+            hook.remove()
+        del module.__dict__[ATTRIBUTE]

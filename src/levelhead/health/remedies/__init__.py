@@ -1,0 +1,14 @@
+"""Remedies: what brings attention back to level, and proves that it does.
+
+`qk_norm`, `softcap` and `rescale` hold until they are undone; `QKClip` is called after each step of
+the optimiser. Each has `verify(batch)`, which looks at what reaches the softmax.
+"""
+
+from __future__ import annotations
+
+from levelhead.health.remedies.clip import Clipped, QKClip
+from levelhead.health.remedies.logits import rescale, softcap
+from levelhead.health.remedies.norm import qk_norm
+from levelhead.health.remedies.remedy import NotInForceError, Verified
+
+__all__ = ["Clipped", "NotInForceError", "QKClip", "Verified", "qk_norm", "rescale", "softcap"]

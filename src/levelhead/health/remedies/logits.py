@@ -1,0 +1,227 @@
+"""Remedies of the call itself: `softcap` bounds the logits, `rescale` changes what multiplies them.
+
+Weights stay as they are. The call is met where the model makes it: torch's function, torch's own
+module, or transformers' interface; levelhead's module is told by its options. A softmax that is
+written by hand is out of reach, and refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from levelhead import scaling
+from levelhead.attention import observe
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.health import amend, tally
+from levelhead.health.intercept import INTERCEPTION
+from levelhead.health.measure import Call
+from levelhead.health.places import clean, unwrapped
+from levelhead.health.remedies.remedy import Remedy, Sight, checked, no_attention, positive
+from levelhead.torch.nn import MultiHeadAttention
+from levelhead.torch.survey import attending_modules, eager_functions, understood
+
+_CLOSE = 1e-5  # relative, of a scale or a bound; half precision is measured as it is
+
+
+class _OfTheCall(Remedy):
+    """Amends the calls of every attention module, under one name."""
+
+    _field = ""  # of an amendment
+    _option = ""  # of levelhead's module
+
+    def __init__(self, model: nn.Module, value: Any) -> None:
+        super().__init__(model, _reachable(checked(model)))
+        self._value = value
+        taken = [name for name, module in self.modules.items() if self._carried(module) is not None]
+        if taken:
+            given = f"one in {', '.join(taken)}"
+            wanted = f"a model without a {self._field} of levelhead's"
+            raise LevelheadValueError(expected("model", wanted, given, "undo() that one first"))
+        self._options: list[tuple[MultiHeadAttention, Any]] = []
+        INTERCEPTION.hold()
+        for module in self.modules.values():
+            if isinstance(module, MultiHeadAttention):
+                self._options.append((module, module.options[self._option]))
+                module.options[self._option] = value
+            else:
+                amend.amend(module, **{self._field: value})
+
+    def _carried(self, module: nn.Module) -> Any:
+        found = amend.of(module)
+        return None if found is None else getattr(found, self._field)
+
+    def _undo(self) -> None:
+        for own, before in self._options:
+            own.options[self._option] = before
+        for module in self.modules.values():
+            amend.restore(module, self._field)
+        INTERCEPTION.release()
+
+
+class softcap(_OfTheCall):  # noqa: N801  a verb, as `patch` is
+    """cap · tanh(logit / cap) in every head, until `undo()`: no logit exceeds the cap.
+
+    On the logits as scaled, before masks and biases; computed by levelhead, with its gradients.
+
+    Args:
+        model: any model that asks a function for its attention.
+        cap: the bound; Gemma 2 ships with 50.
+
+    Example:
+        >>> import torch, levelhead as lh
+        >>> model = lh.torch.MultiHeadAttention(16, 2)
+        >>> with lh.health.remedies.softcap(model, 30.0) as remedy:
+        ...     print(remedy.verify(torch.randn(1, 5, 16)).remedy)
+        softcap 30
+    """
+
+    _field = _option = "softcap"
+    _advice = "The softmax is not asked for through a function that the remedy reaches"
+
+    def __init__(self, model: nn.Module, cap: float) -> None:
+        self.cap = positive("cap", cap, "Gemma 2 ships with 50, Grok-1 with 30")
+        self._name = f"softcap {self.cap:g}"
+        super().__init__(model, self.cap)
+
+    def _wrong(self, name: str, sight: Sight) -> str | None:
+        assert sight.record is not None
+        found = sight.record.facts.softcap
+        if found is None or abs(found - self.cap) > _CLOSE * self.cap:
+            return f"the softcap of its call is {found}"
+        largest, bound = _largest(sight), self.cap + _largest_bias(sight)
+        if not largest <= bound * (1 + _CLOSE):
+            return f"a logit of {largest:.6g} in magnitude exceeds {bound:.6g}"
+        return None
+
+    def _evidence(self, name: str, sight: Sight) -> str:
+        return f"largest |logit| {_largest(sight):.4g}"
+
+
+class rescale(_OfTheCall):  # noqa: N801  a verb, as `patch` is
+    """Another scale for every head, in place of the one that the call passes, until `undo()`.
+
+    Args:
+        model: any model that asks a function for its attention.
+        rule: as `scale` of `levelhead.attention`: "1/sqrt(d_k)", "1/d_k", "none", "cosine",
+            "log-n", a number, one per head, or a rule with its parameters.
+
+    What a model multiplies its queries with before the call stays: `watch` reads the effective
+    scale of both together.
+
+    Example:
+        >>> import torch, levelhead as lh
+        >>> model = lh.torch.MultiHeadAttention(16, 2, scale="none")
+        >>> with lh.health.remedies.rescale(model, "1/sqrt(d_k)") as remedy:
+        ...     print(remedy.verify(torch.randn(1, 5, 16)))
+        rescale 1/sqrt(d_k): in force in 1 modules
+          (the model): scale 0.353553
+    """
+
+    _field, _option = "rule", "scale"
+    _advice = "The softmax is not asked for through a function that the remedy reaches"
+
+    def __init__(self, model: nn.Module, rule: Any) -> None:
+        if rule is None:
+            rule = "1/sqrt(d_k)"
+        heads = np.size(rule) if not isinstance(rule, (str, scaling.Rule)) else 1
+        if not (isinstance(rule, scaling.Rule) and isinstance(rule.factor, tuple)):
+            scaling.resolve(rule, heads=heads, d_k=1)  # refuses what is no rule
+        self.rule = rule
+        shown = rule.name if isinstance(rule, scaling.Rule) else rule
+        self._name = f"rescale {shown}"
+        super().__init__(model, rule)
+
+    def _wrong(self, name: str, sight: Sight) -> str | None:
+        assert sight.record is not None
+        for call, found, q, k in sight.calls:
+            wanted = scaling.resolve(self.rule, heads=q.shape[1], d_k=q.shape[3])
+            one = len(set(wanted.factor.tolist())) == 1
+            if one and not (wanted.cosine or wanted.log_n):
+                scale = sight.record.facts.scale
+                factor = float(wanted.factor[0])
+                if scale is None or abs(scale - factor) > _CLOSE * abs(factor):
+                    return f"the scale of its call is {scale}, not {factor:.6g}"
+                continue
+            expected_max = _maxima(call, self.rule, q, k)
+            seen_max = found[:, tally.LARGEST].double().cpu().numpy()
+            if not np.allclose(seen_max, expected_max, rtol=1e-3, atol=1e-5):
+                return f"its largest logits are {seen_max}, by the rule {expected_max}"
+        return None
+
+    def _evidence(self, name: str, sight: Sight) -> str:
+        q = sight.calls[-1][2]
+        factor = scaling.resolve(self.rule, heads=q.shape[1], d_k=q.shape[3]).factor
+        least, most = float(factor.min()), float(factor.max())
+        return f"scale {least:.6g}" if least == most else f"scale {least:.6g} to {most:.6g}"
+
+
+# ---- what reached the softmax
+
+
+def _largest(sight: Sight) -> float:
+    """The largest logit in magnitude."""
+    assert sight.record is not None
+    heads = sight.record.heads
+    return float(np.max(np.abs([heads.max_logit, heads.min_logit])))
+
+
+def _largest_bias(sight: Sight) -> float:
+    """What masks add at most, to what is shown."""
+
+    def of(mask: Tensor | None) -> float:
+        if mask is None or not mask.dtype.is_floating_point:
+            return 0.0
+        shown = mask[mask > torch.finfo(mask.dtype).min / 2]
+        return float(shown.abs().max()) if shown.numel() else 0.0
+
+    return max(of(call.mask) for call, *_ in sight.calls)
+
+
+def _maxima(call: Call, rule: Any, q: Tensor, k: Tensor) -> Any:
+    """Every head's largest logit, from its q and k, by the rule."""
+    window = None if call.left is None and call.right is None else (call.left, call.right)
+    seen = observe(
+        q, k, scale=rule, causal=call.causal, window=window, mask=call.mask, softcap=call.softcap,
+        sinks=call.sinks, query_start=call.start,
+    )  # fmt: skip
+    return np.asarray(seen.rows.max).reshape(q.shape[:3]).max((0, 2))
+
+
+# ---- which modules
+
+
+def _reachable(model: nn.Module) -> dict[str, nn.Module]:
+    """The attention modules whose calls can be amended, or an error that names the others."""
+    inner = unwrapped(model)
+    found: dict[str, nn.Module] = {
+        clean(name): module
+        for name, module in inner.named_modules()
+        if isinstance(module, MultiHeadAttention)
+    }
+    wrong: dict[str, str] = {}
+    for one in attending_modules(inner):
+        if isinstance(one.module, MultiHeadAttention):
+            continue
+        name = clean(one.name)
+        found[name] = one.module
+        if isinstance(one.module, nn.MultiheadAttention):
+            continue
+        kind = type(one.module).__name__
+        if not (one.sdpa or one.interface):
+            wrong[name] = f"{kind} forms its softmax by hand, where nobody can reach it"
+        implementation = getattr(getattr(one.module, "config", None), "_attn_implementation", None)
+        strange = [f.__name__ for f in eager_functions(one.module) if not understood(f)]
+        if one.interface and implementation == "eager" and strange:
+            wrong[name] = f"{kind} computes something else in {', '.join(strange)}"
+    if not found:
+        raise no_attention(model)
+    if wrong:
+        lines = [f"{name or '(the model)'}: {why}" for name, why in wrong.items()]
+        given = f"{len(wrong)} of {len(found)} that do not:\n  " + "\n  ".join(lines) + "\n"
+        wanted = "attention modules that ask a function for their attention"
+        raise LevelheadValueError(expected("model", wanted, given, "Nothing was changed"))
+    return found

@@ -1,0 +1,217 @@
+"""QK-norm: queries and keys of every head divided by their root mean square, times learned gains.
+
+Applied where the projections end, before rotations, as models that ship with it do; a module that
+keeps identities called q_norm and k_norm for the purpose gets the norms there, and torch's own at
+its call. It bounds a logit by √D times the gains, and takes the growth of weights out of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.health import amend, reading
+from levelhead.health.intercept import INTERCEPTION
+from levelhead.health.places import unwrapped
+from levelhead.health.remedies.projections import Probe, Source, Sources, Unknown
+from levelhead.health.remedies.remedy import (
+    Remedy,
+    Sight,
+    checked,
+    needs_deep,
+    no_attention,
+    positive,
+    run,
+)
+from levelhead.health.watch import Watch
+
+_TOLERANCE = 0.02  # of a row's root mean square, which ε and half precision take a little from
+_NAMES = ("q_norm", "k_norm")
+
+
+class Normed:
+    """A forward hook of a projection: heads in, normalised heads out, the rest untouched."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[nn.Module, Tensor]] = []  # norms and their (heads, D) columns
+
+    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        for norm, columns in self.parts:
+            if in_order(columns, output.shape[-1]):  # the whole of it: nothing to pick out
+                heads = output.reshape(*output.shape[:-1], *columns.shape)
+                output = norm(heads).flatten(-2)
+                continue
+            columns = columns.to(output.device)
+            normed = norm(output[..., columns]).flatten(-2).to(output.dtype)
+            output = output.index_copy(-1, columns.flatten(), normed)
+        return output
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def in_order(columns: Tensor, features: int) -> bool:
+    """Whether these are all the columns, one after the other."""
+    return columns.numel() == features and torch.equal(columns.flatten(), torch.arange(features))
+
+
+class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
+    """Normalises queries and keys per head, with learned gains, until `undo()`.
+
+    Call it before the optimiser is made: every attention module gets children `q_norm` and
+    `k_norm` (`nn.RMSNorm` of a head's width), whose weights are parameters like any other.
+
+    Args:
+        model: any model whose attention `watch` sees.
+        batch: what to call it with once, to find out which outputs of which projection are heads.
+        gain: what the gains begin with.
+        eps: added to the mean square.
+
+    Raises:
+        LevelheadValueError: nothing attends, a module is normalised already, or its layout cannot
+            be told; every such module is named, and nothing is changed.
+
+    Example:
+        >>> import torch, levelhead as lh
+        >>> model = lh.torch.MultiHeadAttention(16, 2)
+        >>> batch = torch.randn(1, 5, 16)
+        >>> remedy = lh.health.remedies.qk_norm(model, batch)
+        >>> remedy
+        qk_norm of MultiHeadAttention: 1 modules
+        >>> "q_norm.weight" in model.state_dict()
+        True
+        >>> print(remedy.verify(batch))
+        qk_norm: in force in 1 modules
+          (the model): rms of q 1 to 1, of k 1 to 1
+    """
+
+    _name = "qk_norm"
+    _advice = "The norms are not called, or something after them changes q and k"
+
+    def __init__(
+        self, model: nn.Module, batch: Any, *, gain: float = 1.0, eps: float = 1e-6
+    ) -> None:
+        self._gain = positive("gain", gain, "1.0 is the usual")
+        self._eps = positive("eps", eps, "1e-6 is the usual")
+        found = _probed(checked(model), batch)
+        super().__init__(model, {name: module for name, (module, _) in found.items()})
+        self._ratios: dict[str, tuple[float, float]] = {}
+        self._taken: list[tuple[nn.Module, str, nn.Module | None]] = []
+        self._hooks: list[Any] = []
+        self._amended: list[nn.Module] = []
+        hooks: dict[nn.Module, Normed] = {}
+        for name, (module, sources) in found.items():
+            self._install(name, module, sources, hooks)
+        for projection, hook in hooks.items():
+            self._hooks.append(projection.register_forward_hook(hook))
+
+    def _install(
+        self, name: str, module: nn.Module, sources: Sources, hooks: dict[nn.Module, Normed]
+    ) -> None:
+        own = all(isinstance(module._modules.get(each), nn.Identity) for each in _NAMES)
+        norms = []
+        for each, source in zip(_NAMES, (sources.q, sources.k), strict=True):
+            assert isinstance(source, Source)
+            weight = getattr(source.module, source.weight)
+            norm = nn.RMSNorm(sources.d_k, self._eps, device=weight.device, dtype=weight.dtype)
+            nn.init.constant_(norm.weight, self._gain)
+            self._taken.append((module, each, module._modules.get(each)))
+            module._modules[each] = norm.train(module.training)
+            norms.append(norm)
+            if not own and not isinstance(module, nn.MultiheadAttention):
+                distinct = torch.unique(source.columns, dim=0)
+                hooks.setdefault(source.module, Normed()).parts.append((norm, distinct))
+        assert isinstance(sources.q, Source) and isinstance(sources.k, Source)
+        self._ratios[name] = (sources.q.ratio, sources.k.ratio)
+        if isinstance(module, nn.MultiheadAttention):
+            INTERCEPTION.hold()
+            amend.amend(module, q_norm=norms[0], k_norm=norms[1])
+            self._amended.append(module)
+
+    def _undo(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for module in self._amended:
+            amend.restore(module, "q_norm", "k_norm")
+            INTERCEPTION.release()
+        for module, name, before in self._taken:
+            if before is None:
+                del module._modules[name]
+            else:
+                module._modules[name] = before
+
+    # ---- the proof
+
+    def _wrong(self, name: str, sight: Sight) -> str | None:
+        assert sight.record is not None
+        idle = sight.record.facts.norms_idle
+        if idle:
+            return f"{' and '.join(idle)} never ran"
+        for each, ratio, (least, most) in zip(
+            _NAMES, self._ratios[name], _extremes(sight), strict=True
+        ):
+            gains = self.modules[name].get_parameter(f"{each}.weight").detach().abs()
+            low, high = ratio * float(gains.min()), ratio * float(gains.max())
+            if not (least >= low * (1 - _TOLERANCE) and most <= high * (1 + _TOLERANCE)):
+                return (
+                    f"rows of {each[0]} reach the softmax with a root mean square of"
+                    f" {least:.4g} to {most:.4g}, where gains allow {low:.4g} to {high:.4g}"
+                )
+        return None
+
+    def _evidence(self, name: str, sight: Sight) -> str:
+        (a, b), (c, d) = _extremes(sight)
+        return f"rms of q {a:.3g} to {b:.3g}, of k {c:.3g} to {d:.3g}"
+
+
+def _extremes(sight: Sight) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The least and the greatest root mean square of a row, of q and of k."""
+
+    def of(rows: list[Tensor]) -> tuple[float, float]:
+        flat = torch.cat([x.double().square().mean(-1).flatten() for x in rows]).sqrt()
+        return float(flat.min()), float(flat.max())
+
+    return of([q for _, _, q, _ in sight.calls]), of([k for _, _, _, k in sight.calls])
+
+
+# ---- which modules
+
+
+def _probed(model: nn.Module, batch: Any) -> dict[str, tuple[nn.Module, Sources]]:
+    """The attention modules and where their heads come from, or an error that names the rest."""
+    inner = unwrapped(model)
+    with Watch(inner, deep=needs_deep(inner)) as watch:
+        probe = Probe(watch)
+        try:
+            run(inner, batch)
+        finally:
+            probe.close()
+        unseen = [line for line in watch.coverage() if not line.seen]
+    if not probe.found and not unseen:
+        raise no_attention(model)
+    wrong = {line.module: line.how for line in unseen}
+    for name, sources in probe.found.items():
+        why = _refused(probe.places[name].module, sources)
+        if why is not None:
+            wrong[name] = why
+    if wrong:
+        lines = [f"{name or '(the model)'}: {why}" for name, why in wrong.items()]
+        given = f"{len(wrong)} that are not:\n  " + "\n  ".join(lines) + "\n"
+        wanted = "attention whose queries and keys come straight from projections"
+        raise LevelheadValueError(expected("model", wanted, given, "Nothing was changed"))
+    return {name: (probe.places[name].module, sources) for name, sources in probe.found.items()}
+
+
+def _refused(module: nn.Module, sources: Sources) -> str | None:
+    for each in _NAMES:
+        there = getattr(module, each, None)
+        if there is not None and not isinstance(there, nn.Identity):
+            return f"has a {each} already"
+    norms = [name for name, child in module.named_children() if reading.is_norm(name, child)]
+    if any(reading.is_qk_norm(name) for name in norms):
+        return f"is normalised already ({', '.join(norms)})"
+    for each, source in (("q", sources.q), ("k", sources.k)):
+        if isinstance(source, Unknown):
+            return f"{each}: {source.why}"
+    return None

@@ -1,0 +1,253 @@
+"""Which outputs of which projection are the heads of q and of k: found by measurement.
+
+Layouts of joint projections differ, and names do not tell them. So what came out of every
+projection is compared with q and k as they reached the softmax, token by token and head by head,
+by norm: rotations keep it, a constant factor is allowed, and any other layout misses it. Where
+nothing fits (a norm in between, a cache, an adapter that adds to the projection) or two layouts
+fit as well, there is no answer, and why: never wrong rows. torch's own module is known by its
+definition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from levelhead.health import reading
+from levelhead.health.measure import Call
+from levelhead.health.places import Place
+
+_TOKENS = 256  # compared at most
+_FITS = {torch.float64: 1e-4, torch.float32: 1e-3}  # relative error of a norm
+_FITS_HALF = 2e-2
+_TRIES = 3  # calls of a module, until what is unknown stays so
+_CLEARLY = 8.0  # how much worse the second best must fit
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where the heads of q, or of k, come from."""
+
+    module: nn.Module
+    weight: str  # names of its parameters
+    bias: str | None
+    columns: Tensor  # (heads, D) outputs of the projection, by head
+    bias_columns: Tensor
+    dim: int = 0  # of the weight, along which its outputs lie
+    ratio: float = 1.0  # of what reached the softmax to what came out
+
+    @property
+    def features(self) -> int:
+        return int(getattr(self.module, self.weight).shape[self.dim])
+
+    def shared(self, heads: int) -> bool:
+        """Whether some of so many query heads have these in common."""
+        return len({tuple(row) for row in self.columns.tolist()}) < heads
+
+
+class Unknown(NamedTuple):
+    """No answer, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Of one attention module."""
+
+    heads: int
+    d_k: int
+    q: Source | Unknown
+    k: Source | Unknown
+
+
+class Probe:
+    """Listens to a watch until it knows the sources of every module; `close` ends it."""
+
+    def __init__(self, watch: Any) -> None:
+        self.found: dict[str, Sources] = {}
+        self.places: dict[str, Place] = {}
+        self._tries: dict[str, int] = {}
+        self._out: dict[nn.Module, tuple[Tensor, int]] = {}  # since the last attention call
+        self._names = {module: name for name, module in watch.model.named_modules()}
+        self._watch = watch
+        self._hooks = [
+            module.register_forward_hook(self._ran)
+            for module in watch.model.modules()
+            if _outputs(module) is not None
+        ]
+        watch.listeners.append(self._called)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._out = [], {}
+        if self._called in self._watch.listeners:
+            self._watch.listeners.remove(self._called)
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing left to find out."""
+        return bool(self.found) and all(self._is_settled(name) for name in self.found)
+
+    def _is_settled(self, name: str) -> bool:
+        found = self.found.get(name)
+        whole = found is not None and isinstance(found.q, Source) and isinstance(found.k, Source)
+        return whole or self._tries.get(name, 0) >= _TRIES
+
+    def _ran(self, module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not torch.compiler.is_compiling():
+            self._out[module] = (output.detach(), output._version)
+
+    def _called(self, place: Place, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
+        if not self._is_settled(place.name):
+            self._tries[place.name] = self._tries.get(place.name, 0) + 1
+            self.places[place.name] = place
+            found, known = self._sources(place.module, q, k), self.found.get(place.name)
+            if known is None or isinstance(found.q, Source):
+                self.found[place.name] = found
+        self._out.clear()
+
+    def _sources(self, module: nn.Module, q: Tensor, k: Tensor) -> Sources:
+        if isinstance(module, nn.MultiheadAttention):
+            return Sources(module.num_heads, module.head_dim, *torchs_own(module))
+        inside = set(module.modules())
+        ran = [
+            (self._names.get(child, ""), child, out)
+            for child, (out, version) in self._out.items()
+            if out._version == version
+        ]
+        # Projections may also belong to the module around the one that makes the call.
+        ran = [x for x in ran if x[1] in inside] or ran
+        return Sources(q.shape[1], q.shape[3], _source("q", ran, q), _source("k", ran, k))
+
+
+def torchs_own(module: nn.MultiheadAttention) -> tuple[Source, Source | Unknown]:
+    """Those of `nn.MultiheadAttention`, which come out of no module of their own."""
+    H, D, E = module.num_heads, module.head_dim, module.embed_dim
+    bias = None if module.in_proj_bias is None else "in_proj_bias"
+    of_q = torch.arange(E).reshape(H, D)
+    joint = module.in_proj_weight is not None
+    names = ("in_proj_weight",) * 2 if joint else ("q_proj_weight", "k_proj_weight")
+    q = Source(module, names[0], bias, of_q, of_q)
+    if module.bias_k is not None:
+        return q, Unknown("a key that comes out of no projection (bias_k)")
+    return q, Source(module, names[1], bias, of_q + E if joint else of_q, of_q + E)
+
+
+def _outputs(module: nn.Module) -> int | None:
+    """Along which dimension of its weight a projection's outputs lie; None: it is none."""
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dim() != 2 or isinstance(module, nn.Embedding):
+        return None
+    if isinstance(module, nn.Linear):
+        return 0
+    return 1 if type(module).__name__ == "Conv1D" else None  # transformers' turned Linear
+
+
+# ---- comparison
+
+
+class _Fit(NamedTuple):
+    named: bool  # the name says the same
+    error: float
+    ratio: float
+    module: nn.Module
+    columns: Tensor
+
+
+def _source(role: str, ran: list[tuple[str, nn.Module, Tensor]], x: Tensor) -> Source | Unknown:
+    """Where x (B, heads, T, D), as it reached the softmax, came from."""
+    limit = _FITS.get(x.dtype, _FITS_HALF)
+    fits = [
+        _Fit(role in (reading.role(name) or ""), error, ratio, module, columns)
+        for name, module, out in ran
+        for columns, error, ratio in _compared(out, x.detach())
+        if error < limit
+    ]
+    if not fits:
+        seen = ", ".join(repr(name) for name, *_ in ran) or "none that was seen to run"
+        why = f"no projection's output is {role} up to a rotation and a factor (compared: {seen})"
+        return Unknown(f"{why}; it may be normalised, cached, adapted or compiled in between")
+    if any(fit.named for fit in fits):
+        fits = [fit for fit in fits if fit.named]
+    fits.sort(key=lambda fit: fit.error)
+    best = fits[0]
+    floor = max(best.error, limit / 100)
+    for other in fits[1:]:
+        same = other.module is best.module and _same_rows(other.columns, best.columns)
+        if not same and other.error < _CLEARLY * floor:
+            return Unknown(f"two layouts fit {role} equally well")
+    dim = _outputs(best.module)
+    assert dim is not None
+    bias = "bias" if isinstance(best.module._parameters.get("bias"), Tensor) else None
+    return Source(best.module, "weight", bias, best.columns, best.columns, dim, best.ratio)
+
+
+def _same_rows(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool((a.sort(-1).values == b.sort(-1).values).all())
+
+
+def _compared(out: Tensor, x: Tensor) -> Iterator[tuple[Tensor, float, float]]:
+    """Every layout of a projection's output, with its error and its factor."""
+    B, heads, T, D = x.shape
+    features = out.shape[-1]
+    if features < D or not B * T or out.numel() != B * T * features:
+        return
+    wanted = x.to(torch.float64).square().sum(-1).transpose(1, 2).reshape(B * T, heads)
+    pick = torch.linspace(0, B * T - 1, min(_TOKENS, B * T)).long().to(x.device)
+    wanted = wanted[pick].sqrt()
+    for rows in _token_orders(out, B, T):
+        squares = rows[pick].to(torch.float64).square()
+        for columns in _layouts(features, heads, D):
+            norm = squares[:, columns.to(x.device)].sum(-1).sqrt()
+            total = float(norm.square().sum())
+            ratio = float((wanted * norm).sum()) / total if total else math.nan
+            error = float((wanted - ratio * norm).abs().max() / wanted.abs().max())
+            if math.isfinite(error) and ratio > 0:
+                yield columns, error, ratio
+
+
+def _token_orders(out: Tensor, B: int, T: int) -> Iterator[Tensor]:
+    """Its rows in the order (batch, token), for either order it may have."""
+    features = out.shape[-1]
+    if out.dim() != 3 or out.shape[0] == B:
+        yield out.reshape(B * T, features)
+    if B > 1 and (out.dim() != 3 or out.shape[0] == T):
+        yield out.reshape(T, B, features).transpose(0, 1).reshape(B * T, features)
+
+
+def _layouts(features: int, heads: int, D: int) -> Iterator[Tensor]:
+    """(heads, D) columns: blocks of heads, in one or several groups, anywhere; or spread."""
+    every = torch.arange(features)
+    met: set[tuple[int, ...]] = set()
+    for own in (n for n in range(heads, 0, -1) if heads % n == 0):  # keys may have been repeated
+        for columns in _blocks(every, own, D):
+            rows = tuple(columns[:, 0].tolist())
+            if rows not in met:
+                met.add(rows)
+                yield columns.repeat_interleave(heads // own, 0)
+        if features % (own * D) == 0 and D > 1:
+            parts = features // (own * D)
+            if parts > 1:
+                for part in range(parts):  # (heads, D, parts)
+                    yield every.reshape(own, D, parts)[..., part].repeat_interleave(heads // own, 0)
+            if own > 1:
+                for part in range(parts):  # (parts, D, heads)
+                    turned = every.reshape(parts, D, own)[part].T
+                    yield turned.repeat_interleave(heads // own, 0)
+
+
+def _blocks(every: Tensor, heads: int, D: int) -> Iterator[Tensor]:
+    features = len(every)
+    for groups in (n for n in range(1, heads + 1) if heads % n == 0):
+        width, each = features // groups, heads // groups * D
+        if features % groups or width < each:
+            continue
+        for first in range(0, width - each + 1, D):
+            yield every.reshape(groups, width)[:, first : first + each].reshape(heads, D)

@@ -1,0 +1,197 @@
+"""What all remedies share: they can be undone, and they can be proved to be in force.
+
+A proof runs the model on a batch under a watch and looks at what reached the softmax of every
+module that the remedy is for; a module that was not seen is not proved. What a remedy changes, and
+what its proof must find, is said by each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.health.measure import Call
+from levelhead.health.places import Place, clean, sounds_like_attention, unwrapped
+from levelhead.health.record import Record
+from levelhead.health.watch import Watch
+from levelhead.torch.nn import MultiHeadAttention
+from levelhead.torch.survey import attending_modules
+
+
+class NotInForceError(LevelheadValueError):
+    """A remedy that does not do what it should, in the modules that the message names."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A remedy was found in force: in which modules, and what was seen there."""
+
+    remedy: str
+    modules: Mapping[str, str]  # name -> what reached the softmax
+
+    def __str__(self) -> str:
+        lines = [f"  {name or '(the model)'}: {seen}" for name, seen in self.modules.items()]
+        return "\n".join([f"{self.remedy}: in force in {len(self.modules)} modules", *lines])
+
+
+@dataclass
+class Sight:
+    """What one module did with a batch."""
+
+    calls: list[tuple[Call, Tensor, Tensor, Tensor]] = field(default_factory=list)
+    record: Record | None = None
+
+
+class Remedy:
+    """Holds until `undo()`, or the end of the `with`."""
+
+    def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+        self.model, self.modules, self.active = model, dict(modules), True
+
+    def undo(self) -> None:
+        """Puts everything back as it was; a second time does nothing."""
+        if self.active:
+            self.active = False
+            self._undo()
+
+    def verify(self, batch: Any) -> Verified:
+        """Runs the model on a batch and proves that the remedy is in force, or raises.
+
+        Args:
+            batch: what the model is called with: a tensor, a tuple of arguments, or a dictionary
+                of keywords. The model runs as in evaluation, without gradients.
+
+        Raises:
+            NotInForceError: with the names of the modules where it is not, and what was seen.
+        """
+        with self._watched() as watch:
+            seen = sights(self.model, batch, watch)
+        wrong, right = {}, {}
+        for name in self.modules:
+            sight = seen.get(name)
+            why = "no attention call was seen" if sight is None else self._wrong(name, sight)
+            if why is not None:
+                wrong[name] = why
+            elif sight is not None:
+                right[name] = self._evidence(name, sight)
+        if wrong or not right:
+            lines = [f"{name or '(the model)'}: {why}" for name, why in wrong.items()]
+            given = f"{len(wrong)} of {len(self.modules)} where it is not:\n  " + "\n  ".join(lines)
+            raise NotInForceError(
+                expected(repr(self), "to be in force", given + "\n", self._advice)
+            )
+        return Verified(self._name, right)
+
+    # ---- what each says
+
+    _advice = "Something between the remedy and the softmax goes around it"
+    _name = "remedy"
+
+    @contextmanager
+    def _watched(self) -> Iterator[Watch]:
+        with Watch(self.model, deep=needs_deep(self.model)) as watch:
+            yield watch
+
+    def _undo(self) -> None:
+        raise NotImplementedError
+
+    def _wrong(self, name: str, sight: Sight) -> str | None:
+        raise NotImplementedError
+
+    def _evidence(self, name: str, sight: Sight) -> str:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        state = "" if self.active else ", undone"
+        kind = type(unwrapped(self.model)).__name__
+        return f"{self._name} of {kind}: {len(self.modules)} modules{state}"
+
+
+# ---- the model, and a run of it
+
+
+def checked(model: Any) -> nn.Module:
+    """The model, if it is one."""
+    if not isinstance(model, nn.Module):
+        advice = "Give the model itself, not its name or its outputs"
+        given = type(model).__name__
+        raise LevelheadTypeError(expected("model", "a torch.nn.Module", given, advice))
+    return model
+
+
+def positive(name: str, value: Any, advice: str) -> float:
+    """A finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        given = type(value).__name__
+        raise LevelheadTypeError(expected(name, "a number above 0", given, advice))
+    if not (math.isfinite(value) and value > 0):
+        raise LevelheadValueError(expected(name, "a finite number above 0", value, advice))
+    return float(value)
+
+
+def attention_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """What attends, by its code or by its name."""
+    inner = unwrapped(model)
+    yield from (found.module for found in attending_modules(inner))
+    yield from (module for module in inner.modules() if sounds_like_attention(module))
+
+
+def no_attention(model: nn.Module) -> LevelheadValueError:
+    kind = type(unwrapped(model)).__name__
+    advice = "Is it the model that attends, on this side of any wrapper"
+    return LevelheadValueError(expected("model", "modules that attend", f"none in {kind}", advice))
+
+
+def needs_deep(model: nn.Module) -> bool:
+    """Whether only a dispatch mode sees some of its attention."""
+    return any(
+        found.by_hand and not (found.sdpa or found.interface)
+        for found in attending_modules(unwrapped(model))
+        if not isinstance(found.module, (nn.MultiheadAttention, MultiHeadAttention))
+    )
+
+
+def run(model: nn.Module, batch: Any) -> Any:
+    """The model on a batch, as in evaluation; its modes and the random numbers stay as they are."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            if isinstance(batch, Mapping):
+                return model(**batch)
+            return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def sights(model: nn.Module, batch: Any, watch: Watch) -> dict[str, Sight]:
+    """What every attention module of a watched model did with a batch."""
+    seen: dict[str, Sight] = {}
+
+    def listen(place: Place, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
+        seen.setdefault(place.name, Sight()).calls.append((call, tally, q, k))
+
+    watch.listeners.append(listen)
+    try:
+        run(model, batch)
+    finally:
+        watch.listeners.remove(listen)
+    for record in watch.last.records:
+        name = clean(record.module.split(" (")[0])
+        if name in seen:
+            seen[name].record = record
+    return seen
