@@ -19,9 +19,9 @@ from typing import Any
 from levelhead.bench.plot import DARK, FONT, LIGHT, Theme, line, text
 
 WIDTH, LEFT, RIGHT = 880, 64, 20
-TOP, LOGITS, GAP, LOSS, FOOT = 84, 220, 34, 170, 40
+TOP, LOGITS, GAP, LOSS, FOOT = 94, 220, 34, 170, 40
 HEIGHT = TOP + LOGITS + GAP + LOSS + FOOT
-LEVELS = {10**3: "the loss suffers", 10**4: "no run survives"}  # arXiv 2309.14322
+LEVELS = {10**3: "the loss suffers (arXiv 2309.14322)", 10**4: "no run survives (same)"}
 DECADES = range(6)
 TITLE = "Logits grow before the loss diverges"
 
@@ -72,7 +72,10 @@ def _svg(result: dict[str, Any], theme: Theme) -> Iterator[str]:
         yield _path(map(x, steps), (loss(value) for value in _smooth(run["losses"])), colour)
     for run in runs:
         if run["alarm"]:
-            yield _dot(x(run["alarm"]["step"]), logit(run["alarm"]["at"]), theme)
+            step = run["alarm"]["step"]
+            then = _smooth(run["losses"])[step // result["every"]]
+            yield _dot(x(step), logit(run["alarm"]["at"]), theme)
+            yield _dot(x(step), loss(then), theme)
         if run["diverged"] is not None:
             at, height = x(run["diverged"]), loss(result["chance"] / 2)
             yield line(at, height - 8, at, height + 8, theme.ink, width=1.5)

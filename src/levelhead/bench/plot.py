@@ -74,7 +74,9 @@ def _svg(result: dict[str, Any], theme: Theme) -> Iterator[str]:
 
 def _subtitle(result: dict[str, Any]) -> str:
     machine, mean = result["machine"], result["summary"]["geometric_mean"]["best"]
-    words = f"{machine['cpu']}, {result['threads']} threads, {machine['isa']}, {result['date'][:10]}"
+    words = (
+        f"{machine['cpu']}, {result['threads']} threads, {machine['isa']}, {result['date'][:10]}"
+    )
     return words if mean is None else f"{words}; geometric mean {mean:.2f}×"
 
 
