@@ -1,9 +1,9 @@
-"""Puts the tables of bench/results/*.json into docs/kernel.md, where it says so.
+"""Puts the tables of bench/results/*.json into the pages of docs/ that ask for them.
 
     python bench/tables.py
 
 A table stands between `<!-- FILE: TABLE -->` and `<!-- end -->`, FILE being the result's name
-without ".json". A test holds the document to it: no number there is older than its file.
+without ".json". Tests hold the documents to it: no number there is older than its file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from levelhead.bench.bars import Bar
 from levelhead.bench.report import seconds
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "kernel.md"
+DOCUMENTS = tuple(ROOT / "docs" / name for name in ("kernel.md", "health.md"))
 HALVES = ("bfloat16", "float16")  # whose cells are dense, causal or short
 FAR = 0.1  # of a limit: what takes the time is neither arithmetic nor memory
 PLACE = re.compile(r"<!-- ([\w.-]+): ([\w. ]+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
@@ -124,4 +124,5 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(filled(DOCUMENT.read_text()))
+    for document in DOCUMENTS:
+        document.write_text(filled(document.read_text()))

@@ -1,5 +1,5 @@
-"""What the tests of the core share: running on every instruction set, random problems, and the
-bounds a result is held to. It holds no test, and it never looks at how the kernel works.
+"""What tests share: running on every instruction set, random problems, the bounds a result is held
+to, and the scripts of bench/. It holds no test, and it never looks at how the kernel works.
 
 The bounds are the design's. An output is a weighted mean of values, so its error is measured in
 units of max|v|; a logit's error grows with the largest logit M, and the weights' with it.
@@ -8,8 +8,12 @@ units of max|v|; a logit's error grows with the largest logit M, and the weights
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -241,3 +245,13 @@ def same_bits(a: Array, b: Array) -> None:
     if a.tobytes() != b.tobytes():
         np.testing.assert_array_equal(a.astype(np.float64), b.astype(np.float64))
         raise AssertionError("equal values of different bits (a NaN's payload, or a zero's sign)")
+
+
+def script(root: Path, name: str) -> ModuleType:
+    """bench/`name`.py as a module; it is no package, and not installed."""
+    found = importlib.util.spec_from_file_location(f"bench_{name}", root / "bench" / f"{name}.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # dataclasses look their module up
+    found.loader.exec_module(module)
+    return module

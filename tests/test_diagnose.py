@@ -362,6 +362,15 @@ def test_single_spikes_do_not_make_a_trend() -> None:
     assert growth.first_alarm(grown(curve)) is None
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_few_high_points_at_the_end_are_no_level_yet(seed: int) -> None:
+    """Seen in a healthy training: a slow rise to 60 whose last points happened to be above 100."""
+    slow = noisy(np.linspace(5, 65, 120), seed, 0.05)
+    lucky = np.where(np.arange(120) < 116, slow, 110.0)
+    assert growth.alarms(growth.Curve(np.arange(120.0), lucky[:, None])) == []
+    assert growth.alarms(growth.Curve(np.arange(120.0), 2 * slow[:, None]))  # all of it that high
+
+
 def test_the_projection_is_where_a_line_arrives() -> None:
     steps = 10_000 + 10 * np.arange(40)
     one = only(diagnose(grown(50 + 0.5 * (steps - 10_000), steps=steps)), "logit growth")

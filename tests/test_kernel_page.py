@@ -1,36 +1,27 @@
-"""docs/kernel.md says what the committed measurements say, and its tools still fit the core.
+"""The pages of docs/ say what the committed measurements say, and its tools still fit the core.
 
 That the ladder's steps are right is checked where it is built: core/test/CMakeLists.txt.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from support import script
 
 RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results"
 LADDERS = sorted(RESULTS.glob("ladder-*.json"))
 
 
-def script(root: Path, name: str) -> ModuleType:
-    """bench/`name`.py as a module; it is no package, and not installed."""
-    found = importlib.util.spec_from_file_location(f"bench_{name}", root / "bench" / f"{name}.py")
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # dataclasses look their module up
-    found.loader.exec_module(module)
-    return module
-
-
-def test_every_table_is_its_file(root: Path) -> None:
+@pytest.mark.parametrize("page", ["kernel.md", "health.md"])
+def test_every_table_is_its_file(root: Path, page: str) -> None:
     tables = script(root, "tables")
-    text = (root / "docs" / "kernel.md").read_text()
+    assert root / "docs" / page in tables.DOCUMENTS
+    text = (root / "docs" / page).read_text()
     assert tables.filled(text) == text, "python bench/tables.py"
     assert text.count("<!-- end -->") == len(tables.PLACE.findall(text)) > 0
 

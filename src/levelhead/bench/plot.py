@@ -54,18 +54,18 @@ def _svg(result: dict[str, Any], theme: Theme) -> Iterator[str]:
     yield f"<svg xmlns='http://www.w3.org/2000/svg' {size} {FONT} font-size='11' role='img'>"
     yield f"<title>{title}</title>"
     yield f"<rect width='100%' height='100%' fill='{theme.paper}'/>"
-    yield _text(16, 24, title, theme.ink, size=15, weight=600)
-    yield _text(16, 42, _subtitle(result), theme.ink)
+    yield text(16, 24, title, theme.ink, size=15, weight=600)
+    yield text(16, 42, _subtitle(result), theme.ink)
     yield from _legend(theme)
     for value in axis.ticks():
         x = axis.x(value)
         colour = theme.ink if value == 1 else theme.faint
-        yield _line(x, TOP - 6, x, height - 24, colour)
-        yield _text(x, height - 10, f"{value:g}×", theme.ink, anchor="middle")
+        yield line(x, TOP - 6, x, height - 24, colour)
+        yield text(x, height - 10, f"{value:g}×", theme.ink, anchor="middle")
     y = TOP
     for family in families:
         y += GAP
-        yield _text(16, y - 8, family, theme.ink, size=12, weight=600)
+        yield text(16, y - 8, family, theme.ink, size=12, weight=600)
         for cell in (cell for cell in cells if cell["family"] == family):
             yield from _bar(cell, axis, y, theme)
             y += LINE
@@ -74,8 +74,10 @@ def _svg(result: dict[str, Any], theme: Theme) -> Iterator[str]:
 
 def _subtitle(result: dict[str, Any]) -> str:
     machine, mean = result["machine"], result["summary"]["geometric_mean"]["best"]
-    text = f"{machine['cpu']}, {result['threads']} threads, {machine['isa']}, {result['date'][:10]}"
-    return text if mean is None else f"{text}; geometric mean {mean:.2f}×"
+    words = (
+        f"{machine['cpu']}, {result['threads']} threads, {machine['isa']}, {result['date'][:10]}"
+    )
+    return words if mean is None else f"{words}; geometric mean {mean:.2f}×"
 
 
 def _legend(theme: Theme) -> Iterator[str]:
@@ -86,7 +88,7 @@ def _legend(theme: Theme) -> Iterator[str]:
         (theme.lost, "lost"),
     ):
         yield f"<rect x='{x:.1f}' y='52' width='9' height='9' rx='2' fill='{colour}'/>"
-        yield _text(x + 14, 60, words, theme.ink)
+        yield text(x + 14, 60, words, theme.ink)
         x += 34 + 6 * len(words)
 
 
@@ -96,15 +98,15 @@ def _bar(cell: dict[str, Any], axis: _Axis, y: float, theme: Theme) -> Iterator[
     colour = {"met": theme.ahead, "lost": theme.lost}.get(said["word"], theme.below)
     begin, end = sorted((axis.x(1), axis.x(ratio)))
     middle = y + LINE / 2 + 4
-    yield _text(LEFT - 8, middle, cell["name"], theme.ink, anchor="end")
+    yield text(LEFT - 8, middle, cell["name"], theme.ink, anchor="end")
     yield (
         f"<rect x='{begin:.1f}' y='{y + 3}' width='{max(end - begin, 1):.1f}' "
         f"height='{LINE - 6}' rx='2' fill='{colour}'/>"
     )
     at = axis.x(cell["bar"]["ratio"])
-    yield _line(at, y + 1, at, y + LINE - 1, theme.ink, width=1.5)
+    yield line(at, y + 1, at, y + LINE - 1, theme.ink, width=1.5)
     words = f"{ratio:.2f}× {said['fastest_by_best']}"
-    yield _text(max(end, at) + 6, middle, words, theme.ink)
+    yield text(max(end, at) + 6, middle, words, theme.ink)
 
 
 class _Axis:
@@ -124,14 +126,16 @@ class _Axis:
         return [2.0**n for n in range(math.ceil(self._low), math.floor(self._high) + 1)]
 
 
-def _text(
-    x: float, y: float, text: str, colour: str, *, size: int = 11, weight: int = 400,
+def text(
+    x: float, y: float, words: str, colour: str, *, size: int = 11, weight: int = 400,
     anchor: str = "start",
 ) -> str:  # fmt: skip
+    """An SVG element of words."""
     style = f"font-size='{size}' font-weight='{weight}' text-anchor='{anchor}' fill='{colour}'"
-    return f"<text x='{x:.1f}' y='{y:.1f}' {style}>{escape(text)}</text>"
+    return f"<text x='{x:.1f}' y='{y:.1f}' {style}>{escape(words)}</text>"
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, *, width: float = 1) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, colour: str, *, width: float = 1) -> str:
+    """An SVG element of a straight line."""
     ends = f"x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}'"
     return f"<line {ends} stroke='{colour}' stroke-width='{width}'/>"

@@ -153,7 +153,8 @@ def _alarm(curve: Curve, head: int, level: float) -> Alarm | None:
             return Alarm(head, "warning", level, pace)
     if rising and all(paces[:2]):  # over half of the watch, and still over its last quarter
         half, lately = rising[0], float(np.median(values[-thresholds.POINTS // 2 :]))
-        if lately >= max(thresholds.CLIPPED, thresholds.GROWN * half.start):
+        # Both: a line runs past a rise that is over, and a few points may be high by luck.
+        if min(lately, half.end) >= max(thresholds.CLIPPED, thresholds.GROWN * half.start):
             return Alarm(head, "warning", level, half)
     return None
 
