@@ -88,9 +88,10 @@ _understood: dict[type, bool] = {}
 
 def describe(
     name: str, known: bool | None, function: Function, module: nn.Module, query: Tensor,
-    key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, scaling: Any = None, is_causal: bool | None = None,
-    position_bias: Tensor | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, sliding_window: int | None = None, **rest: Any,
+    key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, scaling: Any = None,
+    is_causal: bool | None = None, position_bias: Tensor | None = None,
+    softcap: float | None = None, s_aux: Tensor | None = None,
+    sliding_window: int | None = None, **rest: Any,
 ) -> Call | None:  # fmt: skip
     """The call as ours; None where only the function itself knows. `known`: whether an eager
     function is what it seems, where its code cannot be read now."""
