@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from levelhead import checks
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.health import coverage, deep, operator, places
+from levelhead.health import coverage, deep, operator, places, scale
 from levelhead.health.intercept import INTERCEPTION
 from levelhead.health.ledger import Ledger
 from levelhead.health.measure import Call
@@ -57,13 +57,19 @@ class Watch:
             raise LevelheadTypeError(expected("model", "a torch.nn.Module", given, advice))
         for name, number in (("every", every), ("rows", rows), ("history", history)):
             what, advice = "an integer of at least 1", "Leave it out for the usual"
-            if number is not None and checks.integer(name, number, what, advice) < 1:
+            if name == "rows" and number is None:
+                continue
+            if checks.integer(name, number, what, advice) < 1:
                 raise LevelheadValueError(expected(name, what, number, advice))
+        flags = {"deep": deep, "gradients": gradients, "counterfactual": counterfactual}
+        for name, flag in flags.items():
+            checks.flag(name, flag)
+        scale.checked("expected_scale", expected_scale)
         self.model, self.every, self.rows = places.unwrapped(model), every, rows
         self.deep, self.gradients, self.counterfactual = deep, gradients, counterfactual
         self.expected_scale, self.plain_torch = expected_scale, plain_torch
         self.training_only = training_only
-        self._sinks, self._history = list(sinks), max(history, 2)
+        self._sinks, self._history = _checked_sinks(sinks), max(history, 2)
         self.listeners: list[Callable[..., None]] = []  # (place, call, tally, q, k) of every call
         self._snapshots: list[Snapshot] = []
         self._ledgers: dict[int, Ledger] = {}  # by the place's number
@@ -333,6 +339,17 @@ class Watch:
 
 
 watch = Watch
+
+
+def _checked_sinks(sinks: Any) -> list[Callable[[Snapshot], Any]]:
+    what, advice = "callables that take a snapshot", "Give a list, such as sinks=[print]"
+    if not isinstance(sinks, Iterable) or isinstance(sinks, str):
+        raise LevelheadTypeError(expected("sinks", what, checks.told(sinks), advice))
+    found = list(sinks)
+    for sink in found:
+        if not callable(sink):
+            raise LevelheadTypeError(expected("sinks", what, checks.told(sink), advice))
+    return found
 
 
 _NUMBERS = {
