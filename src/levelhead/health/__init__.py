@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from levelhead.health import remedies
-
-__all__ = ["remedies"]
 
 
 def __getattr__(name: str) -> ModuleType:

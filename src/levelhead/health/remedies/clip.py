@@ -37,6 +37,7 @@ from levelhead.health.remedies.remedy import (
 from levelhead.health.watch import Watch
 
 TAU = 100.0  # Kimi K2's
+_ROUNDING = 1e-5  # relative: so far above τ is at τ, and stays
 _CLOSE = 1e-3  # relative, of a maximum to τ
 
 
@@ -197,7 +198,7 @@ class QKClip(Remedy):
     def _factor(self, largest: float, softcap: float | None) -> float:
         """γ of one head, of what goes into the cap where there is one."""
         tau = self.tau
-        if not largest > tau:
+        if not largest > tau * (1 + _ROUNDING):
             return 1.0
         if softcap is not None:
             almost = 1 - 1e-6  # beyond, the logit itself cannot be told

@@ -22,7 +22,7 @@ from levelhead.health import reading
 from levelhead.health.measure import Call
 from levelhead.health.places import Place
 
-_TOKENS = 256  # compared at most
+_TOKENS = 64  # compared at most
 _FITS = {torch.float64: 1e-4, torch.float32: 1e-3}  # relative error of a norm
 _FITS_HALF = 2e-2
 _TRIES = 3  # calls of a module, until what is unknown stays so
@@ -154,7 +154,6 @@ def _outputs(module: nn.Module) -> int | None:
 
 
 class _Fit(NamedTuple):
-    named: bool  # the name says the same
     error: float
     ratio: float
     module: nn.Module
@@ -164,18 +163,21 @@ class _Fit(NamedTuple):
 def _source(role: str, ran: list[tuple[str, nn.Module, Tensor]], x: Tensor) -> Source | Unknown:
     """Where x (B, heads, T, D), as it reached the softmax, came from."""
     limit = _FITS.get(x.dtype, _FITS_HALF)
-    fits = [
-        _Fit(role in (reading.role(name) or ""), error, ratio, module, columns)
-        for name, module, out in ran
-        for columns, error, ratio in _compared(out, x.detach())
-        if error < limit
-    ]
+    named = [one for one in ran if role in (reading.role(one[0]) or "")]
+    others = [one for one in ran if all(one is not other for other in named)]
+    fits: list[_Fit] = []
+    for some in (named, others):  # numbers decide; names only say where to look first
+        if not fits:
+            fits = [
+                _Fit(error, ratio, module, columns)
+                for _, module, out in some
+                for columns, error, ratio in _compared(out, x.detach())
+                if error < limit
+            ]
     if not fits:
         seen = ", ".join(repr(name) for name, *_ in ran) or "none that was seen to run"
         why = f"no projection's output is {role} up to a rotation and a factor (compared: {seen})"
         return Unknown(f"{why}; it may be normalised, cached, adapted or compiled in between")
-    if any(fit.named for fit in fits):
-        fits = [fit for fit in fits if fit.named]
     fits.sort(key=lambda fit: fit.error)
     best = fits[0]
     floor = max(best.error, limit / 100)
@@ -204,13 +206,27 @@ def _compared(out: Tensor, x: Tensor) -> Iterator[tuple[Tensor, float, float]]:
     wanted = wanted[pick].sqrt()
     for rows in _token_orders(out, B, T):
         squares = rows[pick].to(torch.float64).square()
+        blocks = squares.reshape(len(pick), -1, D).sum(-1) if features % D == 0 else None
         for columns in _layouts(features, heads, D):
-            norm = squares[:, columns.to(x.device)].sum(-1).sqrt()
+            norm = _norms(squares, blocks, columns.to(x.device)).sqrt()
             total = float(norm.square().sum())
             ratio = float((wanted * norm).sum()) / total if total else math.nan
             error = float((wanted - ratio * norm).abs().max() / wanted.abs().max())
             if math.isfinite(error) and ratio > 0:
                 yield columns, error, ratio
+
+
+def _norms(squares: Tensor, blocks: Tensor | None, columns: Tensor) -> Tensor:
+    """Σ of the squares of every head; summed once for all layouts that are made of blocks of D."""
+    D = columns.shape[1]
+    first = columns[:, 0]
+    if (
+        blocks is not None
+        and not (first % D).any()
+        and bool((columns[:, -1] == first + D - 1).all())
+    ):
+        return blocks[:, first // D]
+    return squares[:, columns].sum(-1)
 
 
 def _token_orders(out: Tensor, B: int, T: int) -> Iterator[Tensor]:
