@@ -9,6 +9,7 @@ original's place.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -185,12 +186,17 @@ class patch:  # noqa: N801  a verb, used as a call and in `with`
     the original again; a module that is first imported in between keeps what it found.
     """
 
+    active: ClassVar[list[patch]] = []
+
     def __init__(self) -> None:
         self._swap = Swap({ORIGINAL: scaled_dot_product_attention}, KEPT)
+        self.active.append(self)
 
     def undo(self) -> None:
         """Puts the original back where it was."""
         self._swap.undo()
+        if self in self.active:
+            self.active.remove(self)
 
     def __enter__(self) -> patch:
         return self
