@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tiny_models import MODELS
 
 SECOND = Path(os.environ.get("LEVELHEAD_TRANSFORMERS4") or f"{sys.prefix}-transformers4")

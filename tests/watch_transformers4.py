@@ -11,10 +11,9 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parent))
+import levelhead as lh
 from tiny_models import MODELS
 from watched import outcome
-
-import levelhead as lh
 
 torch.set_num_threads(1)
 

@@ -204,7 +204,11 @@ def _watched_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     before = marks.uses[0].calls
     with _OwnCalls(marks):
         out = forward(*args, **kwargs)
-    if not torch.compiler.is_compiling() and marks.uses[0].calls == before and not sdpa.patch.active:
+    if (
+        not torch.compiler.is_compiling()
+        and marks.uses[0].calls == before
+        and not sdpa.patch.active
+    ):
         given = f"{type(module).__name__} computing this call by hand"
         advice = "Do not ask it for its weights, or undo() first"
         raise LevelheadValueError(expected("model", "attention to be asked for", given, advice))
