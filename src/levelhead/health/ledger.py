@@ -96,7 +96,7 @@ class Ledger:
         q, k = (call.q, call.k) if operands is None else operands
         if operands is not None:
             measure.fill_squares(found, q, k)
-        factor = call.scale if operands is None else scale
+        factor = scale if call.ready else call.scale
         sampled = rows is not None and rows < call.q.shape[2]
         rules = self._rules(q, at)
         self._enter(frame, how, call, found, q, k, factor, rules, sampled=sampled)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from levelhead.health.measure import plain
 from levelhead.health.reading import Ran, ran
-from levelhead.health.transformers_calls import understands
+from levelhead.health.transformers_calls import forms_softmax_by_hand, understands
 
 ATTRIBUTE = "_levelhead_place"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
@@ -40,6 +40,7 @@ class Place:
         self.handle = torch.tensor([self.number, 0])
         self.heads = _heads(module)
         self.understood = understands(module)
+        self.legacy = self.heads is not None and forms_softmax_by_hand(module)
         # None: not known yet, so what runs in it is looked at as if it did.
         self.attends = True if sounds_like_attention(module) else None
         self.calls = 0

@@ -109,7 +109,7 @@ def read(
     if any(child.norm and child.features in sizes for child in ran[first + 1 :]):
         return Reading(None, NORMALISED, width)
     if scale is None or not {"q", "k"} <= found.keys():
-        why = "the scale is not one number" if scale is None else "a projection was not found"
+        why = "the scale is not known" if scale is None else "a projection was not found"
         return Reading(None, why, width)
     if found["k"].ran.tokens != tokens:
         return Reading(None, "keys come from a cache", width)

@@ -3,7 +3,7 @@
 Version 5 asks one function, `get_interface`, for every attention function, eager ones included;
 version 4 looks registered ones up in a mapping and calls eager ones by name. Here both are wrapped.
 An eager function that does more than softmax(q kᵀ · scale + mask) v is not described but watched:
-the softmax inside it tells its logits.
+the softmax inside it tells its logits, and so does that of a module from before the interface.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.health.measure import Call
-from levelhead.torch.survey import eager_functions, understood
+from levelhead.torch.survey import attending_modules, eager_functions, understood
 from levelhead.torch.swap import Function, Layer, wraps
 
 
@@ -84,6 +84,14 @@ def understands(module: nn.Module) -> bool:
 
 
 _understood: dict[type, bool] = {}
+
+
+def forms_softmax_by_hand(module: nn.Module) -> bool:
+    """Whether it is a module of transformers from before the interface, which some still are."""
+    if not type(module).__module__.startswith("transformers.models."):
+        return False
+    ways = next((found for found in attending_modules(module) if found.module is module), None)
+    return ways is not None and ways.by_hand and not ways.interface
 
 
 def describe(

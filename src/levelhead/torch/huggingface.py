@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
@@ -207,8 +206,8 @@ def _watched_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     before = marks.uses[0].calls
     with _OwnCalls(marks):
         out = _forward(module, marks, args, kwargs)
-    patched = functional.scaled_dot_product_attention is sdpa.scaled_dot_product_attention
-    if not torch.compiler.is_compiling() and marks.uses[0].calls == before and not patched:
+    unseen = not torch.compiler.is_compiling() and marks.uses[0].calls == before
+    if unseen and not sdpa.patch.active:
         given = f"{type(module).__name__} computing this call by hand"
         advice = "Do not ask it for its weights, or undo() first"
         raise LevelheadValueError(expected("model", "attention to be asked for", given, advice))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -258,12 +258,17 @@ class patch:  # noqa: N801  a verb, used as a call and in `with`
     the original again; a module that is first imported in between keeps what it found.
     """
 
+    active: ClassVar[list[patch]] = []
+
     def __init__(self) -> None:
         self._swap = Swap({ORIGINAL: scaled_dot_product_attention}, KEPT)
+        self.active.append(self)
 
     def undo(self) -> None:
         """Puts the original back where it was."""
         self._swap.undo()
+        if self in self.active:
+            self.active.remove(self)
 
     def __enter__(self) -> patch:
         return self
