@@ -183,7 +183,8 @@ def begin(module: nn.Module, args: Any) -> None:
         return
     end(place.number)  # a run that Ctrl-C ended has left its mode: no hook ran then
     if place.watch.wanted():
-        _running.modes[place.number] = Deep(module).__enter__()
+        mode = _running.modes[place.number] = Deep(module)
+        mode.__enter__()  # type: ignore[no-untyped-call]
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -197,4 +198,4 @@ def end(number: int) -> None:
     """Takes the mode off, if it is still there."""
     mode = _running.modes.pop(number, None)
     if mode is not None and _get_current_dispatch_mode() is mode:
-        mode.__exit__(None, None, None)
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]

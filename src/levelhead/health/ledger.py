@@ -186,7 +186,7 @@ class Ledger:
         heads = q.shape[-3] if q.dim() > 3 else self.place.heads or 1
         for name, x in (("dq", q), ("dk", k), ("dv", v)):
             if x is not None and x.requires_grad:
-                x.register_hook(_Counted(self, name, heads))
+                x.register_hook(_Counted(self, name, heads))  # type: ignore[no-untyped-call]
 
     def count(self, name: str, heads: int, gradient: Tensor) -> None:
         """A gradient of q, k or v has come."""
