@@ -271,3 +271,34 @@ def test_attributed(row: str) -> None:
 def test_bit_identical(row: str) -> None:
     _, plain, looked_at = ran(row)
     same(plain, looked_at, within=CASES[row].within)
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [
+        ("Llama", "eager"),
+        ("Llama", "sdpa"),
+        ("GPT-2", "sdpa"),
+        ("Gemma-2", "eager"),
+        ("T5", "sdpa"),
+    ],
+)
+def test_generated_tokens_are_the_same(name: str, implementation: str, sampling: bool) -> None:
+    model, inputs = MODELS[name].make(implementation), MODELS[name].inputs()
+    inputs.pop("decoder_input_ids", None)
+
+    def generated() -> list[Tensor]:
+        torch.manual_seed(5)
+        tokens = model.generate(**inputs, max_new_tokens=6, min_new_tokens=6, do_sample=sampling)
+        return [tokens, torch.rand(4)]
+
+    plain = generated()
+    with lh.watch(model) as w:
+        same(plain, generated())
+    assert len(w.run().snapshots) == 6  # a step for every token: the prompt, then one by one
+    keys = [s.records[-1].facts.keys for s in w.run().snapshots]
+    assert keys == sorted(keys)
+    assert all(line.seen for line in w.coverage())
+    last = w.last[MODELS[name].modules[0]] if name != "T5" else w.last.records[-1]
+    assert (last.heads.rows == len(plain[0])).all()

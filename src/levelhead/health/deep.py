@@ -183,7 +183,8 @@ def begin(module: nn.Module, args: Any) -> None:
         return
     end(place.number)  # a run that Ctrl-C ended has left its mode: no hook ran then
     if place.watch.wanted():
-        _running.modes[place.number] = Deep(module).__enter__()  # type: ignore[no-untyped-call]
+        mode = _running.modes[place.number] = Deep(module)
+        mode.__enter__()  # type: ignore[no-untyped-call]
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:

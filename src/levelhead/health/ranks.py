@@ -15,7 +15,7 @@ import torch
 
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.health import tally
-from levelhead.health.record import Record, Snapshot
+from levelhead.health.record import Snapshot
 
 
 def gathered(snapshot: Snapshot, group: Any = None) -> Snapshot:
@@ -25,30 +25,36 @@ def gathered(snapshot: Snapshot, group: Any = None) -> Snapshot:
     """
     import torch.distributed as dist
 
+    if not dist.is_available() or not dist.is_initialized():
+        advice = "Call init_process_group first; in one process, read w.last"
+        wanted = "torch.distributed to be running"
+        raise LevelheadValueError(expected("group", wanted, "no process group", advice))
     device, world = _device(dist, group), dist.get_world_size(group)
-    names = "\n".join(f"{record.module}:{len(record.tally)}" for record in snapshot.records)
-    rows = sum(len(record.tally) for record in snapshot.records)
-    layout = torch.tensor([zlib.crc32(names.encode()), rows], device=device)
+    names = "\n".join(f"{r.module}:{len(r.tally)}:{[*r.counterfactual]}" for r in snapshot.records)
+    parts = [x for r in snapshot.records for x in (r.tally, *r.counterfactual.values())]
+    heads = sum(len(record.tally) for record in snapshot.records)
+    sizes = [zlib.crc32(names.encode()), sum(map(len, parts)), heads]
+    layout = torch.tensor(sizes, device=device)
     layouts = [torch.empty_like(layout) for _ in range(world)]
-    dist.all_gather(layouts, layout, group=group)  # two numbers, so that a mistake is no hang
+    dist.all_gather(layouts, layout, group=group)  # three numbers, so that a mistake is no hang
     seen = [tuple(x.tolist()) for x in layouts]
     kinds = {kind for kind in seen if kind[1]}
     if len(kinds) > 1:
-        given = ", ".join(f"{n} heads on rank {rank}" for rank, (_, n) in enumerate(seen))
+        given = ", ".join(f"{n} heads on rank {rank}" for rank, (_, _, n) in enumerate(seen))
         advice = "Watch the same model with the same options on every rank"
         raise LevelheadValueError(expected("ranks", "the same modules everywhere", given, advice))
-    total = max(n for _, n in seen)
-    mine = np.concatenate([record.tally for record in snapshot.records] or [tally.nothing(total)])
-    packed = torch.from_numpy(mine).to(device)
+    total = max(n for _, n, _ in seen)
+    packed = torch.from_numpy(np.concatenate(parts or [tally.nothing(total)])).to(device)
     everything = [torch.empty_like(packed) for _ in range(world)]
     dist.all_gather(everything, packed, group=group)
     whole = tally.nothing(total)
     for part in everything:
         whole = tally.merge(whole, part.cpu().numpy())
-    records: list[Record] = []
-    for record in snapshot.records:
-        records.append(replace(record, tally=whole[: len(record.tally)]))
-        whole = whole[len(record.tally) :]
+    rest = iter(np.split(whole, np.cumsum([len(part) for part in parts])[:-1]))
+    records = [
+        replace(r, tally=next(rest), counterfactual={rule: next(rest) for rule in r.counterfactual})
+        for r in snapshot.records
+    ]
     return Snapshot(snapshot.step, tuple(records))
 
 
