@@ -98,6 +98,29 @@ def test_the_first_step_takes_in_all_that_came_before_it() -> None:
     assert [(s.step, rows(s)) for s in w.run().snapshots] == [(0, {3 * ROWS}), (1, {3 * ROWS})]
 
 
+def test_sinks_hear_of_a_step_once() -> None:
+    model = stack(CAUSAL)
+    seen: list[Snapshot] = []
+    with lh.watch(model, sinks=[seen.append]) as w:
+        for _ in range(2):
+            for _ in range(3):
+                model(batch())
+            w.step()
+    assert [(s.step, rows(s)) for s in seen] == [(0, {3 * ROWS}), (1, {3 * ROWS})]
+    assert w.cost["observed_steps"] == 2
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_sinks_hear_of_every_pass_where_nobody_says_step(training: bool) -> None:
+    model = stack(CAUSAL).train(training)
+    seen: list[Snapshot] = []
+    with lh.watch(model, sinks=[seen.append]):
+        for _ in range(4):
+            model(batch())
+        assert len(seen) == (0 if training else 3)  # in training, a step may still be called
+    assert [s.step for s in seen] == [0, 1, 2, 3]
+
+
 class Checkpointed(Stack):
     reentrant = True
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from levelhead.health.record import Run, Seen, Snapshot
 from levelhead.observation import Observation
 from levelhead.torch.ops import Pass
 
+_PASSES_OF_A_STEP = 64  # more micro-batches than anybody accumulates before a first step
 KEPT_SNAPSHOTS = 256  # then every second one goes: trends stay, memory does not grow
 
 
@@ -72,6 +74,8 @@ class Watch:
         self._sinks, self._history = _checked_sinks(sinks), max(history, 2)
         self.listeners: list[Callable[..., None]] = []  # (place, call, tally, q, k) of every call
         self._snapshots: list[Snapshot] = []
+        self._held: list[Snapshot] = []  # that the sinks have not heard of yet
+        self._carried: Snapshot | None = None  # what passes before the first `step()` belong to
         self._ledgers: dict[int, Ledger] = {}  # by the place's number
         self.places: list[Place] = []
         self.child_names: dict[int, str] = {}
@@ -142,6 +146,7 @@ class Watch:
             PLACES.pop(place.number, None)
             vars(place.module).pop(ATTRIBUTE, None)
         self._flush()
+        self._deliver()
         for sink in self._sinks:
             getattr(sink, "close", lambda: None)()
 
@@ -160,14 +165,10 @@ class Watch:
     def step(self) -> None:
         """Ends a step; from the first call on, forward passes do not count as steps."""
         if not self._by_hand:
-            self._by_hand = True
-            if self._snapshots:  # the forward passes so far were parts of this first step
-                whole, *parts = self._snapshots
-                for part in parts:
-                    whole = whole.merged(part)
-                self._ledgers_take(whole)
-                self._snapshots = []
-            self._step = 0
+            self._by_hand, self._step = True, 0
+            # The forward passes so far were parts of this first step.
+            self._carried = reduce(Snapshot.merged, self._snapshots) if self._snapshots else None
+            self._snapshots, self._held, self._observed = [], [], 0
         self._flush()
         self._step += 1
 
@@ -191,11 +192,6 @@ class Watch:
         idle = self.training_only and not self.model.training  # an evaluation between two steps
         return self.observing and not idle and not _in_backward()
 
-    def _ledgers_take(self, whole: Snapshot) -> None:
-        self._carried: Snapshot | None = whole
-
-    _carried: Snapshot | None = None
-
     def _flush(self) -> None:
         with self.lock:
             self._flush_now()
@@ -211,8 +207,18 @@ class Watch:
         self._snapshots.append(snapshot)
         if len(self._snapshots) > self._history:
             self._snapshots = [*self._snapshots[:-1:2], self._snapshots[-1]]
-        for sink in self._sinks:
-            sink(snapshot)
+        self._held.append(snapshot)
+        # In training the next thing may be the first `step()`, which makes one step of several
+        # passes: sinks hear of them once that is unlikely.
+        waits = not self._by_hand and self.model.training and self.attached
+        if not waits or len(self._held) > _PASSES_OF_A_STEP:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        held, self._held = self._held, []
+        for snapshot in held:
+            for sink in self._sinks:
+                sink(snapshot)
 
     def _pending(self) -> Snapshot | None:
         """What this step has seen so far."""
