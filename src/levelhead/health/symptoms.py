@@ -165,7 +165,8 @@ def flat_heads(record: Record) -> Iterator[Finding]:
 def sink_heads(record: Record) -> Iterator[Finding]:
     """Heads that rest on the first key, or on a learned sink."""
     facts, heads = record.facts, record.heads
-    uniform = _uniform_first(facts.keys, facts.causal and facts.queries == facts.keys)
+    maybe_causal = (facts.causal or facts.masked) and facts.queries == facts.keys
+    uniform = _uniform_first(facts.keys, maybe_causal)
     least = max(thresholds.SINK, thresholds.SINK_OVER_UNIFORM * uniform)
     first = heads.mean_first > least
     if facts.keys < thresholds.SINK_KEYS:
