@@ -44,10 +44,10 @@ class Doors:
         return hasattr(self._kind(), "get_interface")
 
     def install(self) -> None:
+        kind, called = self._kind(), self._called  # before anything counts: it may be missing
         self._users += 1
         if self._users > 1:
             return
-        kind, called = self._kind(), self._called
         self._layers = [Layer(kind, "__getitem__", lambda below: _getitem(below, called))]
         if self.has_eager():
             wrap = functools.partial(_get_interface, called=called)
