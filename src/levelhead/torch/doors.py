@@ -44,7 +44,7 @@ class Doors:
         return hasattr(self._kind(), "get_interface")
 
     def install(self) -> None:
-        kind, called = self._kind(), self._called
+        kind, called = self._kind(), self._called  # before anything counts: it may be missing
         self._users += 1
         if self._users > 1:
             return
