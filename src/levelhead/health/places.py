@@ -100,11 +100,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def frame_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that may hold an attention call: all but torch's own simple ones, and others'."""
+    """The model, and modules in it that may hold an attention call: all but simple ones."""
     for name, module in model.named_modules():
         torchs = type(module).__module__.startswith("torch.nn.modules")
         simple = not module._modules and (torchs or _is_one_weight(module))
-        if not simple and not isinstance(module, torch.jit.ScriptModule):
+        if not (simple and name) and not isinstance(module, torch.jit.ScriptModule):
             yield name, module
 
 

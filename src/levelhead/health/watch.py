@@ -140,7 +140,7 @@ class Watch:
         for ledger in self._ledgers.values():
             ledger.let_go()
         places.leave_all(self)
-        if self.deep:
+        if self.deep and self.places:
             deep.end(self.places[0].number)
         for place in self.places:
             PLACES.pop(place.number, None)

@@ -63,8 +63,9 @@ class Layer:
         self._base = owner.__dict__.get(name, _MISSING)
         self._below = getattr(owner, name)
         same = [layer for layer in _layers if layer._at == self._at]
-        if same:  # the ground is what the lowest of them found
+        if same and self._base is same[0]._shown:  # the ground is what the lowest of them found
             self._base, self._below = same[0]._base, same[0]._below
+        self._shown: Any = None  # what all layers on the same ground show together
         _layers.append(self)
         self._lay()
 
@@ -72,14 +73,19 @@ class Layer:
         """Takes the wrapper away; a second time does nothing."""
         if self in _layers:
             _layers.remove(self)
-            self._lay()
+            owner, name = self._at
+            if owner.__dict__.get(name) is self._shown:
+                self._lay()
+            # Else somebody has wrapped it since and would be lost; what he wrapped passes calls on.
 
     def _lay(self) -> None:
         owner, name = self._at
-        here = [layer for layer in _layers if layer._at == self._at]
+        here = [x for x in _layers if x._at == self._at and x._below is self._below]
         if here:
             shown = functools.reduce(lambda below, layer: layer._wrap(below), here, self._below)
             setattr(owner, name, shown)
+            for layer in here:
+                layer._shown = shown
         elif self._base is _MISSING:
             delattr(owner, name)
         else:
