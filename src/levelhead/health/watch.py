@@ -84,7 +84,6 @@ class Watch:
         self._spent = self._elapsed = 0.0
         self._since: float | None = None
         self._observed = 0
-        self._notes: dict[str, None] = {}
         self.compiled = False  # whether a graph of the model has run
         self.lock = threading.RLock()  # several threads may run the model
         self.attach()
@@ -274,10 +273,6 @@ class Watch:
         if self.gradients and self.observing and torch.is_grad_enabled():
             self._ledger(frame).follow(frame, q, k, v)
 
-    def note(self, text: str) -> None:
-        """Something about the run as a whole that its reader must know."""
-        self._notes[text] = None
-
     # ---- what one reads
 
     @property
@@ -309,7 +304,7 @@ class Watch:
         snapshots = (*self._snapshots, *([] if pending is None else [pending]))
         name = type(self.model).__name__
         return Run(
-            name, snapshots, self.coverage(), tuple(self._notes), self.cost, self.expected_scale
+            name, snapshots, self.coverage(), cost=self.cost, expected_scale=self.expected_scale
         )
 
     def metrics(self, *, heads: bool = True) -> dict[str, float]:

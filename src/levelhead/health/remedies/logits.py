@@ -35,7 +35,6 @@ class _OfTheCall(Remedy):
 
     def __init__(self, model: nn.Module, value: Any) -> None:
         super().__init__(model, _reachable(checked(model)))
-        self._value = value
         taken = [name for name, module in self.modules.items() if self._carried(module) is not None]
         if taken:
             given = f"one in {', '.join(taken)}"
