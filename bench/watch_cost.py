@@ -3,6 +3,9 @@
 A step is a forward pass, a loss, a backward pass and the optimiser. Turns of fifty steps in round
 robin: not watched; watched with every=50, so that one step of a turn is looked at and the hooks are
 there in all; watched at every step, with PyTorch's attention and with levelhead's in its place.
+Every second round runs backwards: who comes after whom is nobody's advantage. A turn is compared with
+the unwatched one of its own round, because the machine's mood changes between rounds by more than
+watching costs; the median of these ratios is the answer, its standard error says what it is worth.
 
     python bench/watch_cost.py [--json FILE]
 """
@@ -27,7 +30,7 @@ from levelhead.bench.run import cpu_name
 
 WIDTH, HEADS, LAYERS = 256, 4, 4
 BATCH, TOKENS = 4, 256
-STEPS, ROUNDS = 50, 5
+STEPS, ROUNDS = 50, 20
 
 
 def model() -> nn.Module:
@@ -60,22 +63,39 @@ WAYS: dict[str, dict[str, Any]] = {
     "levelhead's attention, not watched": {"every": None, "levelhead": True},
     "levelhead's attention, every=1": {"every": 1, "levelhead": True},
 }
-BASE = {"every=50": 0, "every=1": 0, "levelhead's attention, every=1": 3}  # compared with which
+BASE = {  # compared with which
+    "every=50": "not watched",
+    "every=1": "not watched",
+    "levelhead's attention, every=1": "levelhead's attention, not watched",
+}
+
+
+def added(taken: list[float], base: list[float]) -> dict[str, float]:
+    """What watching adds to a step, as a share: by minima, by medians, and round by round."""
+    rounds = sorted(mine / other - 1 for mine, other in zip(taken, base, strict=True))
+    quarter = len(rounds) // 4
+    spread = (rounds[-1 - quarter] - rounds[quarter]) / 1.349  # of a normal with these quartiles
+    return {
+        "minima": min(taken) / min(base) - 1,
+        "medians": statistics.median(taken) / statistics.median(base) - 1,
+        "paired": statistics.median(rounds),
+        "paired_stderr": 1.253 * spread / len(rounds) ** 0.5,  # of a median
+    }
 
 
 def lines(times: dict[str, list[float]]) -> list[str]:
     """The results as a table: milliseconds per step, and what watching adds."""
-    table = ["| training step | minimum, ms | median, ms | watching adds |", "|---|---|---|---|"]
+    table = [
+        "| training step | minimum, ms | median, ms | watching adds, round by round | by minima |",
+        "|---|---|---|---|---|",
+    ]
     for way, taken in times.items():
-        added = "-"
+        words = "- | -"
         if way in BASE:
-            base = list(times.values())[BASE[way]]
-            added = (
-                f"{min(taken) / min(base) - 1:+.1%} by minima, "
-                f"{statistics.median(taken) / statistics.median(base) - 1:+.1%} by medians"
-            )
+            more = added(taken, times[BASE[way]])
+            words = f"{more['paired']:+.1%} ± {more['paired_stderr']:.1%} | {more['minima']:+.1%}"
         low, middle = 1e3 * min(taken), 1e3 * statistics.median(taken)
-        table.append(f"| {way} | {low:.1f} | {middle:.1f} | {added} |")
+        table.append(f"| {way} | {low:.1f} | {middle:.1f} | {words} |")
     return table
 
 
@@ -96,8 +116,8 @@ def main() -> None:
 
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(ROUNDS):
-        for way, options in WAYS.items():
-            times[way].append(turn(step, of=net, **options))
+        for way in list(WAYS)[:: -1 if number % 2 else 1]:
+            times[way].append(turn(step, of=net, **WAYS[way]))
         print(f"round {number + 1} of {ROUNDS}", flush=True)
     print("\n".join(lines(times)))
     if file:
@@ -111,6 +131,7 @@ def main() -> None:
         }
         with open(file, "w") as f:
             json.dump({"about": about, "tables": {"cost": lines(times)}, "times": times}, f)
+            f.write("\n")
 
 
 if __name__ == "__main__":

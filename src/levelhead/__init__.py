@@ -47,6 +47,7 @@ __all__ = [
 
 _ON_DEMAND = (
     "health",
+    "lab",
     "models",
     "onnx",
     "reference",

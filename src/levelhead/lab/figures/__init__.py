@@ -1,0 +1,1 @@
+"""The figures of the page, one file each: a setting in, a `Figure` out."""
