@@ -1,4 +1,4 @@
-"""What a claim is in the lab: one sentence, a derivation, an experiment, and a criterion for its verdict.
+"""What a claim is in the lab: a sentence, a derivation, an experiment, a criterion for the verdict.
 
 A claim's file defines `CLAIM`. It measures on the real core; the lab's runner times, caches and
 compares, and a claim knows nothing about that.

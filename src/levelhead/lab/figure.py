@@ -1,4 +1,4 @@
-"""What a figure holds, whoever draws it: series of numbers, each with its source, and the code that made them.
+"""What a figure holds, whoever draws it: numbers, their sources, and the code that made them.
 
 A figure knows no colours and no plotting library. `json()` is what the page draws; every number in
 it says whether it is live (computed now), recorded (from a committed run) or theory (a formula).
