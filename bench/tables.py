@@ -18,7 +18,7 @@ from levelhead.bench.bars import Bar
 from levelhead.bench.report import seconds
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = tuple(ROOT / "docs" / name for name in ("kernel.md", "health.md"))
+DOCUMENTS = tuple(ROOT / "docs" / name for name in ("kernel.md", "health.md", "watch.md"))
 HALVES = ("bfloat16", "float16")  # whose cells are dense, causal or short
 FAR = 0.1  # of a limit: what takes the time is neither arithmetic nor memory
 PLACE = re.compile(r"<!-- ([\w.-]+): ([\w. ]+) -->\n(.*?)<!-- end -->\n", re.DOTALL)

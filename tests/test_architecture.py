@@ -42,7 +42,19 @@ LAYERS = [set(layer.split()) for layer in (
 _WATCHING = "amend coverage deep intercept ledger measure operator places ranks reading remedies"
 WATCHING = {f"health.{name}" for name in f"{_WATCHING} transformers_calls watch".split()}
 LINES = 450
-WRITTEN = {".py", ".pyi", ".h", ".cpp", ".txt", ".toml", ".md", ".cff", ".js", ".css", ".html"}  # what people write
+WRITTEN = {
+    ".py",
+    ".pyi",
+    ".h",
+    ".cpp",
+    ".txt",
+    ".toml",
+    ".md",
+    ".cff",
+    ".js",
+    ".css",
+    ".html",
+}  # what people write
 NAMED = {"Makefile", "run", ".gitignore"}
 
 

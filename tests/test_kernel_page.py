@@ -17,7 +17,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results"
 LADDERS = sorted(RESULTS.glob("ladder-*.json"))
 
 
-@pytest.mark.parametrize("page", ["kernel.md", "health.md"])
+@pytest.mark.parametrize("page", ["kernel.md", "health.md", "watch.md"])
 def test_every_table_is_its_file(root: Path, page: str) -> None:
     tables = script(root, "tables")
     assert root / "docs" / page in tables.DOCUMENTS

@@ -20,7 +20,7 @@ from levelhead import _core, arrays, checks, scoring
 from levelhead.arrays import Array, Origin
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.observation import Observation
-from levelhead.state import COUNTS, SUMS, State
+from levelhead.state import unwritten
 
 Sizes: TypeAlias = tuple[int, ...]
 
@@ -187,15 +187,14 @@ def observe(
     options = options_for_core(shape, origin, **given)
     team = team_for(threads, origin)
     rows: Sizes = q.shape[:-1]
-    sums = np.empty((*rows, len(SUMS)), origin.wide)
-    counts = np.empty((*rows, len(COUNTS)), np.int64)
+    made = unwritten(rows, shape.E, origin.wide, shape.S)
+    seen = Observation(made, options.get("sinks"), origin)
+    into: dict[str, Any] = {"sums": made.sums, "counts": made.counts}
     if v_view is None:
-        _core.forward(q, k, None, sums=sums, counts=counts, **team, **options)
-        return Observation(State(sums, counts, None, shape.S), options.get("sinks"), origin)
-    acc = np.empty((*rows, v_view.shape[-1]), origin.wide)
-    out = np.empty(acc.shape, origin.storage)
-    _core.forward(q, k, v_view, out=out, acc=acc, sums=sums, counts=counts, **team, **options)
-    seen = Observation(State(sums, counts, acc, shape.S), options.get("sinks"), origin)
+        _core.forward(q, k, None, **into, **team, **options)
+        return seen
+    out = np.empty((*rows, v_view.shape[-1]), origin.storage)
+    _core.forward(q, k, v_view, out=out, acc=made.acc, **into, **team, **options)
     vars(seen)["output"] = origin.give(out)  # what reading it off would give, made by all threads
     return seen
 

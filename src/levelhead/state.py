@@ -51,6 +51,22 @@ class State:
     keys: int  # key positions covered: how far the positions of a later state are shifted
 
 
+def unwritten(lead: tuple[int, ...], E: int | None, dtype: DTypeLike, keys: int) -> State:
+    """Memory for rows of shape `lead` = (..., H, T), for the core to write.
+
+    One block: an allocator that hands large pieces back to the system keeps one that it has met
+    before, where three would be mapped, and paid for page by page, at every call.
+    """
+    real, rows = np.dtype(dtype), math.prod(lead)
+    first = rows * len(COUNTS) * np.dtype(np.int64).itemsize
+    second = first + rows * len(SUMS) * real.itemsize
+    block = np.empty(second + rows * (E or 0) * real.itemsize, np.uint8)
+    counts = block[:first].view(np.int64).reshape(*lead, len(COUNTS))
+    sums = block[first:second].view(real).reshape(*lead, len(SUMS))
+    acc = None if E is None else block[second:].view(real).reshape(*lead, E)
+    return State(sums, counts, acc, keys)
+
+
 def identity(lead: tuple[int, ...], E: int | None, dtype: DTypeLike = np.float64) -> State:
     """Nothing seen, for rows of shape `lead` = (..., H, T)."""
     sums = np.empty((*lead, len(SUMS)), dtype)

@@ -1,8 +1,8 @@
 """The page's one experiment: random queries and keys, a divisor, and what the core makes of them.
 
 Four things are shared by all figures: the head width d_k, what one divides by, the number of keys,
-the seed. Everything that is measured here goes through the core: a logit is the logsumexp of a row that
-sees one key, a weight is the output for values that are the identity.
+the seed. Everything that is measured here goes through the core: a logit is the logsumexp of a row
+that sees one key, a weight is the output for values that are the identity.
 """
 
 from __future__ import annotations
