@@ -204,8 +204,7 @@ LH_INLINE void weigh(const Job& job, const Strip& strip, const Piece& piece, con
   for (int r = 0; r < tile_rows; ++r) share[r] = 1;
   for (int r = 0; r < strip.rows; ++r) {
     Real* s = scores + r * job.plan->score_stride;
-    share[r] = hidden ? softmax_row<Real, statistics, true>(job, s, keys.lo, keys.n, rows[r])
-                      : softmax_row<Real, statistics, false>(job, s, keys.lo, keys.n, rows[r]);
+    share[r] = softmax_row<Real, statistics>(job, s, keys.lo, keys.n, hidden, rows[r]);
     fetch_ahead(piece.ahead, 1);
     if (job.problem->scoring.dropout > 0)
       drop_row(job, piece.b, strip.head[r], strip.position[r], s, keys.lo, least(keys.n, job.problem->S - keys.lo));

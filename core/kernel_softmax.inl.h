@@ -19,36 +19,45 @@ struct Sweep {
   std::int64_t count;
 };
 
+// What a sweep gathers, one chain for each half of a panel: a maximum's latency is longer than the time of its loads.
+template <class Real>
+struct Gathered {
+  Vector<Real> max[2], min[2], total[2];
+  Integers<Real> seen;
+};
+
 template <class Real, bool statistics, bool hidden>
-LH_INLINE Sweep<Real> first_sweep(const Real* s, std::int64_t n) {
+LH_INLINE void sweep_panel(const Real* s, Gathered<Real>& found) {
   const Vector<Real> nothing = splat(-infinity<Real>), zero{};
-  // Two chains: the latency of a maximum is longer than the time of its loads.
-  Vector<Real> max[2] = {nothing, nothing}, min[2] = {-nothing, -nothing}, total[2] = {zero, zero};
-  Integers<Real> seen{};
-  for (std::int64_t j = 0; j < n; j += 2 * lanes<Real>) {
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const Vector<Real> x = load(s + j + half * lanes<Real>);
-      max[half] = larger(max[half], x);
-      if constexpr (statistics && hidden) {
-        const Integers<Real> visible = x != nothing;
-        total[half] += select(visible, x, zero);
-        min[half] = smaller(min[half], select(visible, x, -nothing));
-        seen -= visible;  // a set lane is -1
-      } else if constexpr (statistics) {
-        total[half] += x;
-        min[half] = smaller(min[half], x);
-      }
+  for (int half = 0; half < 2; ++half) {
+    const Vector<Real> x = load(s + half * lanes<Real>);
+    found.max[half] = larger(found.max[half], x);
+    if constexpr (statistics && hidden) {
+      const Integers<Real> visible = x != nothing;
+      found.total[half] += select(visible, x, zero);
+      found.min[half] = smaller(found.min[half], select(visible, x, -nothing));
+      found.seen -= visible;  // a set lane is -1
+    } else if constexpr (statistics) {
+      found.total[half] += x;
+      found.min[half] = smaller(found.min[half], x);
     }
   }
-  Sweep<Real> sweep{largest<Real>(larger(max[0], max[1])), 0, 0, n};
+}
+
+// Of n keys; the first `clear` are taken to be visible. If one of them is not, the minimum is -inf.
+template <class Real, bool statistics>
+LH_INLINE Sweep<Real> first_sweep(const Real* s, std::int64_t clear, std::int64_t n) {
+  const Vector<Real> nothing = splat(-infinity<Real>);
+  Gathered<Real> found{{nothing, nothing}, {-nothing, -nothing}, {}, {}};
+  for (std::int64_t j = 0; j < clear; j += panel<Real>) sweep_panel<Real, statistics, false>(s + j, found);
+  for (std::int64_t j = clear; j < n; j += panel<Real>) sweep_panel<Real, statistics, true>(s + j, found);
+  Sweep<Real> sweep{largest<Real>(larger(found.max[0], found.max[1])), 0, 0, n};
   if constexpr (statistics) {
-    sweep.min = smallest<Real>(smaller(min[0], min[1]));
-    sweep.total = sum<Real>(total[0] + total[1]);
-  }
-  if constexpr (statistics && hidden) {
-    sweep.count = 0;
-    for (int i = 0; i < lanes<Real>; ++i) sweep.count += seen[i];
+    sweep.min = smallest<Real>(smaller(found.min[0], found.min[1]));
+    sweep.total = sum<Real>(found.total[0] + found.total[1]);
+    // As a sum of reals, which is exact, because a block is short.
+    if (clear < n) sweep.count = clear + static_cast<std::int64_t>(sum<Real>(__builtin_convertvector(found.seen, Vector<Real>)));
   }
   return sweep;
 }
@@ -82,10 +91,11 @@ LH_INLINE void weigh_panel(Real* s, Real m, Real mean, Sums<Real>& sums) {
 }
 
 // Turns s into 2^(s - m) and gathers the sums of this block about the maximum m.
-template <class Real, bool statistics, bool hidden>
-LH_INLINE void second_sweep(Real* s, std::int64_t n, Real m, Row<Real>& tile) {
+template <class Real, bool statistics>
+LH_INLINE void second_sweep(Real* s, std::int64_t clear, std::int64_t n, Real m, Row<Real>& tile) {
   Sums<Real> sums{};
-  for (std::int64_t j = 0; j < n; j += panel<Real>) weigh_panel<Real, statistics, hidden>(s + j, m, tile.mean, sums);
+  for (std::int64_t j = 0; j < clear; j += panel<Real>) weigh_panel<Real, statistics, false>(s + j, m, tile.mean, sums);
+  for (std::int64_t j = clear; j < n; j += panel<Real>) weigh_panel<Real, statistics, true>(s + j, m, tile.mean, sums);
   tile.max = m;
   tile.l = sum<Real>(sums.l[0] + sums.l[1]);
   if constexpr (statistics) {
@@ -95,6 +105,17 @@ LH_INLINE void second_sweep(Real* s, std::int64_t n, Real m, Row<Real>& tile) {
   }
 }
 
+// How many of the first keys are likely to be visible, in whole panels. Most rows that hide something (causal, lengths) hide
+// the last keys: all but one of their panels are then spared the question lane by lane. A wrong guess is found by the sweep.
+template <class Real>
+LH_INLINE std::int64_t likely_clear(const Real* s, std::int64_t n) {
+  const Vector<Real> nothing = splat(-infinity<Real>);
+  const auto hides = [&](std::int64_t j) { return any<Real>((load(s + j) == nothing) | (load(s + j + lanes<Real>) == nothing)); };
+  if (hides(0)) return 0;
+  while (n > 0 && hides(n - panel<Real>)) n -= panel<Real>;
+  return n;
+}
+
 template <class Real>
 bool holds_nan(const Real* s, std::int64_t n) {
   Integers<Real> found{};
@@ -102,21 +123,26 @@ bool holds_nan(const Real* s, std::int64_t n) {
   return any<Real>(found);
 }
 
-// The key index (from `s`) of the first maximum; a panel at a time, since in the first blocks it moves often.
+// The key index (from `s`) of the first maximum; a panel at a time, since in the first blocks it moves often,
+// and within the panel without a branch, which nobody could foretell.
 template <class Real>
 LH_INLINE std::int64_t index_of(const Real* s, Real max) {
   std::int64_t j = 0;
   while (!any<Real>((load(s + j) == max) | (load(s + j + lanes<Real>) == max))) j += panel<Real>;
-  while (s[j] != max) ++j;
-  return j;
+  Vector<Real> place;
+  for (int i = 0; i < lanes<Real>; ++i) place[i] = static_cast<Real>(i);
+  const Vector<Real> nowhere = splat(static_cast<Real>(panel<Real>)), width = splat(static_cast<Real>(lanes<Real>));
+  const Vector<Real> left = select(load(s + j) == max, place, nowhere);
+  const Vector<Real> right = select(load(s + j + lanes<Real>) == max, place + width, nowhere);
+  return j + static_cast<std::int64_t>(smallest<Real>(smaller(left, right)));
 }
 
 // Returns what the row's acc must be multiplied with before this block's values are added.
-template <class Real, bool statistics, bool hidden>
-Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, Row<Real>& row) {
-  Sweep<Real> sweep = first_sweep<Real, statistics, hidden>(s, n);
-  if constexpr (statistics && !hidden)
-    if (sweep.min == -infinity<Real>) return softmax_row<Real, true, true>(job, s, lo, n, row);
+template <class Real, bool statistics>
+Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, bool hidden, Row<Real>& row) {
+  std::int64_t clear = statistics && hidden ? likely_clear(s, n) : n;
+  Sweep<Real> sweep = first_sweep<Real, statistics>(s, clear, n);
+  if (statistics && sweep.min == -infinity<Real>) sweep = first_sweep<Real, statistics>(s, clear = 0, n);
 
   Row<Real> tile;
   if constexpr (statistics) {
@@ -139,7 +165,7 @@ Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, Row<R
     }
     m = __builtin_nan("");
   }
-  second_sweep<Real, statistics, hidden>(s, n, m, tile);
+  second_sweep<Real, statistics>(s, clear, n, m, tile);
   if constexpr (statistics) return merge(row, tile).a;
   return merge_softmax(row, tile).a;
 }

@@ -101,6 +101,10 @@ inline void merge_moments(Row<Real>& a, const Row<Real>& b) {  // Chan, Golub, L
 // a becomes a followed by b.
 template <class Real>
 inline Share<Real> merge(Row<Real>& a, const Row<Real>& b) {
+  if (a.l == 0 && b.max > -Row<Real>::infinity) {  // nothing before: the first keys of most rows, of short ones the only
+    a = b;
+    return {Real(0), Real(1)};
+  }
   const Real a_max = a.max, a_l = a.l;
   const Share<Real> share = merge_softmax(a, b);
   if (b.max > a_max) a.argmax = b.argmax;
