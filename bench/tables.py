@@ -18,7 +18,16 @@ from levelhead.bench.bars import Bar
 from levelhead.bench.report import seconds
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = tuple(ROOT / "docs" / name for name in ("kernel.md", "health.md", "watch.md"))
+DOCUMENTS = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("kernel.md", "health.md", "watch.md")),
+)
+SHOWN = (  # in the README, with all that a peer won
+    "dense-d64-1024", "dense-d128-4096", "causal-d64-1024", "causal-d128-4096", "bf16-causal-1024",
+    "f16-causal-1024", "tiny-torch", "gqa-decode-8192", "window-4096", "mask-bool", "softcap",
+    "training-dense-d64-1024", "training-dense-d128-1024", "training-causal-d64-1024",
+    "training-onehead-dense-4096", "additive-512", "model-minilm-128", "model-smollm2-2048",
+)  # fmt: skip
 HALVES = ("bfloat16", "float16")  # whose cells are dense, causal or short
 FAR = 0.1  # of a limit: what takes the time is neither arithmetic nor memory
 PLACE = re.compile(r"<!-- ([\w.-]+): ([\w. ]+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
@@ -26,7 +35,7 @@ PLACE = re.compile(r"<!-- ([\w.-]+): ([\w. ]+) -->\n(.*?)<!-- end -->\n", re.DOT
 
 def table(file: str, name: str) -> str:
     result = json.loads((ROOT / "bench" / "results" / f"{file}.json").read_text())
-    computed = {"families": families, "cells": cells, "memory": memory}
+    computed = {"families": families, "cells": cells, "memory": memory, "some": some}
     lines = computed[name](result) if name in computed else result["tables"][name]
     return "\n".join(lines) + "\n"
 
@@ -86,6 +95,33 @@ def _cell(cell: dict[str, Any]) -> str:
         f"| {seconds(times[said['fastest_by_best']])} {said['fastest_by_best']} "
         f"| {said['ratio_by_best']:.2f}× | {said['ratio_by_median']:.2f}× "
         f"| {Bar(**cell['bar'])} | {said['word']} | {error} |"
+    )
+
+
+def some(result: dict[str, Any]) -> list[str]:
+    """A few cells that stand for the others, and every one that a peer won."""
+    chosen = [
+        cell
+        for cell in result["cells"]
+        if cell["name"] in SHOWN or cell["verdict"]["word"] == "lost"
+    ]
+    return [
+        "| | levelhead | fastest other | times as fast | error, of PyTorch's |",
+        "|---|---|---|---|---|",
+        *(_some(cell) for cell in chosen),
+    ]
+
+
+def _some(cell: dict[str, Any]) -> str:
+    said = cell["verdict"]
+    times = {found["name"]: found["best"] for found in cell["results"]}
+    accuracy = said["accuracy"]
+    bold = "**" if said["word"] == "lost" else ""
+    return (
+        f"| {cell['name']} | {seconds(times['levelhead'])} "
+        f"| {seconds(times[said['fastest_by_best']])} {said['fastest_by_best']} "
+        f"| {bold}{said['ratio_by_best']:.2f}{bold} | "
+        f"{'-' if accuracy is None else format(accuracy['rms'], '.2f')} |"
     )
 
 

@@ -1,0 +1,16 @@
+"""A long prefix is attended to once; new tokens join it. The state merges, statistics and all."""
+
+import numpy as np
+
+import levelhead as lh
+
+rng = np.random.default_rng(0)
+k, v = rng.standard_normal((2, 4, 1000, 64), dtype=np.float32)
+q = rng.standard_normal((4, 3, 64), dtype=np.float32)  # three queries
+
+prefix = lh.observe(q, k[:, :900], v[:, :900])
+news = lh.observe(q, k[:, 900:], v[:, 900:])
+whole = lh.merge(prefix, news)
+
+np.testing.assert_allclose(whole.output, lh.attention(q, k, v), rtol=1e-5, atol=1e-6)
+print(f"{whole.keys} keys, entropy of the first head's rows: {whole.rows.entropy[0].round(3)}")
