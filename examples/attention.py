@@ -1,4 +1,4 @@
-"""Attention on NumPy arrays, with everything that a decoder needs: grouped heads, causal, a window."""
+"""Attention on NumPy arrays, as a decoder needs it: grouped heads, causal, a window, lengths."""
 
 import numpy as np
 
