@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -50,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except lh.LevelheadError as error:
         print(f"levelhead: {error}", file=sys.stderr)
         return int(arguments.failed)
+    except KeyboardInterrupt:
+        print("levelhead: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT  # as shells have it
     except BrokenPipeError:  # the reader has seen enough (`levelhead tour | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -5,6 +5,7 @@ Programs get `Result.json()`. Nothing is computed here.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -64,30 +65,36 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def _table(result: Result) -> Iterator[str]:
+    theory, measured, stderr = result.theory, result.measured, result.stderr
+    paths = dict.fromkeys((*_paths(measured), *_paths(theory)))
     rows = [
-        (name, _told(_at(result.theory, path)), _measured(value, _at(result.stderr, path)))
-        for path, name, value in _leaves(result.measured)
+        (
+            ", ".join(path),
+            _told(_at(theory, path)),
+            _measured(_at(measured, path), _at(stderr, path)),
+        )
+        for path in paths
     ]
-    wide = [min(max(len(row[part]) for row in rows), 34) for part in (0, 1)]
-    if any(theory for _, theory, _ in rows):
-        yield " " * 5 + f"{'':<{wide[0]}}  {'theory':<{wide[1]}}  measured"
-    for name, theory, measured in rows:
+    titles = [("", "theory", "measured")] * any(theory for _, theory, _ in rows)
+    wide = [max(len(row[part]) for row in (*titles, *rows)) for part in (0, 1)]
+    for name, theory, measured in (*titles, *rows):
         yield f"{'':5}{name:<{wide[0]}}  {theory:<{wide[1]}}  {measured}".rstrip()
 
 
-def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """Whatever is no mapping, with its way down from the root and a name for it."""
+def _paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The names on the way down to each thing that is no mapping."""
     if not isinstance(value, Mapping):
-        yield path, ", ".join(path) or "value", value
+        yield path
         return
     for name, part in value.items():
-        yield from _leaves(part, (*path, name))
+        yield from _paths(part, (*path, name))
 
 
 def _at(value: Any, path: tuple[str, ...]) -> Any:
+    """What is at the end of the path; None if there is nothing, or more than one thing."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
-    return value
+    return None if isinstance(value, Mapping) else value
 
 
 def _measured(value: Any, stderr: Any) -> str:
@@ -95,7 +102,12 @@ def _measured(value: Any, stderr: Any) -> str:
         errors = stderr if isinstance(stderr, list) else [None] * len(value)
         parts = [_measured(*pair) for pair in zip(value, errors, strict=False)]
         return _short(parts)
-    return _told(value) + ("" if stderr is None else f" ± {stderr:.1g}")
+    if not (isinstance(value, float) and isinstance(stderr, float) and stderr > 0):
+        return _told(value)
+    digits = 1 - math.floor(math.log10(stderr))  # two of the error's, and no more of the value's
+    if not 0 <= digits <= 6:
+        return f"{_told(value)} ± {stderr:.2g}"
+    return f"{value:.{digits}f} ± {stderr:.{digits}f}"
 
 
 def _told(value: Any) -> str:
@@ -104,7 +116,7 @@ def _told(value: Any) -> str:
     if isinstance(value, list):
         return _short([_told(part) for part in value])
     if isinstance(value, float):
-        return f"{value:.6g}" if value == round(value) else f"{value:.4g}"
+        return f"{value:.6g}"
     return str(value)
 
 
