@@ -29,8 +29,14 @@ from levelhead.lab.claim import VERDICTS
 from levelhead.lab.progress import Progress
 from levelhead.lab.result import Result, plain
 
-IDS = "C1 C1a C2 C3 C4 C5 C6 C7 C7a C8 C8a C9 C9a C10 C11 C11a C12 C13 C13a C14 C15 C16".split()
-KEYS = "id claim theory measured stderr criterion expected verdict params seed".split()
+IDS = [
+    *("C1", "C1a", "C2", "C3", "C4", "C5", "C6", "C7", "C7a", "C8", "C8a", "C9", "C9a", "C10"),
+    *("C11", "C11a", "C12", "C13", "C13a", "C14", "C15", "C16"),
+]
+KEYS = [
+    *("id", "claim", "theory", "measured", "stderr", "criterion", "expected", "verdict"),
+    *("params", "seed"),
+]
 
 FOUND = 'Outcome(1.0, params["size"] + 0.5, 0.25, "confirmed", {"series": [1, 2]})'
 
