@@ -1,8 +1,8 @@
-"""The command line: `levelhead info`, `tour`, `bench` and `doctor`.
+"""The command line: `levelhead info`, `tour`, `bench`, `doctor` and `lab`.
 
 Parses, calls the public API, prints. It computes nothing that the library does not offer, and keeps
 stdout for data: errors go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage; `doctor`: 1 if it
-found something, 2 bad input.
+found something, 2 bad input; `lab`: 1 if a verdict is not as expected, 2 bad input.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import levelhead as lh
-from levelhead.commands import doctor
+from levelhead.commands import doctor, lab
 from levelhead.health.report import colour_wanted
 
 _EXAMPLES = """examples:
@@ -28,6 +29,7 @@ _EXAMPLES = """examples:
   levelhead tour
   levelhead bench --quick
   levelhead doctor minilm
+  levelhead lab run all
 """
 
 _WORDS = ("Love", "Apple", "phones")
@@ -49,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except lh.LevelheadError as error:
         print(f"levelhead: {error}", file=sys.stderr)
         return int(arguments.failed)
+    except KeyboardInterrupt:
+        print("levelhead: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT  # as shells have it
     except BrokenPipeError:  # the reader has seen enough (`levelhead tour | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
@@ -83,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     tour.set_defaults(run=_tour, whole=parser)
     _add_bench(commands)
     doctor.add(commands)
+    lab.add(commands)
     return parser
 
 

@@ -1,0 +1,138 @@
+"""`levelhead lab`: its arguments, its output, its exit code.
+
+Everything it says comes from `levelhead.lab`. With `--json -`, stdout has one JSON object a line
+and nothing else; progress is on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+from levelhead.commands.files import STDOUT, check_writable, write
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.health.report import colour_wanted
+
+BAD_INPUT = 2
+_EXAMPLES = """examples:
+  levelhead lab list
+  levelhead lab show C1
+  levelhead lab run C1 C4
+  levelhead lab run C1 --set shared=0.1 --seed 7
+  levelhead lab run all --json results.jsonl
+exit code: 0 fine, 1 if a verdict other than undecided is not the expected one,
+2 bad input, or an experiment that crashed
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command, what it can do, and the options of that."""
+    parser = commands.add_parser(
+        "lab",
+        help="every claim about √d_k, measured",
+        description="Claims about scaled dot-product attention as experiments on the real core.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+    listed = actions.add_parser("list", help="ids, expected verdicts and sentences")
+    listed.set_defaults(run=_list, failed=BAD_INPUT)
+    shown = actions.add_parser("show", help="derivation, criterion and parameters of claims")
+    shown.add_argument("ids", nargs="+", metavar="ID", help="C1, c7a, …, or all")
+    shown.set_defaults(run=_show, failed=BAD_INPUT)
+    _add_run(actions)
+
+
+def _add_run(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = actions.add_parser(
+        "run",
+        help="measure claims",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("ids", nargs="+", metavar="ID", help="C1, c7a, …, or all")
+    run.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change a parameter of the claims that have it (`lab show`); may be repeated",
+    )
+    run.add_argument("--json", metavar="FILE", help="an object a line; - is stdout, and only that")
+    run.add_argument("--jobs", type=int, metavar="N", help="side by side; default: 2 at most")
+    run.add_argument("--full", action="store_true", help="the sizes of the committed results")
+    run.add_argument("--fresh", action="store_true", help="measure even what is cached")
+    run.set_defaults(run=_run, failed=BAD_INPUT)
+
+
+def _list(arguments: argparse.Namespace) -> Iterator[str]:
+    from levelhead.lab import registry, report
+
+    yield from report.listing(registry.claims())
+
+
+def _show(arguments: argparse.Namespace) -> Iterator[str]:
+    from levelhead.lab import registry, report
+
+    for number, claim in enumerate(registry.chosen(arguments.ids)):
+        yield from [""] * (number > 0)
+        yield from report.claim_lines(claim)
+
+
+def _run(arguments: argparse.Namespace) -> Generator[str, None, int]:
+    """Measures, yields what to print, and returns the exit code."""
+    from levelhead.lab import progress, registry, report, runner
+
+    check_writable("--json", arguments.json)
+    ids = [claim.id for claim in registry.chosen(arguments.ids)]
+    shown = progress.Progress(ids)
+    results = []
+    try:
+        for result in runner.run(
+            ids,
+            seed=arguments.seed,
+            full=arguments.full,
+            params=_changes(arguments.set),
+            jobs=arguments.jobs,
+            fresh=arguments.fresh,
+            tell=shown.tell,
+        ):
+            results.append(result)
+            shown.finished(result)
+            shown.clear()
+            if arguments.json == STDOUT:
+                yield _line(result.json())
+            else:
+                yield from report.result_lines(result, colour=colour_wanted(sys.stdout))
+    finally:
+        shown.clear()
+    if arguments.json != STDOUT:
+        yield report.summary(results)
+        if arguments.json:
+            lines = (_line(result.json()) + "\n" for result in results)
+            write("--json", arguments.json, "".join(lines))
+            yield f"wrote {arguments.json}"
+    return int(not all(result.as_expected for result in results))
+
+
+def _line(found: dict[str, Any]) -> str:
+    return json.dumps(found, ensure_ascii=False, allow_nan=False)
+
+
+def _changes(given: Sequence[str]) -> dict[str, Any]:
+    """`name=value` as people type it: a value is JSON, or else a word."""
+    changes = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            advice = "Write it like samples=1000"
+            raise LevelheadValueError(expected("--set", "NAME=VALUE", repr(text), advice))
+        try:
+            changes[name] = json.loads(value)
+        except ValueError:
+            changes[name] = value
+    return changes

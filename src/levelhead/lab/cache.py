@@ -1,0 +1,112 @@
+"""Results that need not be measured again: one file for each claim, parameters, seed and code.
+
+Anything that could change a number is part of a file's name: the package's own code, the versions
+of what it computes with, the instruction set; for timings also the machine. A file that was damaged
+is measured again. This file knows no experiment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import levelhead as lh
+from levelhead import gguf_cache
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.health.record import write_whole
+from levelhead.lab.claim import Claim, Params
+
+__all__ = ["check", "directory", "load", "save"]
+
+_PACKAGE = Path(lh.__file__).parent
+_COMPUTES = (".py", ".so", ".txt")  # code, the core, and texts that models are given
+_SHOWS = ("cli.py", "__main__.py", "commands", "page", "lab/figures")  # changes no measurement
+_COMPANIONS = ("numpy", "torch", "transformers")
+
+
+def directory() -> Path:
+    return gguf_cache.directory() / "lab"
+
+
+def check() -> None:
+    """Refuses a place where nothing can be kept, before minutes of work."""
+    try:
+        directory().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        advice = "Set LEVELHEAD_CACHE to a directory that can be written to"
+        raise LevelheadValueError(expected("cache", "a directory", error, advice)) from None
+
+
+def load(claim: Claim, params: Params, seed: int) -> dict[str, Any] | None:
+    """What was found before, or None if that is unknown or can no longer be read."""
+    try:
+        text = _place(claim, params, seed).read_text(encoding="utf-8")
+        digest, found = text.split("\n", 1)
+    except (OSError, ValueError):  # not there, not text, not two parts
+        return None
+    if digest != _digest(found):
+        return None
+    kept: dict[str, Any] = json.loads(found)
+    return kept
+
+
+def save(claim: Claim, params: Params, seed: int, found: Mapping[str, Any]) -> None:
+    """Keeps a finding. What was undecided is not kept: a model may be installed meanwhile."""
+    if found["verdict"] == "undecided":
+        return
+    text = json.dumps(found, allow_nan=False)
+    try:
+        write_whole(_place(claim, params, seed), f"{_digest(text)}\n{text}")
+    except OSError as error:
+        warnings.warn(f"{claim.id} will be measured again next time: {error}", stacklevel=2)
+
+
+def _place(claim: Claim, params: Params, seed: int) -> Path:
+    key: dict[str, Any] = {"params": dict(params), "seed": seed, "code": _code(lh.info().isa)}
+    if claim.alone:
+        key["machine"] = _machine()
+    return directory() / f"{claim.id}-{_digest(json.dumps(key, sort_keys=True))}.json"
+
+
+@lru_cache
+def _code(isa: str) -> str:
+    """One word for everything that computes: the package, its companions, the instruction set."""
+    hashed = hashlib.blake2b(digest_size=16)
+    for path in sorted(_computing()):
+        hashed.update(f"{path.relative_to(_PACKAGE)}\0".encode())
+        hashed.update(path.read_bytes())
+    versions = [isa, platform.python_version(), *map(_version, _COMPANIONS)]
+    hashed.update("\0".join(versions).encode())
+    return hashed.hexdigest()
+
+
+def _computing() -> Iterator[Path]:
+    for path in _PACKAGE.rglob("*"):
+        inside = path.relative_to(_PACKAGE).as_posix()
+        shows = any(inside == name or inside.startswith(f"{name}/") for name in _SHOWS)
+        if path.suffix in _COMPUTES and not shows:
+            yield path
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _machine() -> list[Any]:
+    from levelhead.bench.run import cpu_name
+
+    return [cpu_name(), lh.info().threads]
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,131 @@
+"""Claims and results as text for people: theory beside what was measured, a line for each number.
+
+Programs get `Result.json()`. Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from levelhead.lab.claim import Claim
+from levelhead.lab.result import Result
+
+__all__ = ["claim_lines", "listing", "result_lines", "summary"]
+
+_WIDTH = 100
+_COLOURS = {"confirmed": 32, "caveat": 33, "refuted": 31, "undecided": 90}
+_SHOWN = 6  # numbers of a list; the others are in the JSON
+
+
+def listing(claims: Sequence[Claim]) -> Iterator[str]:
+    """A line for each claim: id, expected verdict, sentence."""
+    for claim in claims:
+        yield _indented(claim.claim, f"{claim.id:<5}{claim.expected:<11}")
+
+
+def claim_lines(claim: Claim) -> Iterator[str]:
+    """Everything about a claim that is known before it is measured."""
+    yield _indented(claim.claim, f"{claim.id:<5}")
+    yield f"\n{claim.derivation}\n"
+    yield _indented(claim.criterion, "criterion  ")
+    yield f"expected   {claim.expected}"
+    for name, params in (("quick", claim.quick), ("full", {**claim.quick, **claim.full})):
+        yield _indented(", ".join(f"{key}={value}" for key, value in params.items()), f"{name:<11}")
+    if claim.alone:
+        yield "           measures time: runs last, with nothing beside it"
+
+
+def result_lines(result: Result, *, colour: bool) -> Iterator[str]:
+    """The verdict, the claim, and its numbers."""
+    verdict = f"{result.verdict:<10}"
+    if colour:
+        verdict = f"\x1b[{_COLOURS[result.verdict]}m{verdict}\x1b[0m"
+    wanted = "as expected" if result.as_expected else f"EXPECTED {result.expected.upper()}"
+    if result.verdict == "undecided":
+        wanted = f"expected {result.expected}"
+    yield f"{result.id:<5}{verdict} {wanted}"
+    yield _indented(result.claim, " " * 5)
+    yield from _table(result)
+    yield ""
+
+
+def summary(results: Sequence[Result]) -> str:
+    """One line for all of them."""
+    wrong = [result.id for result in results if not result.as_expected]
+    undecided = [result.id for result in results if result.verdict == "undecided"]
+    said = f"{len(results)} claim{'s' * (len(results) != 1)}: "
+    said += f"not as expected: {', '.join(wrong)}" if wrong else "no verdict against expectation"
+    return said + (f"; undecided: {', '.join(undecided)}" if undecided else "")
+
+
+# ---- numbers ----------------------------------------------------------------
+
+
+def _table(result: Result) -> Iterator[str]:
+    theory, measured, stderr = result.theory, result.measured, result.stderr
+    paths = dict.fromkeys((*_paths(measured), *_paths(theory)))
+    rows = [
+        (
+            ", ".join(path),
+            _told(_at(theory, path)),
+            _measured(_at(measured, path), _at(stderr, path)),
+        )
+        for path in paths
+    ]
+    titles = [("", "theory", "measured")] * any(theory for _, theory, _ in rows)
+    wide = [max(len(row[part]) for row in (*titles, *rows)) for part in (0, 1)]
+    for name, theory, measured in (*titles, *rows):
+        yield f"{'':5}{name:<{wide[0]}}  {theory:<{wide[1]}}  {measured}".rstrip()
+
+
+def _paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The names on the way down to each thing that is no mapping."""
+    if not isinstance(value, Mapping):
+        yield path
+        return
+    for name, part in value.items():
+        yield from _paths(part, (*path, name))
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Any:
+    """What is at the end of the path; None if there is nothing, or more than one thing."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return None if isinstance(value, Mapping) else value
+
+
+def _measured(value: Any, stderr: Any) -> str:
+    if isinstance(value, list):
+        errors = stderr if isinstance(stderr, list) else [None] * len(value)
+        parts = [_measured(*pair) for pair in zip(value, errors, strict=False)]
+        return _short(parts)
+    if not (isinstance(value, float) and isinstance(stderr, float) and stderr > 0):
+        return _told(value)
+    digits = 1 - math.floor(math.log10(stderr))  # two of the error's, and no more of the value's
+    if not 0 <= digits <= 6:
+        return f"{_told(value)} ± {stderr:.2g}"
+    return f"{value:.{digits}f} ± {stderr:.{digits}f}"
+
+
+def _told(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return _short([_told(part) for part in value])
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def _short(parts: list[str]) -> str:
+    shown = parts if len(parts) <= _SHOWN else [*parts[: _SHOWN - 2], "…", parts[-1]]
+    return f"[{', '.join(shown)}]"
+
+
+def _indented(text: str, first: str) -> str:
+    return textwrap.fill(
+        text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first)
+    )  # long words, such as lists, are cut rather than wrapped by the terminal
