@@ -20,7 +20,8 @@ from levelhead.lab.claim import Params, Tell
 from levelhead.lab.experiment import Setting, weights
 
 __all__ = [
-    "BOUND", "Curve", "agree", "count", "curve", "draw", "measure", "settings", "slope", "sweep",
+    "BOUND", "Curve", "agree", "count", "curve", "draw", "measure", "settings", "shares_agree",
+    "slope", "sweep",
 ]  # fmt: skip
 
 Array = NDArray[Any]
@@ -59,6 +60,14 @@ def agree(found: Curve, theory: ArrayLike, *, relative: float = 0.0) -> bool:
     """Whether every point is within BOUND standard errors of theory, or within a share of it."""
     wanted = np.asarray(theory, np.float64)
     room = BOUND * np.asarray(found.stderr) + relative * np.abs(wanted)
+    return bool(np.all(np.abs(np.asarray(found.y) - wanted) <= room))
+
+
+def shares_agree(found: Curve, theory: Sequence[float], rows: int) -> bool:
+    """The same for shares of so many rows, whose error must not be taken for 0 where none was hit."""
+    wanted = np.asarray(theory, np.float64)
+    by_chance = np.sqrt(wanted * (1 - wanted) / rows)
+    room = BOUND * np.maximum(found.stderr, by_chance) + 1 / rows
     return bool(np.all(np.abs(np.asarray(found.y) - wanted) <= room))
 
 

@@ -101,7 +101,7 @@ def overflowing(d_k: int, keys: int, scale: float, limit: float) -> float:
         above = math.erfc(limit / (scale * norm) / math.sqrt(2)) / 2
         return -math.expm1(keys * math.log1p(-above))
 
-    return over_queries(d_k, share)
+    return min(over_queries(d_k, share), 1.0)
 
 
 def _norms(d_k: int) -> tuple[Floats, Floats]:
