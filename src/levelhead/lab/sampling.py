@@ -20,13 +20,26 @@ from levelhead.lab.claim import Params, Tell
 from levelhead.lab.experiment import Setting, weights
 
 __all__ = [
-    "BOUND", "Curve", "agree", "count", "curve", "draw", "measure", "settings", "shares_agree",
-    "slope", "sweep",
-]  # fmt: skip
+    "BOUND",
+    "Curve",
+    "agree",
+    "count",
+    "curve",
+    "draw",
+    "measure",
+    "number",
+    "numbers",
+    "settings",
+    "shares_agree",
+    "slope",
+    "sweep",
+]
 
 Array = NDArray[Any]
 
-BOUND = 4.0  # standard errors; a verdict rests on a few dozen comparisons, and 3 would miss by chance
+BOUND = (
+    4.0  # standard errors; a verdict rests on a few dozen comparisons, and 3 would miss by chance
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ def agree(found: Curve, theory: ArrayLike, *, relative: float = 0.0) -> bool:
 
 
 def shares_agree(found: Curve, theory: Sequence[float], rows: int) -> bool:
-    """The same for shares of so many rows, whose error must not be taken for 0 where none was hit."""
+    """The same for shares of so many rows: where none was hit their error is still not 0."""
     wanted = np.asarray(theory, np.float64)
     by_chance = np.sqrt(wanted * (1 - wanted) / rows)
     room = BOUND * np.maximum(found.stderr, by_chance) + 1 / rows
@@ -80,13 +93,36 @@ def slope(found: Curve) -> tuple[float, float]:
     return float((weight * centred * y).sum() / square), float(square**-0.5)
 
 
-def count(params: Params, name: str, least: int) -> int:
+def count(params: Params, name: str, least: int, most: int = 2**24) -> int:
     """A parameter that counts something."""
-    wanted, advice = f"a whole number of at least {least}", "Choose a larger one"
+    wanted, advice = f"a whole number from {least} to {most}", "Choose one in this range"
     value = checks.integer(name, params[name], wanted, advice)
-    if value < least:
+    if not least <= value <= most:
         raise LevelheadValueError(expected(name, wanted, value, advice))
     return value
+
+
+def number(params: Params, name: str, low: float, high: float) -> float:
+    """A parameter that is one number."""
+    value = params[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        wanted, advice = f"a number from {low:g} to {high:g}", "Choose one in this range"
+        raise LevelheadValueError(expected(name, wanted, repr(value), advice))
+    return float(value)
+
+
+def numbers(params: Params, name: str) -> list[float]:
+    """A parameter that lists numbers above 0, ascending."""
+    given = params[name]
+    right = isinstance(given, list | tuple) and all(
+        isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < np.inf for x in given
+    )
+    if not right or not given or sorted(given) != list(given):
+        advice = "Give for example [1, 2, 4]"
+        raise LevelheadValueError(
+            expected(name, "a list of ascending numbers above 0", repr(given), advice)
+        )
+    return [float(x) for x in given]
 
 
 def settings(params: Params, seed: int, divide: str) -> list[Setting]:

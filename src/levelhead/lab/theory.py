@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Softmax", "expected_softmax", "jacobian", "overflowing", "over_queries", "softmax_of"]
+__all__ = ["Softmax", "expected_softmax", "jacobian", "over_queries", "overflowing", "softmax_of"]
 
 Floats = NDArray[np.float64]
 

@@ -38,16 +38,18 @@ CLAIM = Claim(
     id="C5",
     claim="At large d_k, unscaled, the softmax goes near one-hot: one key takes all the attention.",
     derivation=(
-        "For a query q and normal keys the n logits are independent and normal with σ = |q| ≈ √d_k.\n"
-        "Up to σ = √(2 ln n) many keys share the weight and H ≈ ln n - σ²/2. Beyond it the few\n"
-        "largest logits hold it all: their gaps are about σ/√(2 ln n), so 1 - Σp² ≈ √(2 ln n)/σ\n"
-        "goes to 0 like 1/√d_k. Both ends, and what lies between, are integrated numerically\n"
-        "(lab/theory.py). So a head with d_k below about 2 ln n is safe without a scale."
+        "For a query q and normal keys the n logits are independent and normal with σ = |q| ≈\n"
+        "√d_k. Up to σ = √(2 ln n) many keys share the weight and H ≈ ln n - σ²/2. Beyond it\n"
+        "the few largest logits hold it all: their gaps are about σ/√(2 ln n), so 1 - Σp² ≈ √(2\n"
+        "ln n)/σ goes to 0 like 1/√d_k. Both ends, and what lies between, are integrated\n"
+        "numerically (lab/theory.py). So a head with d_k below about 2 ln n is safe without a\n"
+        "scale."
     ),
     criterion=(
-        "confirmed: from each d_k to the next entropy falls and top-1 weight rises by more than 4 "
-        "standard errors, both as theory says within 4 standard errors, and the mean top-1 weight "
-        f"at the largest d_k is at least {NEAR_ONE_HOT}; caveat: all but the last; else refuted"
+        "confirmed: from each d_k to the next entropy falls and top-1 weight rises by more than "
+        "4 standard errors, both as theory says within 4 standard errors, and the mean top-1 "
+        f"weight at the largest d_k is at least {NEAR_ONE_HOT}; caveat: all but the last; else "
+        "refuted"
     ),
     expected="confirmed",
     quick={

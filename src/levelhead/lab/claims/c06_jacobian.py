@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import levelhead as lh
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import weights
-from levelhead.lab.sampling import count
+from levelhead.lab.sampling import count, number
 
 Array = NDArray[Any]
 
@@ -21,6 +21,7 @@ DEAD = 1e-6  # of a largest possible 1/4
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     keys, rows = count(params, "keys", 2), count(params, "rows", 1)
+    gap = number(params, "gap", 0, 700)
     rng = np.random.default_rng(seed)
     off, off_difference = 0.0, 0.0
     for row in range(rows):
@@ -29,8 +30,8 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         p, J = jacobian(logits)
         off = max(off, float(np.abs(J - (np.diag(p) - np.outer(p, p))).max()))
         off_difference = max(off_difference, float(np.abs(J - differences(logits)).max()))
-    gaps = np.linspace(-params["gap"], params["gap"], 81)
-    pairs = [jacobian(np.array([gap, 0.0])) for gap in gaps]
+    gaps = np.linspace(-gap, gap, 81)
+    pairs = [jacobian(np.array([apart, 0.0])) for apart in gaps]
     p, left = np.array([p[0] for p, _ in pairs]), np.array([J[0, 0] for _, J in pairs])
     follows = float(np.abs(left - p * (1 - p)).max())
     right = max(off, follows) <= EXACT and off_difference <= DIFFERENCE
@@ -87,13 +88,15 @@ CLAIM = Claim(
     claim="The softmax gradient is governed by p(1 - p), and dies as p goes to 0 or 1.",
     derivation=(
         "p_i = exp(s_i)/Z gives dp_i/ds_j = p_i (δ_ij - p_j): the Jacobian is diag(p) - p pᵀ.\n"
-        "Its diagonal is p(1 - p): at most 1/4, at p = 1/2, and about 1 - p near 1. No entry of a\n"
-        "row is larger than its diagonal one, so when all p are near 0 or 1 the whole of it is gone."
+        "Its diagonal is p(1 - p): at most 1/4, at p = 1/2, and about 1 - p near 1. No entry of\n"
+        "a row is larger than its diagonal one, so when all p are near 0 or 1 the whole of it\n"
+        "is gone."
     ),
     criterion=(
-        "confirmed: the core's gradient equals diag(p) - p pᵀ within 1e-12 and central differences "
-        "of its own weights within 1e-8, p(1 - p) peaks at 1/4, and is below 1e-6 at the largest "
-        "gap between two logits, both ways; caveat: it does not die; else refuted"
+        "confirmed: the core's gradient equals diag(p) - p pᵀ within 1e-12 and central "
+        "differences of its own weights within 1e-8, p(1 - p) peaks at 1/4, and is below 1e-6 "
+        "at the largest gap between two logits, both ways; caveat: it does not die; else "
+        "refuted"
     ),
     expected="confirmed",
     quick={"keys": 16, "rows": 32, "gap": 20.0},

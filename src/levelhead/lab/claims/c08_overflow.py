@@ -11,8 +11,8 @@ import levelhead as lh
 from levelhead.lab import theory
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import Setting
-from levelhead.lab.sampling import Array, count, curve, draw, settings, shares_agree
 from levelhead.lab.rounding import LARGEST, rounded
+from levelhead.lab.sampling import Array, count, curve, draw, settings, shares_agree
 
 LIMIT = {name: math.log(largest) for name, largest in LARGEST.items()}  # 11.09, 88.72, 88.72
 STEEPEST = 0.5  # ‖diag(p) - p pᵀ‖ is at most 1/2, whatever the logits
@@ -105,17 +105,17 @@ CLAIM = Claim(
     id="C8",
     claim="Without a scale gradients explode, because exp of a big score overflows.",
     derivation=(
-        "exp(s) is infinite above ln(largest number): 11.09 in float16, 88.7 in bfloat16 and float32.\n"
-        "A row of n unscaled scores gets there with probability 1 - Φ(limit/√d_k)^n: for 256 keys\n"
-        "half of the rows at d_k = 16 in float16 and near 1000 in the others. The row is then\n"
-        "inf/inf: not a large gradient, but NaN. Softmax is the same for s - max(s), which is at\n"
-        "most 0, so whoever shifts overflows nowhere (C8a), and the gradient by the scores cannot\n"
-        "explode either: ‖diag(p) - p pᵀ‖ ≤ 1/2 for every p."
+        "exp(s) is infinite above ln(largest number): 11.09 in float16, 88.7 in bfloat16 and\n"
+        "float32. A row of n unscaled scores gets there with probability 1 - Φ(limit/√d_k)^n:\n"
+        "for 256 keys half of the rows at d_k = 16 in float16 and near 1000 in the others. The\n"
+        "row is then inf/inf: not a large gradient, but NaN. Softmax is the same for s -\n"
+        "max(s), which is at most 0, so whoever shifts overflows nowhere (C8a), and the\n"
+        "gradient by the scores cannot explode either: ‖diag(p) - p pᵀ‖ ≤ 1/2 for every p."
     ),
     criterion=(
-        "confirmed: a naive exp overflows as often as theory says (within 4 standard errors) in each "
-        "type, never with √d_k, and the core too gives non-finite weights or gradients beyond 1/2; "
-        "caveat: the naive exp does and the core does not; else refuted"
+        "confirmed: a naive exp overflows as often as theory says (within 4 standard errors) in "
+        "each type, never with √d_k, and the core too gives non-finite weights or gradients "
+        "beyond 1/2; caveat: the naive exp does and the core does not; else refuted"
     ),
     expected="caveat",
     quick={

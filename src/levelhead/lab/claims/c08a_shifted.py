@@ -8,7 +8,7 @@ from levelhead.lab import theory
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import Setting, weights
 from levelhead.lab.rounding import LARGEST, rounded
-from levelhead.lab.sampling import Array, count, curve, draw, shares_agree
+from levelhead.lab.sampling import Array, count, curve, draw, numbers, shares_agree
 
 HALF = "float16"
 
@@ -17,10 +17,10 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     setting = Setting(d_k=params["d_k"], divide="none", keys=params["keys"], seed=seed)
     batches, queries = count(params, "batches", 2), count(params, "queries", 1)
     q, k = draw(setting, batches, queries)
-    scales = [float(x) for x in params["scales"]]
+    scales = numbers(params, "scales")
     tell(0.0, "the core at every scale")
     lost = [float(_lost(weights(q, k, scale)).mean()) for scale in scales]
-    growths = [float(x) for x in params["growths"]]
+    growths = numbers(params, "growths")
     stored, shifted, core = [], [], []
     same = True
     for done, growth in enumerate(growths):
@@ -78,17 +78,17 @@ CLAIM = Claim(
         "low-precision score itself."
     ),
     derivation=(
-        "softmax(s) = softmax(s - max s), and exp of numbers ≤ 0 is at most 1. The largest weight\n"
-        "has exp(0) = 1 in the sum, so it is never 0/0 either. What must be a number is s: a\n"
-        "float16 score is infinite from 65520 on, and inf - inf is NaN. With entries of standard\n"
-        "deviation g a row gets there with probability 1 - Φ(65504/(g²√d_k))^n.\n"
-        "The core keeps the scores of float16 arrays in float32, which ends at 3.4e38."
+        "softmax(s) = softmax(s - max s), and exp of numbers ≤ 0 is at most 1. The largest\n"
+        "weight has exp(0) = 1 in the sum, so it is never 0/0 either. What must be a number is\n"
+        "s: a float16 score is infinite from 65520 on, and inf - inf is NaN. With entries of\n"
+        "standard deviation g a row gets there with probability 1 - Φ(65504/(g²√d_k))^n. The\n"
+        "core keeps the scores of float16 arrays in float32, which ends at 3.4e38."
     ),
     criterion=(
-        "confirmed: no row of the core is lost at any scale or growth, float16 scores are infinite "
-        "as often as theory says (within 4 standard errors) and for most rows at the largest growth, "
-        "and a shifted float16 softmax loses exactly those rows; caveat: only the core's part "
-        "holds; else refuted"
+        "confirmed: no row of the core is lost at any scale or growth, float16 scores are "
+        "infinite as often as theory says (within 4 standard errors) and for most rows at the "
+        "largest growth, and a shifted float16 softmax loses exactly those rows; caveat: only "
+        "the core's part holds; else refuted"
     ),
     expected="confirmed",
     quick={

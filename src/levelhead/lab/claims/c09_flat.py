@@ -23,7 +23,10 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     deficit = Curve(entropy.x, tuple(whole - y for y in entropy.y), entropy.stderr)
     as_predicted = agree(deficit, whole - np.asarray(expected), relative=0.02)
     flat, level = (
-        [stats.level(y / whole, s) for y, s in zip(one["entropy"].y, one["saturated"].y, strict=True)]
+        [
+            stats.level(y / whole, s)
+            for y, s in zip(one["entropy"].y, one["saturated"].y, strict=True)
+        ]
         for one in (found, root)
     )
     contrast = flat[-1] == "flat" and set(level) == {"level"}
@@ -47,15 +50,15 @@ CLAIM = Claim(
     id="C9",
     claim="Dividing by d_k over-shrinks: attention is too flat.",
     derivation=(
-        "At initialisation q·k has standard deviation √d_k, so q·k/d_k has 1/√d_k, and small logits\n"
-        "give H ≈ ln n - σ²/2 = ln n - 1/(2 d_k): uniform but for 1/(2 d_k), and the more so the\n"
-        "wider the head. Under √d_k it is ln n - 1/2 at every width.\n"
-        "This is about independent q and k; what training does to them is C9a."
+        "At initialisation q·k has standard deviation √d_k, so q·k/d_k has 1/√d_k, and small\n"
+        "logits give H ≈ ln n - σ²/2 = ln n - 1/(2 d_k): uniform but for 1/(2 d_k), and the\n"
+        "more so the wider the head. Under √d_k it is ln n - 1/2 at every width. This is about\n"
+        "independent q and k; what training does to them is C9a."
     ),
     criterion=(
-        "confirmed: ln n - H is as theory says within 4 standard errors (or 2 %) at every d_k, H "
-        f"rises, at the largest d_k the gauge reads flat (H/ln n ≥ {stats.FLAT}), and under √d_k "
-        "it reads level at every d_k; else refuted"
+        "confirmed: ln n - H is as theory says within 4 standard errors (or 2 %) at every d_k, "
+        f"H rises, at the largest d_k the gauge reads flat (H/ln n ≥ {stats.FLAT}), and under "
+        "√d_k it reads level at every d_k; else refuted"
     ),
     expected="confirmed",
     quick={

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import logits, scale_of, weights
-from levelhead.lab.sampling import BOUND, Array, Curve, agree, count, curve, settings, slope
+from levelhead.lab.sampling import BOUND, Array, Curve, agree, count, curve, number, settings, slope
 
 RULES = {"none": 1.0, "sqrt": 0.5, "d_k": 0.0}  # divisor -> the exponent of growth in theory
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    rho = _share(params["correlation"])
+    rho = number(params, "correlation", 0, 1)
     chosen, pairs = settings(params, seed, "d_k"), count(params, "pairs", 2)
     widths = [one.d_k for one in chosen]
     logit: dict[str, list[Array]] = {rule: [] for rule in RULES}
@@ -68,13 +67,6 @@ def _exponent(found: Curve) -> tuple[float, float] | None:
     return slope(found) if sure else None
 
 
-def _share(given: object) -> float:
-    if isinstance(given, int | float) and 0 <= given <= 1:
-        return float(given)
-    advice = "Give a correlation of q and k such as 0.5"
-    raise LevelheadValueError(expected("correlation", "from 0 to 1", repr(given), advice))
-
-
 CLAIM = Claim(
     id="C9a",
     claim=(
@@ -82,17 +74,17 @@ CLAIM = Claim(
         "(as µP has it)."
     ),
     derivation=(
-        "Entries with correlation ρ: k = ρ q + √(1-ρ²) z, so E q·k = ρ d_k, and its spread is still\n"
-        "of the order √d_k. A match thus stands out by ρ d_k unscaled, by ρ √d_k under √d_k, which\n"
-        "grows without limit as heads get wider, and by ρ under d_k, at every width.\n"
-        "ρ alone is at most 1, which is little beside ln n: with 1/d_k a constant in front (8/d_k,\n"
-        "say) has to set how sharp a match is; √d_k sets it by width. Before q and k are correlated\n"
-        "1/d_k is flat (C9)."
+        "Entries with correlation ρ: k = ρ q + √(1-ρ²) z, so E q·k = ρ d_k, and its spread is\n"
+        "still of the order √d_k. A match thus stands out by ρ d_k unscaled, by ρ √d_k under\n"
+        "√d_k, which grows without limit as heads get wider, and by ρ under d_k, at every\n"
+        "width. ρ alone is at most 1, which is little beside ln n: with 1/d_k a constant in\n"
+        "front (8/d_k, say) has to set how sharp a match is; √d_k sets it by width. Before q\n"
+        "and k are correlated 1/d_k is flat (C9)."
     ),
     criterion=(
-        "confirmed: the mean logit of a correlated pair is ρ d_k · scale within 4 standard errors, "
-        "and its fitted exponent in d_k is 1 unscaled, 1/2 under √d_k and 0 under d_k, within 4 "
-        "standard errors; else refuted"
+        "confirmed: the mean logit of a correlated pair is ρ d_k · scale within 4 standard "
+        "errors, and its fitted exponent in d_k is 1 unscaled, 1/2 under √d_k and 0 under d_k, "
+        "within 4 standard errors; else refuted"
     ),
     expected="confirmed",
     quick={"d_k": [16, 64, 256, 1024], "keys": 32, "pairs": 1024, "correlation": 0.5},

@@ -7,15 +7,14 @@ from math import sqrt
 import numpy as np
 
 import levelhead as lh
-from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab import theory
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import Setting
-from levelhead.lab.sampling import BOUND, agree, count, curve, draw, measure
+from levelhead.lab.sampling import BOUND, agree, count, curve, draw, measure, numbers
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    widths = _widths(params["widths"])
+    widths = [int(x) for x in numbers(params, "widths")]
     setting = Setting(d_k=params["d_k"], keys=params["keys"], seed=seed)
     q, k = draw(setting, count(params, "batches", 2), count(params, "queries", 1))
     found = []
@@ -44,13 +43,6 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     )
 
 
-def _widths(given: object) -> list[int]:
-    if isinstance(given, list | tuple) and given and all(type(x) is int and x > 0 for x in given):
-        return list(given)
-    advice = "Give for example [128, 1024, 12288]"
-    raise LevelheadValueError(expected("widths", "whole numbers above 0", repr(given), advice))
-
-
 CLAIM = Claim(
     id="C10",
     claim=(
@@ -59,14 +51,14 @@ CLAIM = Claim(
     ),
     derivation=(
         "d = heads · d_k, so q·k/√d has standard deviation √(d_k/d) = 1/√heads: right with one\n"
-        "head, and smaller with more. It never exceeds 1, for d is never below d_k. So it can only\n"
-        "over-correct, by √heads: with d = 12288 and 96 heads of d_k = 128, by 9.8, and\n"
-        "H ≈ ln n - 1/(2 heads)."
+        "head, and smaller with more. It never exceeds 1, for d is never below d_k. So it can\n"
+        "only over-correct, by √heads: with d = 12288 and 96 heads of d_k = 128, by 9.8, and H\n"
+        "≈ ln n - 1/(2 heads)."
     ),
     criterion=(
-        "confirmed: the logits' standard deviation is 1/√heads within 4 standard errors, below 1 by "
-        "more than that at some widths and above 1 at others; caveat: it is below 1 and never "
-        "above; else refuted"
+        "confirmed: the logits' standard deviation is 1/√heads within 4 standard errors, below "
+        "1 by more than that at some widths and above 1 at others; caveat: it is below 1 and "
+        "never above; else refuted"
     ),
     expected="caveat",
     quick={

@@ -61,16 +61,16 @@ CLAIM = Claim(
     id="C11",
     claim="√d_k keeps the softmax in its healthy region at every d_k.",
     derivation=(
-        "q·k/√d_k has standard deviation 1 at every d_k, and for wide heads is normal, so the row\n"
-        "of weights has one and the same distribution: H ≈ ln n - 1/2, Σp² ≈ e/n, and\n"
-        "‖diag(p) - p pᵀ‖_F = √(Σp² - 2Σp³ + (Σp²)²) ≈ √(e/n). What is left at small d_k is that |q|\n"
-        "varies by a share of 1/√(2 d_k). It buys constancy, not the largest gradient: unscaled, the\n"
-        "mean Jacobian norm first rises, and falls below only at large d_k."
+        "q·k/√d_k has standard deviation 1 at every d_k, and for wide heads is normal, so the\n"
+        "row of weights has one and the same distribution: H ≈ ln n - 1/2, Σp² ≈ e/n, and\n"
+        "‖diag(p) - p pᵀ‖_F = √(Σp² - 2Σp³ + (Σp²)²) ≈ √(e/n). What is left at small d_k is\n"
+        "that |q| varies by a share of 1/√(2 d_k). It buys constancy, not the largest gradient:\n"
+        "unscaled, the mean Jacobian norm first rises, and falls below only at large d_k."
     ),
     criterion=(
-        "confirmed: at every d_k the gauge reads level, entropy, top-1 weight and mean Jacobian norm "
-        "are as theory says within 4 standard errors, and none leaves a band of ±10 % around its "
-        "mean over d_k; caveat: all but the last; else refuted"
+        "confirmed: at every d_k the gauge reads level, entropy, top-1 weight and mean Jacobian "
+        "norm are as theory says within 4 standard errors, and none leaves a band of ±10 % "
+        "around its mean over d_k; caveat: all but the last; else refuted"
     ),
     expected="confirmed",
     quick={

@@ -6,7 +6,7 @@ import numpy as np
 
 import levelhead as lh
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.sampling import Array, count, curve
+from levelhead.lab.sampling import Array, count, curve, numbers
 
 REACHED = 0.999  # of the bound, by keys made to reach it
 LINEAR = 1e-6
@@ -17,7 +17,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     batches, keys = count(params, "batches", 2), count(params, "keys", 3)
     width = count(params, "width", 1)
     d_k = count(params, "d_k", width)  # so that some key reaches every sign pattern of tanh
-    growths = [float(x) for x in params["growths"]]
+    growths = numbers(params, "growths")
     spread: list[list[float]] = [[] for _ in growths]
     top1: list[list[float]] = [[] for _ in growths]
     reached, largest, bounds = [], [], []
@@ -88,14 +88,16 @@ CLAIM = Claim(
     claim="Additive scores are bounded by ‖v‖₁, not by 1: they still grow when v grows.",
     derivation=(
         "s = Σ v_i tanh(·)_i and |tanh| < 1, so |s| < Σ|v_i| = ‖v‖₁, and a key that makes every\n"
-        "tanh the sign of v_i comes as close as you like. With v_i of variance 1/A that is about\n"
-        "0.8 √A, 6.4 for A = 64. s is linear in v: let v grow by g in training and all scores do,\n"
-        "and softmax saturates as it does for dot products. tanh bounds the terms, not the sum."
+        "tanh the sign of v_i comes as close as you like. With v_i of variance 1/A that is\n"
+        "about 0.8 √A, 6.4 for A = 64. s is linear in v: let v grow by g in training and all\n"
+        "scores do, and softmax saturates as it does for dot products. tanh bounds the terms,\n"
+        "not the sum."
     ),
     criterion=(
-        "confirmed: no score exceeds ‖v‖₁ > 1, keys made for it reach 99.9 % of it, the spread of "
-        "scores grows in proportion to v within 1e-6, and at the largest growth the mean top-1 "
-        "weight of random keys is at least 0.9; caveat: bounded, but not saturated so; else refuted"
+        "confirmed: no score exceeds ‖v‖₁ > 1, keys made for it reach 99.9 % of it, the spread "
+        "of scores grows in proportion to v within 1e-6, and at the largest growth the mean "
+        "top-1 weight of random keys is at least 0.9; caveat: bounded, but not saturated so; "
+        "else refuted"
     ),
     expected="confirmed",
     quick={
