@@ -1,0 +1,74 @@
+"""A real model for the lab: MiniLM, what it reads, and the queries and keys of its heads.
+
+It reads passages of the documentation that every Python carries, chosen by the seed. Where the
+model or what opens it is not installed, a claim about it is undecided, and this says what to run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead import models
+from levelhead.errors import LevelheadValueError
+from levelhead.lab.claim import UndecidedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["MODEL", "opened", "passages", "queries_and_keys"]
+
+MODEL = "minilm"
+_LONG = 2500  # characters that a topic must have to give several passages
+
+
+def opened() -> models.Opened:
+    """The model, or the reason why there is none."""
+    try:
+        return models.open(MODEL)
+    except LevelheadValueError as error:
+        raise UndecidedError(str(error)) from error
+
+
+def passages(model: models.Opened, number: int, tokens: int, seed: int) -> list[list[int]]:
+    """Token ids of passages, each from another topic as long as there are enough topics."""
+    from pydoc_data.topics import topics
+
+    rng = np.random.default_rng(seed)
+    names = sorted(name for name, text in topics.items() if len(text) >= _LONG)
+    order = [names[i] for _ in range(-(-number // len(names))) for i in rng.permutation(len(names))]
+    found = []
+    for name in order[:number]:
+        ids = model.tokenizer(topics[name], add_special_tokens=False, verbose=False)["input_ids"]
+        first = int(rng.integers(max(len(ids) - tokens, 1)))
+        found.append(ids[first : first + tokens])
+    return found
+
+
+def queries_and_keys(model: Any, ids: Tensor) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """q and k (B, H, T, D) of every layer of a BERT that reads these tokens."""
+    import torch
+
+    heads, kept = model.config.num_attention_heads, {}
+
+    def keep(name: tuple[int, str]) -> Any:
+        def hook(module: Any, given: Any, out: Tensor) -> None:
+            kept[name] = out.reshape(*out.shape[:-1], heads, -1).transpose(1, 2).numpy()
+
+        return hook
+
+    places = [
+        getattr(layer.attention.self, part).register_forward_hook(keep((at, part)))
+        for at, layer in enumerate(model.encoder.layer)
+        for part in ("query", "key")
+    ]
+    try:
+        with torch.no_grad():
+            model(input_ids=ids)
+    finally:
+        for place in places:
+            place.remove()
+    layers = range(len(model.encoder.layer))
+    return [(kept[at, "query"], kept[at, "key"]) for at in layers]

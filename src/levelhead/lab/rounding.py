@@ -1,0 +1,30 @@
+"""float16, bfloat16 and float32 as a naive softmax meets them: what a number becomes there.
+
+Results are float32 that hold the narrower type's values, so that no package is needed for
+bfloat16. This is what the lab compares the core with; the core rounds for itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LARGEST", "rounded"]
+
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+
+
+def rounded(x: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    """x to the nearest number of the type, ties to even; beyond the largest is infinite."""
+    single = np.asarray(x, np.float32)
+    if dtype == "float32":
+        return single
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return single.astype(np.float16).astype(np.float32)
+    bits = single.view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    near = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(single), single, near.view(np.float32))

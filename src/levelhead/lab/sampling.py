@@ -1,0 +1,168 @@
+"""Random queries and keys, what the core says of them, and how sure one may be of that.
+
+A standard error is taken over batches, each with keys of its own: rows that share keys are not
+independent of each other. Everything a claim sweeps over d_k is drawn and measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+import levelhead as lh
+from levelhead import checks
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.lab.claim import Params, Tell
+from levelhead.lab.experiment import Setting, weights
+
+__all__ = [
+    "BOUND",
+    "Curve",
+    "agree",
+    "count",
+    "curve",
+    "draw",
+    "measure",
+    "number",
+    "numbers",
+    "settings",
+    "shares_agree",
+    "slope",
+    "sweep",
+]
+
+Array = NDArray[Any]
+
+BOUND = (
+    4.0  # standard errors; a verdict rests on a few dozen comparisons, and 3 would miss by chance
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Means over x, with their standard errors."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    stderr: tuple[float, ...]
+
+    def json(self) -> dict[str, list[float]]:
+        return {"x": list(self.x), "y": list(self.y), "stderr": list(self.stderr)}
+
+    def steps(self) -> list[float]:
+        """From each point to the next, in standard errors of the difference."""
+        y, squares = np.asarray(self.y), np.square(self.stderr)
+        return list((np.diff(y) / np.sqrt(squares[1:] + squares[:-1] + 1e-300)).tolist())
+
+
+def curve(x: Sequence[float], samples: Sequence[ArrayLike]) -> Curve:
+    """The means of independent samples, one set of them for each x."""
+    found = [np.asarray(one, np.float64).ravel() for one in samples]
+    return Curve(
+        tuple(float(at) for at in x),
+        tuple(float(one.mean()) for one in found),
+        tuple(float(one.std(ddof=1) / np.sqrt(one.size)) for one in found),
+    )
+
+
+def agree(found: Curve, theory: ArrayLike, *, relative: float = 0.0) -> bool:
+    """Whether every point is within BOUND standard errors of theory, or within a share of it."""
+    wanted = np.asarray(theory, np.float64)
+    room = BOUND * np.asarray(found.stderr) + relative * np.abs(wanted)
+    return bool(np.all(np.abs(np.asarray(found.y) - wanted) <= room))
+
+
+def shares_agree(found: Curve, theory: Sequence[float], rows: int) -> bool:
+    """The same for shares of so many rows: where none was hit their error is still not 0."""
+    wanted = np.asarray(theory, np.float64)
+    by_chance = np.sqrt(wanted * (1 - wanted) / rows)
+    room = BOUND * np.maximum(found.stderr, by_chance) + 1 / rows
+    return bool(np.all(np.abs(np.asarray(found.y) - wanted) <= room))
+
+
+def slope(found: Curve) -> tuple[float, float]:
+    """The exponent p of y ~ x^p with its standard error: a weighted line through logarithms."""
+    x, y = np.log(found.x), np.log(found.y)
+    weight = np.square(np.asarray(found.y) / np.asarray(found.stderr))
+    centred = x - (weight * x).sum() / weight.sum()
+    square = (weight * centred**2).sum()
+    return float((weight * centred * y).sum() / square), float(square**-0.5)
+
+
+def count(params: Params, name: str, least: int, most: int = 2**24) -> int:
+    """A parameter that counts something."""
+    wanted, advice = f"a whole number from {least} to {most}", "Choose one in this range"
+    value = checks.integer(name, params[name], wanted, advice)
+    if not least <= value <= most:
+        raise LevelheadValueError(expected(name, wanted, value, advice))
+    return value
+
+
+def number(params: Params, name: str, low: float, high: float) -> float:
+    """A parameter that is one number."""
+    value = params[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        wanted, advice = f"a number from {low:g} to {high:g}", "Choose one in this range"
+        raise LevelheadValueError(expected(name, wanted, repr(value), advice))
+    return float(value)
+
+
+def numbers(params: Params, name: str) -> list[float]:
+    """A parameter that lists numbers above 0, ascending."""
+    given = params[name]
+    right = isinstance(given, list | tuple) and all(
+        isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < np.inf for x in given
+    )
+    if not right or not given or sorted(given) != list(given):
+        advice = "Give for example [1, 2, 4]"
+        raise LevelheadValueError(
+            expected(name, "a list of ascending numbers above 0", repr(given), advice)
+        )
+    return [float(x) for x in given]
+
+
+def settings(params: Params, seed: int, divide: str) -> list[Setting]:
+    """One setting for each d_k of the parameters, checked before any work."""
+    widths = params["d_k"]
+    if not isinstance(widths, list | tuple) or len(widths) < 2 or sorted(widths) != list(widths):
+        advice = "Give for example [4, 64, 1024]"
+        raise LevelheadValueError(expected("d_k", "two or more, ascending", repr(widths), advice))
+    return [Setting(d_k=d, divide=divide, keys=params["keys"], seed=seed) for d in widths]
+
+
+def draw(setting: Setting, batches: int, queries: int) -> tuple[Array, Array]:
+    """Normal queries (B, T, D) and keys (B, S, D); every batch has its own keys."""
+    rng = np.random.default_rng((setting.seed, setting.d_k))
+    q = rng.standard_normal((batches, queries, setting.d_k), np.float32)
+    return q, rng.standard_normal((batches, setting.keys, setting.d_k), np.float32)
+
+
+def measure(q: Array, k: Array, scale: Any) -> dict[str, Array]:
+    """Batch means, (B,), of what the core says of these rows."""
+    heads = lh.observe(q, k, scale=scale).heads
+    p = weights(q, k, scale).astype(np.float64)
+    p2, p3 = (p**2).sum(-1), (p**3).sum(-1)
+    return {
+        "entropy": heads.mean_entropy,
+        "top1": heads.mean_top1,
+        "gradient": heads.gradient,  # Σ p(1-p)
+        "jacobian": np.sqrt(p2 - 2 * p3 + p2**2).mean(-1),  # ‖diag(p) - p pᵀ‖_F
+        "std": np.sqrt(heads.var_logit * k.shape[-2] / (k.shape[-2] - 1)),  # unbiased
+        "saturated": heads.saturated,
+    }
+
+
+def sweep(params: Params, seed: int, tell: Tell, divide: str) -> Mapping[str, Curve]:
+    """Every statistic over the d_k of the parameters, under one divisor."""
+    batches, queries = count(params, "batches", 2), count(params, "queries", 1)
+    found: dict[str, list[Array]] = {}
+    chosen = settings(params, seed, divide)
+    for done, one in enumerate(chosen):
+        tell(done / len(chosen), f"d_k = {one.d_k}, divided by {divide}")
+        for name, values in measure(*draw(one, batches, queries), one.scale).items():
+            found.setdefault(name, []).append(values)
+    return {name: curve([one.d_k for one in chosen], ys) for name, ys in found.items()}
