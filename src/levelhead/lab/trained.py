@@ -1,8 +1,8 @@
 """Trainings by plan, each done once: kept on disk, and shared by all claims and processes.
 
-The key is the plan and everything its curves follow from: the code of tasks, model and training, and
-the versions beneath. A file appears by a rename, whole or not at all. Processes that want the same
-trainings divide them: who finds one locked takes the next, and comes back for it.
+The key is the plan and everything its curves follow from: the code of tasks, model and training,
+and the versions beneath. A file appears by a rename, whole or not at all. Processes that want the
+same trainings divide them: who finds one locked takes the next, and comes back for it.
 """
 
 from __future__ import annotations
@@ -16,34 +16,28 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from levelhead import __version__, gguf_cache
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.lab import tasks, training
-from levelhead.lab.claim import Tell
-from levelhead.lab.training import Curves, Plan
+from levelhead.lab import tasks
+from levelhead.lab.claim import Tell, UndecidedError
+from levelhead.lab.curves import Run
+from levelhead.lab.plan import Curves, Plan
 
-__all__ = ["Run", "directory", "forget", "trained"]
+__all__ = ["directory", "forget", "trained"]
 
-_CODE = ("tasks.py", "training.py", "transformer.py")
-
-
-@dataclass(frozen=True)
-class Run:
-    """A plan, and what came of it."""
-
-    plan: Plan
-    curves: Curves
+_CODE = ("plan.py", "tasks.py", "training.py", "transformer.py")
 
 
 def trained(plans: Sequence[Plan], tell: Tell) -> list[Run]:
     """Every plan's curves, in order; what is missing is trained and kept."""
-    training.require_torch()
+    _require_torch()
     wanted = list(dict.fromkeys(plans))
     found: dict[Plan, Curves] = {}
     for wait in (False, True):
@@ -72,7 +66,9 @@ def _made(plan: Plan, wait: bool) -> Curves | None:
             return None
         curves = _kept(plan)  # by whom we waited for
         if curves is None:
-            curves = training.train(plan)
+            from levelhead.lab.training import train
+
+            curves = train(plan)
             _keep(plan, curves)
         return curves
 
@@ -123,6 +119,11 @@ def _foundation() -> list[Any]:
     here = Path(tasks.__file__).parent
     code = [hashlib.blake2b((here / name).read_bytes()).hexdigest() for name in _CODE]
     return [code, __version__, metadata.version("torch"), platform.python_version()]
+
+
+def _require_torch() -> None:
+    if find_spec("torch") is None:
+        raise UndecidedError('training needs PyTorch: pip install "levelhead[torch]"')
 
 
 def _named(plan: Plan) -> str:

@@ -1,182 +1,122 @@
-"""One training of the lab's small transformer, and what is kept of it: `train(plan)` gives `Curves`.
+"""One training of the lab's small transformer: a `Plan` in, its `Curves` out. Needs torch.
 
-A training is a function of its plan: the same plan gives the same curves. Between two scale rules
-nothing differs but the number that multiplies q·k: weights, sequences, their order and the optimiser
-are the same. Gradients are not clipped and rates are not warmed up, since both would hide what is to
-be seen. It caches nothing and judges nothing.
+Between two scale rules nothing differs but the number that multiplies q·k: weights, sequences,
+their order and the optimiser are the same. Gradients are not clipped and rates are not warmed up,
+since both would hide what is to be seen. It keeps nothing on disk and judges nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab import tasks
-from levelhead.lab.claim import UndecidedError
-from levelhead.scaling import rule
+from levelhead.lab.plan import MATRICES, Curves, Plan
+from levelhead.lab.transformer import HEADS, Transformer
 
-if TYPE_CHECKING:
-    from torch import Tensor
+__all__ = ["spread", "train"]
 
-    from levelhead.lab.transformer import Transformer
-
-__all__ = ["MATRICES", "OPTIMISERS", "Curves", "Plan", "require_torch", "train"]
-
-MATRICES = ("q", "k", "v")
-OPTIMISERS = ("adam", "sgd")
 BETAS, MOMENTUM = (0.9, 0.95), 0.9  # of Adam; of SGD
 TOKENS = 512  # in a batch
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Everything a training depends on."""
-
-    task: str  # of levelhead.lab.tasks
-    rule: str  # of levelhead.scaling
-    d_k: int
-    depth: int
-    seed: int
-    steps: int
-    every: int  # steps between marks
-    rate: float
-    optimiser: str = "adam"
-
-    def __post_init__(self) -> None:
-        rule(self.rule)
-        for name, least in (("d_k", 1), ("depth", 1), ("seed", 0), ("steps", 0), ("every", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise _wrong(name, f"a whole number of at least {least}", value)
-        if not isinstance(self.rate, float) or not 0 < self.rate < float("inf"):
-            raise _wrong("rate", "a positive float", self.rate)
-        for name, choices in (("task", tuple(tasks.TASKS)), ("optimiser", OPTIMISERS)):
-            if getattr(self, name) not in choices:
-                raise _wrong(name, f"one of {', '.join(choices)}", getattr(self, name))
-
-
-@dataclass(frozen=True)
-class Curves:
-    """What a training was like, at marks `every` steps apart, from step 0 to the last.
-
-    Loss and gradients of training are means over the steps since the mark before (at step 0: that
-    step alone). Everything else is of the weights at the mark, before they are updated.
-    """
-
-    step: list[int]
-    loss: list[float]  # of the batches, in nats
-    held_out: list[float]  # loss on sequences that are never learnt from
-    gradient: dict[str, list[float]]  # "q", "k", "v": ‖dL/dW‖ over all layers
-    moved: dict[str, list[float]]  # "q", "k", "v": ‖W − W₀‖ / ‖W₀‖ over all layers
-    keys: list[float]  # whose logits the gradient reaches, effectively, in a row
-    reached: list[float]  # share of all logits that it reaches, effectively
-    entropy: list[list[list[float]]]  # H/ln n by mark, layer and head, on held-out sequences
-
-
 def train(plan: Plan) -> Curves:
     """On one thread, leaving torch's global state as it was."""
-    torch = require_torch()
-    from levelhead.lab.transformer import Transformer
-
     task = tasks.make(plan.task, plan.seed)
-    with _alone(torch, plan.seed):
+    with _alone(plan.seed):
         model = Transformer(task, rule=plan.rule, d_k=plan.d_k, depth=plan.depth)
         return _Training(plan, task, model).curves()
 
 
 class _Training:
-    """A model on its way, and the marks so far."""
+    """A model on its way."""
 
     def __init__(self, plan: Plan, task: tasks.Task, model: Transformer) -> None:
-        import torch
-
         self.plan, self.model = plan, model
         self.learnt, self.held_out = _tensors(task.learnt), _tensors(task.held_out)
-        self.batch = max(TOKENS // task.learnt.tokens.shape[1], 1)
-        self.chance = np.random.default_rng([plan.seed, 1])
-        weights = model.parameters()
-        self.optimiser = (
-            torch.optim.Adam(weights, plan.rate, betas=BETAS)
+        self.order = np.random.default_rng([plan.seed, 1])
+        self.optimiser: torch.optim.Optimizer = (
+            torch.optim.Adam(model.parameters(), plan.rate, betas=BETAS)
             if plan.optimiser == "adam"
-            else torch.optim.SGD(weights, plan.rate, momentum=MOMENTUM)
+            else torch.optim.SGD(model.parameters(), plan.rate, momentum=MOMENTUM)
         )
-        self.begin = {name: self.matrices(name).clone() for name in MATRICES}
+        self.begin = {name: self.weights(name).clone() for name in MATRICES}
 
     def curves(self) -> Curves:
-        marks, since = [], []
+        marks: list[dict[str, Any]] = []
+        since: list[dict[str, float]] = []
         for step in range(self.plan.steps + 1):
             marked = step % self.plan.every == 0 or step == self.plan.steps
             state = self.state() if marked else {}
-            since.append(self.update(probe=marked))
-            if marked:
+            probes = self.probes() if marked else None
+            since.append(self.update(probes))
+            if probes is not None:
                 means = {name: float(np.mean([x[name] for x in since])) for name in since[0]}
-                marks.append({"step": step, **state, **means, **self.logit_gradient()})
+                marks.append({"step": step, **state, **means, **_reach(probes)})
                 since = []
-        column = {name: [mark[name] for mark in marks] for name in marks[0]}
+        column: dict[str, Any] = {name: [mark[name] for mark in marks] for name in marks[0]}
         for kind in ("gradient", "moved"):
-            column[kind] = {name: column.pop(f"{kind} {name}") for name in MATRICES}  # type: ignore[assignment]
+            column[kind] = {name: column.pop(f"{kind} {name}") for name in MATRICES}
         return Curves(**column)
 
-    def update(self, *, probe: bool) -> dict[str, float]:
-        """One step; with a probe in every layer, the gradient of the logits stays readable."""
-        import torch
-
-        from levelhead.lab.transformer import HEADS
-
+    def update(self, probes: list[Tensor] | None) -> dict[str, float]:
+        """One step on a batch: its loss, and the norms of its gradients."""
         tokens, answers = self.learnt
-        which = torch.from_numpy(self.chance.integers(len(tokens), size=self.batch))
-        T = tokens.shape[1]
-        for block in self.model.blocks:
-            zeros = torch.zeros(self.batch, HEADS, T, T, requires_grad=True)
-            block.probe = zeros if probe else None
-        loss = self.model.loss(tokens[which], answers[which])
+        which = torch.from_numpy(self.order.integers(len(tokens), size=self.batch))
         self.optimiser.zero_grad()
-        loss.backward()
-        gradients = {
-            f"gradient {name}": float(self.matrices(name, gradient=True).norm())
-            for name in MATRICES
-        }
+        loss = self.model.loss(tokens[which], answers[which], probes)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norms = {f"gradient {name}": float(self.gradients(name).norm()) for name in MATRICES}
         self.optimiser.step()
-        return {"loss": loss.item(), **gradients}
+        return {"loss": loss.item(), **norms}
 
     def state(self) -> dict[str, Any]:
         """Of the weights as they are."""
-        import torch
-
-        with torch.no_grad():
-            held_out = float(self.model.loss(*self.held_out, observe=True))
+        held_out, entropy = self.model.observed(*self.held_out)
         moved = {
-            f"moved {name}": float((self.matrices(name) - begin).norm() / begin.norm())
+            f"moved {name}": float((self.weights(name) - begin).norm() / begin.norm())
             for name, begin in self.begin.items()
         }
-        seen = [block.seen.heads.normalised_entropy.mean(0) for block in self.model.blocks]
-        return {"held_out": held_out, **moved, "entropy": [heads.tolist() for heads in seen]}
+        return {"held_out": held_out, "entropy": entropy, **moved}
 
-    def matrices(self, name: str, *, gradient: bool = False) -> Tensor:
-        """W_Q, W_K or W_V of all layers, or their gradients, stacked."""
-        import torch
+    @property
+    def batch(self) -> int:
+        return max(TOKENS // self.learnt[0].shape[1], 1)
 
-        weights = [getattr(block, name).weight for block in self.model.blocks]
-        return torch.stack([w.grad if gradient else w.detach() for w in weights])
+    def probes(self) -> list[Tensor]:
+        """Zeros to add to the logits of every layer."""
+        T = self.learnt[0].shape[1]
+        blocks = self.model.blocks
+        return [torch.zeros(self.batch, HEADS, T, T, requires_grad=True) for _ in blocks]
 
-    def logit_gradient(self) -> dict[str, float]:
-        probes = [block.probe.grad.numpy() for block in self.model.blocks]
-        keys, reached = zip(*map(spread, probes), strict=True)
-        return {"keys": float(np.mean(keys)), "reached": float(np.mean(reached))}
+    def weights(self, name: str) -> Tensor:
+        """W_Q, W_K or W_V of all layers."""
+        return torch.stack([getattr(block, name).weight.detach() for block in self.model.blocks])
+
+    def gradients(self, name: str) -> Tensor:
+        return torch.stack([getattr(block, name).weight.grad for block in self.model.blocks])
 
 
-def spread(gradient: Any) -> tuple[float, float]:
+def _reach(probes: list[Tensor]) -> dict[str, float]:
+    """Means over layers of what the gradient of the logits reaches."""
+    each = [spread(probe.grad.numpy()) for probe in probes if probe.grad is not None]
+    keys, reached = np.mean(each, axis=0).tolist()
+    return {"keys": keys, "reached": reached}
+
+
+def spread(gradient: NDArray[Any]) -> tuple[float, float]:
     """How many keys of a row, and which share of all logits, a gradient (B, H, T, T) reaches.
 
-    Effectively: (Σ|g|)² / Σg² is n for n equal numbers and 1 for a single one. Rows of which
-    nothing is asked count for neither, nor does a row's future.
+    Effectively: (Σ|g|)² / Σg² is n for n equal numbers and 1 for a single one. A row that nothing
+    depends on counts for neither, nor does a row's future.
     """
-    g = np.abs(np.asarray(gradient, np.float64))
+    g = np.abs(gradient.astype(np.float64))
     sums, squares = g.sum(-1), (g**2).sum(-1)
     rows = squares > 0
     if not rows.any():
@@ -187,23 +127,11 @@ def spread(gradient: Any) -> tuple[float, float]:
 
 
 def _tensors(examples: tasks.Examples) -> tuple[Tensor, Tensor]:
-    import torch
-
     return torch.from_numpy(examples.tokens), torch.from_numpy(examples.answers)
 
 
-def require_torch() -> Any:
-    """torch, or the reason why nothing can be decided."""
-    try:
-        import torch
-    except ImportError:
-        message = 'training needs PyTorch: pip install "levelhead[torch]"'
-        raise UndecidedError(message) from None
-    return torch
-
-
 @contextmanager
-def _alone(torch: Any, seed: int) -> Iterator[None]:
+def _alone(seed: int) -> Iterator[None]:
     """One thread and a seeded generator; as before, afterwards."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a model is slower on more
@@ -213,7 +141,3 @@ def _alone(torch: Any, seed: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _wrong(name: str, wanted: str, given: object) -> LevelheadValueError:
-    return LevelheadValueError(expected(name, wanted, repr(given), "Change the training's plan"))

@@ -1,13 +1,12 @@
 """The lab's small transformer: pre-norm, causal, every attention levelhead's, under one scale rule.
 
 q and k start with entries of variance 1, which is what √d_k is derived from. The width of values
-does not follow d_k, so that d_k changes the logits and nothing else. Needs torch; knows no training.
+does not follow d_k, so that d_k changes the logits and nothing else. Needs torch; trains nothing.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,6 @@ from torch.nn import functional
 
 import levelhead as lh
 from levelhead.lab.tasks import Task
-
-if TYPE_CHECKING:
-    from levelhead.observation import Observation
 
 __all__ = ["HEADS", "WIDTH", "Block", "Transformer"]
 
@@ -39,23 +35,27 @@ class Block(nn.Module):
         with torch.no_grad():  # what all layers add together has the size of what one would
             self.o.weight /= math.sqrt(2 * depth)
             self.down.weight /= math.sqrt(2 * depth)
-        self.probe: Tensor | None = None  # zeros added to the logits: their gradient is read there
-        self.seen: Observation | None = None  # of the last pass with `observe`
 
-    def forward(self, x: Tensor, observe: bool) -> Tensor:
+    def forward(self, x: Tensor, probe: Tensor | None) -> Tensor:
+        """A probe is added to the logits, (B, H, T, T): zeros whose gradient is theirs."""
+        q, k, v = self.qkv(x)
+        attended = lh.attention(q, k, v, scale=self.rule, causal=True, mask=probe, threads=1)
+        return self._rest(x, attended)
+
+    def observed(self, x: Tensor) -> tuple[Tensor, list[float]]:
+        """The same, with H/ln n of every head."""
+        q, k, v = self.qkv(x)
+        seen = lh.observe(q, k, v, scale=self.rule, causal=True, threads=1)
+        entropy: list[float] = seen.heads.normalised_entropy.mean(0).tolist()
+        return self._rest(x, seen.output), entropy
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         y = self.norms[0](x)
-        q, k, v = (
-            project(y).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for project in (self.q, self.k, self.v)
-        )
-        if observe:
-            self.seen = lh.observe(q, k, v, scale=self.rule, causal=True, threads=1)
-            found: Tensor = self.seen.output
-        else:
-            found = lh.attention(
-                q, k, v, scale=self.rule, causal=True, mask=self.probe, threads=1
-            )
-        x = x + self.o(found.transpose(1, 2).flatten(2))
+        projected = (layer(y) for layer in (self.q, self.k, self.v))
+        return tuple(z.unflatten(-1, (HEADS, -1)).transpose(1, 2) for z in projected)
+
+    def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.o(attended.transpose(1, 2).flatten(2))
         added: Tensor = self.down(functional.gelu(self.up(self.norms[1](x))))
         return x + added
 
@@ -66,17 +66,29 @@ class Transformer(nn.Module):
     def __init__(self, task: Task, *, rule: str, d_k: int, depth: int) -> None:
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Embedding(n, WIDTH) for n in task.vocabulary)
-        self.blocks = nn.ModuleList(Block(rule, d_k, depth) for _ in range(depth))
+        self.blocks = [Block(rule, d_k, depth) for _ in range(depth)]
+        self.layers = nn.ModuleList(self.blocks)  # by which torch knows them
         self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, task.classes)
 
-    def forward(self, tokens: Tensor, *, observe: bool = False) -> Tensor:
-        x = torch.stack([each(tokens[..., i]) for i, each in enumerate(self.embeddings)]).sum(0)
-        for block in self.blocks:
-            x = block(x, observe)
-        found: Tensor = self.out(self.norm(x))
-        return found
+    def loss(self, tokens: Tensor, answers: Tensor, probes: list[Tensor] | None = None) -> Tensor:
+        """Mean cross entropy of what is asked, in nats; with a probe for every layer, or none."""
+        x = self._embedded(tokens)
+        for i, block in enumerate(self.blocks):
+            x = block(x, probes[i] if probes else None)
+        return self._cost(x, answers)
 
-    def loss(self, tokens: Tensor, answers: Tensor, *, observe: bool = False) -> Tensor:
-        """Mean cross entropy of what is asked, in nats."""
-        logits = self(tokens, observe=observe)
+    @torch.no_grad()
+    def observed(self, tokens: Tensor, answers: Tensor) -> tuple[float, list[list[float]]]:
+        """The loss, and H/ln n by layer and head."""
+        x, entropies = self._embedded(tokens), []
+        for block in self.blocks:
+            x, entropy = block.observed(x)
+            entropies.append(entropy)
+        return float(self._cost(x, answers)), entropies
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return torch.stack([each(tokens[..., i]) for i, each in enumerate(self.embeddings)]).sum(0)
+
+    def _cost(self, x: Tensor, answers: Tensor) -> Tensor:
+        logits = self.out(self.norm(x))
         return functional.cross_entropy(logits.flatten(0, 1), answers.flatten())
