@@ -10,10 +10,23 @@ from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
 
+from levelhead.lab import tasks
 from levelhead.lab.claim import Params
 from levelhead.lab.plan import Plan
 
-__all__ = ["FULL", "NONE", "QUICK", "ROOT", "WHOLE", "optimised", "paced", "plans"]
+__all__ = [
+    "FULL",
+    "NONE",
+    "QUICK",
+    "ROOT",
+    "WHOLE",
+    "at_rates",
+    "core",
+    "plain",
+    "plans",
+    "with_few",
+    "with_sgd",
+]
 
 NONE, ROOT, WHOLE = "none", "1/sqrt(d_k)", "1/d_k"
 
@@ -46,6 +59,7 @@ def plans(params: Params, seed: int) -> list[Plan]:
     return [
         Plan(
             task=task,
+            examples=tasks.PLENTY[task],
             rule=rule,
             d_k=d_k,
             depth=depth,
@@ -59,11 +73,28 @@ def plans(params: Params, seed: int) -> list[Plan]:
     ]
 
 
-def optimised(some: Sequence[Plan], optimiser: str) -> list[Plan]:
-    """The same plans with another optimiser, at its own rate."""
-    return [replace(x, optimiser=optimiser, rate=RATES[x.task, optimiser]) for x in some]
+def core(some: Sequence[Plan]) -> list[Plan]:
+    """Where a variation is tried: widest and shallowest, without scaling and with 1/√d_k."""
+    d_k, depth = max(x.d_k for x in some), min(x.depth for x in some)
+    return [x for x in some if (x.d_k, x.depth) == (d_k, depth) and x.rule in (NONE, ROOT)]
 
 
-def paced(some: Sequence[Plan], factor: float) -> list[Plan]:
-    """The same plans at another rate."""
-    return [replace(x, rate=x.rate * factor) for x in some]
+def with_sgd(some: Sequence[Plan]) -> list[Plan]:
+    """The same plans with SGD, at its own rate."""
+    return [replace(x, optimiser="sgd", rate=RATES[x.task, "sgd"]) for x in some]
+
+
+def with_few(some: Sequence[Plan]) -> list[Plan]:
+    """The same plans with few sequences to learn from."""
+    return [replace(x, examples=tasks.FEW[x.task]) for x in some]
+
+
+def at_rates(some: Sequence[Plan], factors: Sequence[float]) -> list[Plan]:
+    """The same plans at multiples of their rates."""
+    return [replace(x, rate=x.rate * factor) for factor in factors for x in some]
+
+
+def plain(plan: Plan) -> bool:
+    """Whether it is of the grid itself, none of the variations above."""
+    rate, examples = RATES[plan.task, "adam"], tasks.PLENTY[plan.task]
+    return (plan.optimiser, plan.rate, plan.examples) == ("adam", rate, examples)

@@ -16,6 +16,7 @@ __all__ = ["MATRICES", "OPTIMISERS", "Curves", "Plan"]
 
 MATRICES = ("q", "k", "v")  # W_Q, W_K, W_V
 OPTIMISERS = ("adam", "sgd")
+_LEAST = {"examples": 1, "d_k": 1, "depth": 1, "seed": 0, "steps": 0, "every": 1}
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Plan:
     """The same plan gives the same curves."""
 
     task: str  # of levelhead.lab.tasks
+    examples: int  # sequences to learn from
     rule: str  # of levelhead.scaling
     d_k: int
     depth: int
@@ -34,7 +36,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         rule(self.rule)
-        for name, least in (("d_k", 1), ("depth", 1), ("seed", 0), ("steps", 0), ("every", 1)):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise _wrong(name, f"a whole number of at least {least}", value)

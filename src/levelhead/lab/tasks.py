@@ -1,8 +1,8 @@
 """What the lab's small transformer learns: to look a value up, and to continue a text.
 
 A task is four arrays: sequences to learn from, sequences it never sees, and the answers to both. It
-is made of NumPy, from a seed; it knows no model. The sequences to learn from are few enough to be
-met again and again, so that what is learnt by heart shows as a gap to those that are held out.
+is made of NumPy, from a seed; it knows no model. How many sequences there are to learn from is part
+of a task: few are met again and again, and can be learnt by heart instead of understood.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from levelhead.errors import LevelheadValueError, expected
 
-__all__ = ["NO_ANSWER", "TASKS", "Examples", "Task", "make"]
+__all__ = ["FEW", "NO_ANSWER", "PLENTY", "TASKS", "Examples", "Task", "make"]
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -26,11 +26,15 @@ NO_ANSWER = -100  # where nothing is asked; PyTorch's cross entropy leaves it ou
 # Retrieval: so many pairs of a key and a value, then the keys again, in another order.
 PAIRS, KEYS, VALUES = 16, 64, 32
 BLANK = VALUES  # stands for the value that is asked for
-LEARNT, HELD_OUT = 64, 64  # sequences; with fewer to learn from, nothing but recall is learnt
 
 # Text: windows of bytes.
 WINDOW = 64
-TEXT, TEXT_HELD_OUT = 256, 64  # windows
+
+HELD_OUT = 64  # sequences
+# To learn from: so many that a short training meets each a few times, and so few that it meets each
+# dozens of times. With half of `FEW`, even 1/√d_k learns retrieval by heart.
+PLENTY: Mapping[str, int] = MappingProxyType({"retrieval": 1024, "text": 2048})
+FEW: Mapping[str, int] = MappingProxyType({"retrieval": 64, "text": 256})
 
 
 @dataclass(frozen=True)
@@ -50,25 +54,25 @@ class Task:
     held_out: Examples
 
 
-def make(name: str, seed: int) -> Task:
-    """A task by name.
+def make(name: str, seed: int, examples: int) -> Task:
+    """A task by name, with so many sequences to learn from.
 
-    >>> make("retrieval", 0).learnt.tokens.shape
+    >>> make("retrieval", 0, 64).learnt.tokens.shape
     (64, 32, 2)
     """
     if name not in TASKS:
         wanted = "one of " + ", ".join(TASKS)
         raise LevelheadValueError(expected("task", wanted, repr(name), "Check the spelling"))
-    return TASKS[name](np.random.default_rng(seed))
+    return TASKS[name](np.random.default_rng(seed), examples)
 
 
-def retrieval(chance: np.random.Generator) -> Task:
+def retrieval(chance: np.random.Generator, examples: int) -> Task:
     """Pairs (key, value), then questions (key, blank): the answer is the value that came with it.
 
     Keys and values are drawn anew in every sequence, so that nothing but looking back answers a
     question, and a single head can do it.
     """
-    learnt, held_out = (_looked_up(n, chance) for n in (LEARNT, HELD_OUT))
+    held_out, learnt = (_looked_up(n, chance) for n in (HELD_OUT, examples))
     return Task("retrieval", (KEYS, VALUES + 1), VALUES, learnt, held_out)
 
 
@@ -83,7 +87,7 @@ def _looked_up(n: int, chance: np.random.Generator) -> Examples:
     return Examples(np.concatenate([told, asked], 1), np.concatenate([unasked, answers], 1))
 
 
-def text(_: np.random.Generator) -> Task:
+def text(_: np.random.Generator, examples: int) -> Task:
     """The next byte of Python's own help texts, which every Python carries.
 
     The windows that are held out are a stretch of their own, at the end. The text is that of the
@@ -92,13 +96,12 @@ def text(_: np.random.Generator) -> Task:
     from pydoc_data.topics import topics
 
     whole = np.frombuffer("\n".join(topics.values()).encode(), np.uint8).astype(np.int64)
-    return Task(
-        "text",
-        (256, WINDOW),
-        256,
-        _windows(whole[: TEXT * WINDOW + 1]),
-        _windows(whole[-(TEXT_HELD_OUT * WINDOW + 1) :]),
-    )
+    kept = len(whole) - (HELD_OUT * WINDOW + 1)
+    if examples * WINDOW + 1 > kept:
+        wanted = f"at most {(kept - 1) // WINDOW} windows of {WINDOW} bytes"
+        raise LevelheadValueError(expected("examples", wanted, examples, "Choose fewer"))
+    learnt, held_out = _windows(whole[: examples * WINDOW + 1]), _windows(whole[kept:])
+    return Task("text", (256, WINDOW), 256, learnt, held_out)
 
 
 def _windows(stretch: Ints) -> Examples:
@@ -108,6 +111,6 @@ def _windows(stretch: Ints) -> Examples:
     return Examples(np.stack([letters, places], -1), following)
 
 
-TASKS: Mapping[str, Callable[[np.random.Generator], Task]] = MappingProxyType(
+TASKS: Mapping[str, Callable[[np.random.Generator, int], Task]] = MappingProxyType(
     {"retrieval": retrieval, "text": text}
 )

@@ -128,4 +128,4 @@ def _require_torch() -> None:
 
 def _named(plan: Plan) -> str:
     layers = f"{plan.depth} layer{'s' * (plan.depth != 1)}"
-    return f"{plan.task}, {plan.rule}, d_k {plan.d_k}, {layers}, seed {plan.seed}"
+    return f"{plan.examples} {plan.task}, {plan.rule}, d_k {plan.d_k}, {layers}, seed {plan.seed}"

@@ -28,7 +28,7 @@ TOKENS = 512  # in a batch
 
 def train(plan: Plan) -> Curves:
     """On one thread, leaving torch's global state as it was."""
-    task = tasks.make(plan.task, plan.seed)
+    task = tasks.make(plan.task, plan.seed, plan.examples)
     with _alone(plan.seed):
         model = Transformer(task, rule=plan.rule, d_k=plan.d_k, depth=plan.depth)
         return _Training(plan, task, model).curves()

@@ -16,15 +16,14 @@ LEARNT = 0.5  # nats: below, a gradient is small because little is left to learn
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     plans = grid.plans(params, seed)
-    first = {"task": params["tasks"][0], "depth": params["depths"][0], "d_k": max(params["d_k"])}
-    felt = [x for x in plans if all(getattr(x, name) == y for name, y in first.items())]
-    return judge(trained([*plans, *grid.optimised(felt, "sgd")], tell))
+    return judge(trained([*plans, *grid.with_sgd(grid.core(plans))], tell))
 
 
 def judge(runs: Sequence[Run]) -> Outcome:
     """The verdict on trainings, wherever they come from."""
     widest = where(runs, d_k=max(run.plan.d_k for run in runs))
-    adam, sgd = where(widest, optimiser="adam"), where(widest, optimiser="sgd")
+    adam = [run for run in widest if grid.plain(run.plan)]
+    sgd = where(widest, optimiser="sgd")
     parts = {
         "gradient of W_Q": ratio(adam, lambda run: _gradient(run.curves, "q")),
         "gradient of W_K": ratio(adam, lambda run: _gradient(run.curves, "k")),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,30 +15,30 @@ from levelhead.lab.experiment import weights
 from levelhead.lab.trained import trained
 
 LEARNT, HALF = 0.5, 0.5  # as in C7
-KEYS, ROWS = 32, 64  # of a Jacobian's row; rows for each seed
+HEADS, ROWS, KEYS = 32, 4, 32  # of random attention, whose Jacobians are measured
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    plans = grid.plans(params, seed)
-    begins = [
-        replace(plan, d_k=d_k, seed=seed + i, steps=0)
-        for plan in plans[:1]
-        for d_k in params["widths"]
-        for i in range(params["begins"])
-    ]
-    begins = [replace(plan, rule=rule) for plan in begins for rule in (grid.NONE, grid.ROOT)]
-    runs = trained([*plans, *begins], tell)
-    return judge(runs, jacobian(params["widths"], seed, params["begins"]))
+    begins = {
+        "tasks": params["tasks"][:1],
+        "depths": [min(params["depths"])],
+        "rules": [grid.NONE, grid.ROOT],
+        "d_k": params["widths"],
+        "seeds": params["begins"],
+        "steps": 0,
+    }
+    plans = grid.plans(params, seed) + grid.plans({**params, **begins}, seed)
+    return judge(trained(plans, tell), jacobian(params["jacobians"], seed, params["begins"]))
 
 
 def judge(runs: Sequence[Run], norms: dict[int, Estimate]) -> Outcome:
     """The verdict on trainings and on mean Jacobian norms by d_k."""
-    begins, learnt = where(runs, steps=0), [run for run in runs if run.plan.steps > 0]
+    begins, learnt = where(runs, steps=0), [x for x in runs if x.plan.steps and grid.plain(x.plan)]
     first = {
         d_k: ratio(where(begins, d_k=d_k), lambda run: run.curves.gradient["q"][0])
         for d_k in sorted({run.plan.d_k for run in begins})
     }
-    widest = where(learnt, d_k=max(run.plan.d_k for run in learnt), optimiser="adam")
+    widest = where(learnt, d_k=max(run.plan.d_k for run in learnt))
     values = {
         "gradient of W_V": ratio(widest, _value_gradient),
         "movement of W_V": ratio(widest, lambda run: run.curves.moved["v"][-1]),
@@ -80,10 +79,10 @@ def jacobian(widths: Sequence[int], seed: int, seeds: int) -> dict[int, Estimate
         means = []
         for i in range(seeds):
             chance = np.random.default_rng([seed + i, d_k])
-            q, k = (chance.standard_normal((n, d_k), np.float32) for n in (ROWS, KEYS))
+            q, k = (chance.standard_normal((HEADS, n, d_k), np.float32) for n in (ROWS, KEYS))
             p = weights(q, k, grid.NONE).astype(np.float64)
-            whole = np.einsum("ij,jk->ijk", p, np.eye(KEYS)) - p[:, :, None] * p[:, None, :]
-            means.append(float(np.linalg.norm(whole, axis=(1, 2)).mean()))
+            whole = p[..., None] * np.eye(KEYS) - p[..., None] * p[..., None, :]
+            means.append(float(np.linalg.norm(whole, axis=(-2, -1)).mean()))
         found[d_k] = estimate(means)
     return found
 
@@ -108,7 +107,12 @@ larger at some d_k than at the smallest and the largest; at the largest d_k the 
 while the loss is above {LEARNT} nats, and how far W_V moves are above {HALF} of what they are with
 1/√d_k. Refuted if one of them is the other way round beyond its interval; else undecided.""",
     expected="confirmed",
-    quick={**grid.QUICK, "widths": [4, 16, 64, 256, 1024], "begins": 8},
+    quick={
+        **grid.QUICK,
+        "widths": [4, 16, 64, 256, 1024],
+        "begins": 8,
+        "jacobians": [1, 4, 16, 64, 256, 1024],
+    },
     full=grid.FULL,
     experiment=experiment,
 )
