@@ -7,13 +7,13 @@ one rule is divided by the same measure under another, seed by seed. Nothing her
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from levelhead.lab.claim import UndecidedError
+from levelhead.lab.claim import Outcome, UndecidedError, Verdict
 from levelhead.lab.grid import NONE, ROOT
 from levelhead.lab.plan import Curves, Plan
 
@@ -24,6 +24,7 @@ __all__ = [
     "estimate",
     "geometric_mean",
     "learning",
+    "outcome",
     "ratio",
     "reaches",
     "where",
@@ -56,9 +57,6 @@ class Estimate:
         value = math.exp(self.value)
         return Estimate(value, value * self.stderr, math.exp(self.low), math.exp(self.high))
 
-    def json(self) -> dict[str, float]:
-        return asdict(self)
-
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Of independent values, one for each seed."""
@@ -90,6 +88,19 @@ def by_seed(runs: Sequence[Run], differ: Callable[[Run, Run], float]) -> dict[in
             twin = twins[replace(run.plan, rule=ROOT)]
             found.setdefault(run.plan.seed, []).append(differ(run, twin))
     return {seed: float(np.mean(each)) for seed, each in found.items()}
+
+
+def outcome(
+    named: Mapping[str, Estimate], verdict: Verdict, theory: Any, **details: Any
+) -> Outcome:
+    """What a claim says: every estimate by its name, its 95 % interval among the details."""
+    return Outcome(
+        theory=theory,
+        measured={name: x.value for name, x in named.items()},
+        stderr={name: x.stderr for name, x in named.items()},
+        verdict=verdict,
+        details={"intervals": {name: [x.low, x.high] for name, x in named.items()}, **details},
+    )
 
 
 def _log(x: float) -> float:

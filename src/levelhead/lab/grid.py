@@ -41,7 +41,7 @@ QUICK: Params = MappingProxyType(
         "every": 15,
     }
 )
-FULL: Params = MappingProxyType({"tasks": ["retrieval", "text"], "depths": [1, 2, 4, 8]})
+FULL: Params = MappingProxyType({"tasks": ["retrieval", "text"], "depths": [1, 2, 8]})
 
 RATES: Mapping[tuple[str, str], float] = MappingProxyType(
     {

@@ -6,17 +6,21 @@ from collections.abc import Sequence
 
 from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.curves import Estimate, Run, geometric_mean, learning, ratio, where
-from levelhead.lab.plan import Curves
+from levelhead.lab.curves import Estimate, Run, geometric_mean, learning, outcome, ratio, where
+from levelhead.lab.plan import Curves, Plan
 from levelhead.lab.trained import trained
 
 HALF = 0.5  # what counts as vanishing, as few, as hardly moving
 LEARNT = 0.5  # nats: below, a gradient is small because little is left to learn
 
 
-def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
+def wanted(params: Params, seed: int) -> list[Plan]:
     plans = grid.plans(params, seed)
-    return judge(trained([*plans, *grid.with_sgd(grid.core(plans))], tell))
+    return plans + grid.with_sgd(grid.core(plans))
+
+
+def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
+    return judge(trained(wanted(params, seed), tell))
 
 
 def judge(runs: Sequence[Run]) -> Outcome:
@@ -31,13 +35,8 @@ def judge(runs: Sequence[Run]) -> Outcome:
         "movement of W_Q": ratio(sgd, lambda run: run.curves.moved["q"][-1]),
         "movement of W_K": ratio(sgd, lambda run: run.curves.moved["k"][-1]),
     }
-    return Outcome(
-        theory=dict.fromkeys(parts, f"below {HALF} if the claim holds"),
-        measured={name: part.value for name, part in parts.items()},
-        stderr={name: part.stderr for name, part in parts.items()},
-        verdict=verdict(list(parts.values())),
-        details={"intervals": {name: part.json() for name, part in parts.items()}},
-    )
+    shown = {**parts, "keys reached in a row": ratio(adam, _keys)}
+    return outcome(shown, verdict([*parts.values()]), f"all below {HALF} if the claim holds")
 
 
 def verdict(parts: Sequence[Estimate]) -> Verdict:
@@ -56,6 +55,10 @@ def _gradient(curves: Curves, name: str) -> float:
 
 def _reached(run: Run) -> float:
     return geometric_mean(run.curves.reached[learning(run.curves, LEARNT)])
+
+
+def _keys(run: Run) -> float:
+    return geometric_mean(run.curves.keys[learning(run.curves, LEARNT)])
 
 
 CLAIM = Claim(

@@ -10,15 +10,26 @@ import numpy as np
 
 from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.curves import Estimate, Run, estimate, geometric_mean, learning, ratio, where
+from levelhead.lab.curves import (
+    Estimate,
+    Run,
+    estimate,
+    geometric_mean,
+    learning,
+    outcome,
+    ratio,
+    where,
+)
 from levelhead.lab.experiment import weights
+from levelhead.lab.plan import Plan
 from levelhead.lab.trained import trained
 
 LEARNT, HALF = 0.5, 0.5  # as in C7
+JACOBIANS = (1, 4, 16, 64, 256, 1024)  # the d_k at which they are measured
 HEADS, ROWS, KEYS = 32, 4, 32  # of random attention, whose Jacobians are measured
 
 
-def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
+def wanted(params: Params, seed: int) -> list[Plan]:
     begins = {
         "tasks": params["tasks"][:1],
         "depths": [min(params["depths"])],
@@ -27,13 +38,17 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         "seeds": params["begins"],
         "steps": 0,
     }
-    plans = grid.plans(params, seed) + grid.plans({**params, **begins}, seed)
-    return judge(trained(plans, tell), jacobian(params["jacobians"], seed, params["begins"]))
+    return grid.plans(params, seed) + grid.plans({**params, **begins}, seed)
 
 
-def judge(runs: Sequence[Run], norms: dict[int, Estimate]) -> Outcome:
-    """The verdict on trainings and on mean Jacobian norms by d_k."""
-    begins, learnt = where(runs, steps=0), [x for x in runs if x.plan.steps and grid.plain(x.plan)]
+def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
+    return judge(trained(wanted(params, seed), tell))
+
+
+def judge(runs: Sequence[Run]) -> Outcome:
+    """The verdict on trainings, wherever they come from, and on random rows with their seeds."""
+    begins, learnt = where(runs, steps=0), [run for run in runs if run.plan.steps > 0]
+    norms = jacobian(sorted({run.plan.seed for run in begins}))
     first = {
         d_k: ratio(where(begins, d_k=d_k), lambda run: run.curves.gradient["q"][0])
         for d_k in sorted({run.plan.d_k for run in begins})
@@ -46,13 +61,8 @@ def judge(runs: Sequence[Run], norms: dict[int, Estimate]) -> Outcome:
     named = {f"gradient of W_Q at step 0, d_k {d_k}": x for d_k, x in first.items()}
     named |= {f"Jacobian, d_k {d_k}": x for d_k, x in norms.items()} | values
     theory: dict[str, Any] = {f"gradient of W_Q at step 0, d_k {d}": math.sqrt(d) for d in first}
-    return Outcome(
-        theory=theory | {"Jacobian": "rises, then falls", "W_V": f"above {HALF}"},
-        measured={name: x.value for name, x in named.items()},
-        stderr={name: x.stderr for name, x in named.items()},
-        verdict=verdict(first, norms, list(values.values())),
-        details={"intervals": {name: x.json() for name, x in named.items()}},
-    )
+    theory |= {"Jacobian": "rises, then falls", "W_V": f"above {HALF}"}
+    return outcome(named, verdict(first, norms, [*values.values()]), theory)
 
 
 def verdict(
@@ -62,23 +72,22 @@ def verdict(
     larger = [x.low > 1 and x.low <= math.sqrt(d_k) for d_k, x in first.items()]
     smaller = [x.high < 1 or x.low > math.sqrt(d_k) for d_k, x in first.items()]
     ordered = [norms[d_k] for d_k in sorted(norms)]
-    top = max(ordered, key=lambda x: x.value)
-    ends = (ordered[0], ordered[-1])
-    peaked = all(top.low > end.high for end in ends)
-    monotone = any(top is end for end in ends)
+    end, inside = max(ordered[0], ordered[-1], key=lambda x: x.value), ordered[1:-1]
+    peaked = any(x.low > end.high for x in inside)
+    monotone = all(x.high < end.low for x in inside)
     lives, dies = [x.low > HALF for x in values], [x.high < HALF for x in values]
     if all(larger) and peaked and all(lives):
         return "confirmed"
     return "refuted" if any(smaller) or monotone or any(dies) else "undecided"
 
 
-def jacobian(widths: Sequence[int], seed: int, seeds: int) -> dict[int, Estimate]:
+def jacobian(seeds: Sequence[int]) -> dict[int, Estimate]:
     """Mean ‖diag(p) − p pᵀ‖ of unscaled rows of random q and k, by d_k."""
     found = {}
-    for d_k in widths:
+    for d_k in JACOBIANS:
         means = []
-        for i in range(seeds):
-            chance = np.random.default_rng([seed + i, d_k])
+        for seed in seeds:
+            chance = np.random.default_rng([seed, d_k])
             q, k = (chance.standard_normal((HEADS, n, d_k), np.float32) for n in (ROWS, KEYS))
             p = weights(q, k, grid.NONE).astype(np.float64)
             whole = p[..., None] * np.eye(KEYS) - p[..., None] * p[..., None, :]
@@ -107,12 +116,7 @@ larger at some d_k than at the smallest and the largest; at the largest d_k the 
 while the loss is above {LEARNT} nats, and how far W_V moves are above {HALF} of what they are with
 1/√d_k. Refuted if one of them is the other way round beyond its interval; else undecided.""",
     expected="confirmed",
-    quick={
-        **grid.QUICK,
-        "widths": [4, 16, 64, 256, 1024],
-        "begins": 8,
-        "jacobians": [1, 4, 16, 64, 256, 1024],
-    },
+    quick={**grid.QUICK, "widths": [4, 16, 64, 256, 1024], "begins": 8},
     full=grid.FULL,
     experiment=experiment,
 )

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
 from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.curves import Estimate, Run, by_seed, estimate, ratio, reaches, where
+from levelhead.lab.curves import Estimate, Run, by_seed, estimate, outcome, ratio, reaches, where
+from levelhead.lab.plan import Plan
 from levelhead.lab.trained import trained
 
 # Training losses to be reached: well past what the frequencies of answers give away.
 BOUNDS: Mapping[str, float] = MappingProxyType({"retrieval": 1.0, "text": 2.6})
 
 
-def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
+def wanted(params: Params, seed: int) -> list[Plan]:
     plans = grid.plans(params, seed)
-    others = grid.at_rates(grid.core(plans), params["rate_factors"])
-    return judge(trained([*plans, *others], tell))
+    return plans + grid.at_rates(grid.core(plans), params["rate_factors"])
+
+
+def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
+    return judge(trained(wanted(params, seed), tell))
 
 
 def judge(runs: Sequence[Run]) -> Outcome:
@@ -29,18 +32,20 @@ def judge(runs: Sequence[Run]) -> Outcome:
     usual = [run for run in runs if grid.plain(run.plan)]
     widths, depths = (sorted({getattr(x.plan, n) for x in usual}) for n in ("d_k", "depth"))
     widest = where(usual, d_k=widths[-1])
-    slower = {f"d_k {d_k}": ratio(where(usual, d_k=d_k), steps) for d_k in widths}
-    slower |= {f"depth {n}": ratio(where(widest, depth=n), steps) for n in depths[1:]}
-    slower |= {"best rates": best_rates(_at_all_rates(runs))}
-    deeper = growth(widest, depths)
-    named = slower | ({} if deeper is None else {"deepest over shallowest": deeper})
-    unreached = {x: _unreached(where(widest, rule=x)) for x in (grid.NONE, grid.ROOT)}
-    return Outcome(
-        theory="above 1, and growing with depth, if the claim holds",
-        measured={name: x.value for name, x in named.items()} | {"never reached": unreached},
-        stderr={name: x.stderr for name, x in named.items()},
-        verdict=verdict([slower[f"d_k {widths[-1]}"], slower["best rates"]], deeper),
-        details={"intervals": {name: x.json() for name, x in named.items()}},
+    slower, best, deeper = ratio(widest, steps), best_rates(runs), growth(widest, depths)
+    named = {f"steps, d_k {d_k}": ratio(where(usual, d_k=d_k), steps) for d_k in widths}
+    for name in ("task", "depth"):
+        for x in dict.fromkeys(getattr(run.plan, name) for run in widest):
+            named[f"steps, {name} {x}"] = ratio(where(widest, **{name: x}), steps)
+    named["steps, best rates"] = best
+    if deeper is not None:
+        named["steps, deepest over shallowest"] = deeper
+    named["rises of held-out loss, nats"] = estimate([*by_seed(widest, _bumps).values()])
+    return outcome(
+        named,
+        verdict([slower, best], deeper),
+        theory="steps above 1, and more so with depth, if the claim holds; rises above 0",
+        missed={rule: _missed(where(widest, rule=rule)) for rule in (grid.NONE, grid.ROOT)},
     )
 
 
@@ -64,18 +69,13 @@ def growth(runs: Sequence[Run], depths: Sequence[int]) -> Estimate | None:
     return estimate([deep[seed] - flat[seed] for seed in deep]).exp()
 
 
-def _at_all_rates(runs: Sequence[Run]) -> list[Run]:
-    core = {
-        replace(plan, rate=1.0) for plan in grid.core([x.plan for x in runs if grid.plain(x.plan)])
-    }
-    return [run for run in runs if replace(run.plan, rate=1.0) in core]
-
-
 def best_rates(runs: Sequence[Run]) -> Estimate:
     """The ratio of steps with each rule at the learning rate that suits it best."""
+    core = {run.plan: run for run in runs}
+    tried = [core[plan] for plan in grid.core(list(core))]
     logs: dict[int, list[float]] = {}
     for task in {run.plan.task for run in runs}:
-        none, root = (_best(where(runs, task=task, rule=rule)) for rule in (grid.NONE, grid.ROOT))
+        none, root = (_best(where(tried, task=task, rule=rule)) for rule in (grid.NONE, grid.ROOT))
         for seed, steps_none in none.items():
             logs.setdefault(seed, []).append(math.log(steps_none / root[seed]))
     return estimate([float(np.mean(each)) for each in logs.values()]).exp()
@@ -93,9 +93,15 @@ def _logs(run: Run, twin: Run) -> float:
     return math.log(steps(run) / steps(twin))
 
 
-def _unreached(runs: Sequence[Run]) -> str:
-    missed = sum(reaches(run.curves, BOUNDS[run.plan.task]) is None for run in runs)
-    return f"{missed} of {len(runs)}"
+def _bumps(run: Run, twin: Run) -> float:
+    """How much more the held-out loss goes up on its way, in all."""
+    ups = (np.maximum(np.diff(x.curves.held_out), 0).sum() for x in (run, twin))
+    return float(next(ups) - next(ups))
+
+
+def _missed(runs: Sequence[Run]) -> int:
+    """Runs that never reach their loss."""
+    return sum(reaches(run.curves, BOUNDS[run.plan.task]) is None for run in runs)
 
 
 CLAIM = Claim(

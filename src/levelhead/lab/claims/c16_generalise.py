@@ -9,7 +9,7 @@ import numpy as np
 
 from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.curves import Estimate, Run, by_seed, estimate, reaches, where
+from levelhead.lab.curves import Estimate, Run, by_seed, estimate, outcome, reaches, where
 from levelhead.lab.plan import Curves, Plan
 from levelhead.lab.trained import trained
 
@@ -17,15 +17,18 @@ LEARNT = 0.5  # nats: how far training losses are followed
 _NAMES = {"retrieval": "sequences", "text": "windows of text"}
 
 
-def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
+def wanted(params: Params, seed: int) -> list[Plan]:
     plans = grid.plans(params, seed)
-    return judge(trained([*plans, *grid.with_few(grid.core(plans))], tell))
+    return plans + grid.with_few(grid.core(plans))
+
+
+def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
+    return judge(trained(wanted(params, seed), tell))
 
 
 def judge(runs: Sequence[Run]) -> Outcome:
     """The verdict on trainings, wherever they come from."""
-    rates = [x for x in runs if x.plan.rate == grid.RATES[x.plan.task, "adam"]]
-    widest = where(rates, d_k=max(x.plan.d_k for x in rates), optimiser="adam")
+    widest = where(runs, d_k=max(run.plan.d_k for run in runs))
     cases = {f"{x.plan.examples} {_NAMES[x.plan.task]}": x.plan for x in widest}
     worse, best, early = (
         {
@@ -37,13 +40,8 @@ def judge(runs: Sequence[Run]) -> Outcome:
     named = {f"held-out loss at equal training loss, {case}": x for case, x in worse.items()}
     named |= {f"best held-out loss, {case}": x for case, x in best.items()}
     named |= {f"H/ln n at a tenth of the steps, {case}": x for case, x in early.items()}
-    return Outcome(
-        theory="held-out losses above 0 and entropies below 0 if the claim holds",
-        measured={name: x.value for name, x in named.items()},
-        stderr={name: x.stderr for name, x in named.items()},
-        verdict=verdict([*worse.values()]),
-        details={"intervals": {name: x.json() for name, x in named.items()}},
-    )
+    theory = "held-out losses above 0 and entropies below 0 if the claim holds"
+    return outcome(named, verdict([*worse.values()]), theory)
 
 
 def _alike(runs: Sequence[Run], plan: Plan) -> list[Run]:
