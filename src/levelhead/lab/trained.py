@@ -77,7 +77,7 @@ def _kept(plan: Plan) -> Curves | None:
     try:
         content = json.loads(_place(plan).read_text(encoding="utf-8"))
         return Curves(**content)
-    except (FileNotFoundError, ValueError, TypeError):  # not there, or damaged: to be made again
+    except (OSError, ValueError, TypeError):  # not there, or damaged: to be made again
         return None
 
 

@@ -113,17 +113,18 @@ def _reach(probes: list[Tensor]) -> dict[str, float]:
 def spread(gradient: NDArray[Any]) -> tuple[float, float]:
     """How many keys of a row, and which share of all logits, a gradient (B, H, T, T) reaches.
 
-    Effectively: (Σ|g|)² / Σg² is n for n equal numbers and 1 for a single one. A row that nothing
-    depends on counts for neither, nor does a row's future.
+    Effectively: (Σ|g|)² / Σg² is n for n equal numbers and 1 for a single one. Rows count by their
+    share of the gradient, so that those which get nothing but rounding do not.
     """
     g = np.abs(gradient.astype(np.float64))
+    B, H, T, _ = g.shape
     sums, squares = g.sum(-1), (g**2).sum(-1)
     rows = squares > 0
     if not rows.any():
         return 0.0, 0.0
-    keys = float((sums[rows] ** 2 / squares[rows]).mean())
-    visible = np.broadcast_to(np.arange(1, g.shape[-1] + 1), rows.shape)[rows].sum()
-    return keys, float(sums[rows].sum() ** 2 / squares[rows].sum() / visible)
+    keys = float(np.average(sums[rows] ** 2 / squares[rows], weights=sums[rows]))
+    visible = B * H * T * (T + 1) // 2
+    return keys, float(sums.sum() ** 2 / squares.sum() / visible)
 
 
 def _tensors(examples: tasks.Examples) -> tuple[Tensor, Tensor]:
