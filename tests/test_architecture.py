@@ -41,6 +41,7 @@ LAYERS = [set(layer.split()) for layer in (
 # The part of `health` that meets models. What judges, prints and stores runs does without torch.
 _WATCHING = "amend coverage deep intercept ledger measure operator places ranks reading remedies"
 WATCHING = {f"health.{name}" for name in f"{_WATCHING} transformers_calls watch".split()}
+LEARNING = {"lab.training", "lab.transformer"}  # loaded when something is trained
 LINES = 450
 WRITTEN = {
     ".py",
@@ -132,9 +133,9 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_numpy_is_the_only_package_that_importing_needs(name: str) -> None:
     roots = {dotted.split(".")[0] for dotted in imports(modules()[name], lazy=False)}
-    # A front end needs the package it is named after, and who watches a model needs torch;
-    # test_package.py shows that nobody pays for it without asking.
-    watches = ".".join(name.split(".")[:2]) in WATCHING
+    # A front end needs the package it is named after, and who watches or trains a model needs
+    # torch; test_package.py shows that nobody pays for it without asking.
+    watches = ".".join(name.split(".")[:2]) in WATCHING | LEARNING
     needed = {"numpy", name.split(".")[0]} | ({"torch"} if watches else set())
     assert roots - sys.stdlib_module_names - {"levelhead"} <= needed
 

@@ -1,0 +1,103 @@
+"""Records the full trainings behind C7, C7a, C12 and C16, with the verdicts that they give.
+
+    python bench/training_record.py src/levelhead/lab/recorded/training.json
+
+About 20 minutes on one thread; what has been trained before is taken from the cache. The verdicts
+are those of the rounded numbers in the file, so that anybody can draw them from it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import levelhead as lh
+from levelhead.bench.run import cpu_name
+from levelhead.lab import recording, tasks, training, transformer
+from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
+from levelhead.lab.curves import Run
+from levelhead.lab.plan import Plan
+from levelhead.lab.trained import trained
+
+CLAIMS = (c07_vanishing, c07a_honest_half, c12_training, c16_generalise)
+SEED = 0
+DIGITS = 4  # of what claims say
+
+
+def parameters(module: Any, size: str) -> dict[str, Any]:
+    claim = module.CLAIM
+    return {**claim.quick, **(claim.full if size == "full" else {})}
+
+
+def about() -> dict[str, Any]:
+    versions = {"levelhead": lh.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {
+        "date": date.today().isoformat(),
+        "cpu": cpu_name(),
+        "threads": 1,
+        "versions": {**versions, "python": platform.python_version()},
+        "command": "python bench/training_record.py src/levelhead/lab/recorded/training.json",
+        "method": f"pre-norm transformer, width {transformer.WIDTH}, {transformer.HEADS} heads, "
+        f"values of width {transformer.WIDTH // transformer.HEADS} at any d_k, "
+        f"batches of {training.TOKENS} tokens, Adam{training.BETAS} or SGD with momentum "
+        f"{training.MOMENTUM}, no clipping, no warm-up; attention by levelhead",
+        "tasks": {
+            "retrieval": f"{tasks.PAIRS} pairs of a key and a value, then the keys again: "
+            "which value came with each?",
+            "text": f"the next byte of pydoc_data.topics, windows of {tasks.WINDOW}",
+        },
+        "curves": "at every mark: loss and gradient are means since the mark before; held_out, "
+        "moved (‖W − W₀‖ / ‖W₀‖) and entropy (H/ln n by layer and head) are of that step",
+    }
+
+
+def judged(module: Any, size: str, kept: dict[Plan, Run]) -> dict[str, Any]:
+    """A claim's verdict on the trainings that are kept."""
+    params = parameters(module, size)
+    found = module.judge([kept[plan] for plan in module.wanted(params, SEED)])
+    numbers = {"measured": found.measured, "stderr": found.stderr, **found.details}
+    return {"verdict": found.verdict, **recording.rounded(numbers, DIGITS)}
+
+
+def recorded(size: str) -> dict[str, Any]:
+    """All trainings of a size, and what the claims make of them; those of quick as well."""
+    sizes = ["quick", *(["full"] if size == "full" else [])]
+    wanted = [
+        plan
+        for x in sizes
+        for module in CLAIMS
+        for plan in module.wanted(parameters(module, x), SEED)
+    ]
+    content = recording.packed(trained(list(dict.fromkeys(wanted)), told))
+    kept = {run.plan: run for run in recording.unpacked(content)}
+    claims = {x: {module.CLAIM.id: judged(module, x, kept) for module in CLAIMS} for x in sizes}
+    return {"about": about(), "seed": SEED, "claims": claims, **content}
+
+
+def told(share: float, what: str) -> None:
+    print(f"{100 * share:5.1f} %  {what}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="the trainings behind C7, C7a, C12 and C16")
+    parser.add_argument("file", metavar="FILE", type=Path)
+    parser.add_argument("--size", choices=("quick", "full"), default="full")
+    arguments = parser.parse_args()
+    content = recorded(arguments.size)
+    runs = content.pop("runs")
+    head = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    lines = (json.dumps(run, allow_nan=False, separators=(",", ":")) for run in runs)
+    text = head.removesuffix("\n}") + ',\n "runs": [\n' + ",\n".join(lines) + "\n]}\n"
+    arguments.file.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
