@@ -1,0 +1,2 @@
+def standalone(story):
+    return ""

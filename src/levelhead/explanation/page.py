@@ -1,0 +1,6 @@
+def html(story):
+    return ""
+
+
+def notebook(story):
+    return ""
