@@ -13,6 +13,7 @@ from typing import Any
 
 from levelhead.explanation.head import Array, numbers
 from levelhead.explanation.tokens import Tokens
+from levelhead.health.view import plural
 
 __all__ = ["Attended", "Look", "attended"]
 
@@ -71,7 +72,7 @@ class Attended:
         yield (
             f"Unscaled, it is the same token in {same} of {n} heads, for a positive factor keeps "
             f"the order; what changes is how much it gets: {means[0]:.2f} on average, unscaled "
-            f"{means[1]:.2f}; {SURE} or more in {near[0]} heads, unscaled in {near[1]}."
+            f"{means[1]:.2f}; {SURE} or more in {plural(near[0], 'head')}, unscaled in {near[1]}."
         )
         yield (
             "Unscaled means the same queries and keys without the factor; a model trained without "

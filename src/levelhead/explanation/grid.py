@@ -21,6 +21,7 @@ __all__ = ["Layout", "bar", "beside", "cut", "fitted", "laid_out", "room_of", "t
 _PAPER = (230, 193, 151, 115, 79, 37, 31, 25, 18)
 _WHITE_INK_FROM = 6  # from this step on the paper is dark
 _FAINT = 0.01  # a weight below is not coloured
+_READABLE = 6  # columns of a cell that has a choice, for the sake of the names above
 _NAME = 12  # columns that a token's name may take at most
 
 
@@ -84,16 +85,24 @@ def window(size: int, shown: int, around: int) -> range:
 def laid_out(
     values: Array, names: Sequence[str], *, digits: range, width: int, rows: int, around: int
 ) -> Layout:
-    """As many digits as let all columns fit; else the fewest, and a window of columns."""
+    """As many digits as let all columns fit; where none do, a window of columns that can be read."""
     margin = min(max(map(room_of, names)), _NAME) + 3
-    finite = values[np.isfinite(values)]
     T, S = values.shape
-    for wanted in reversed(digits):
-        cell = 1 + max((len(f"{x:.{wanted}f}") for x in finite), default=3)
-        if margin + cell * S <= width:
-            break
-    fit = (width - margin) // cell
-    return Layout(window(T, rows, around), window(S, fit, around), cell, wanted, margin)
+    cells = {n: _cell(values, n) for n in reversed(digits)}
+    fits = (n for n, cell in cells.items() if margin + cell * S <= width)
+    wanted = next(fits, None)
+    if wanted is None:
+        wanted = max(digits.start, 1)
+        cell = max(cells[wanted], _READABLE)
+    else:
+        cell = cells[wanted]
+    shown = (width - margin) // cell
+    return Layout(window(T, rows, around), window(S, shown, around), cell, wanted, margin)
+
+
+def _cell(values: Array, digits: int) -> int:
+    """Columns that the longest number and a space before it take."""
+    return 1 + max(len(_shown(x, digits)) for x in np.unique(values))
 
 
 def table(
@@ -119,7 +128,10 @@ def table(
 
 
 def _shown(value: float, digits: int) -> str:
-    return "·" if value == -np.inf else f"{value:.{digits}f}"
+    """Hidden is a dot; what rounds to zero has no sign."""
+    if value == -np.inf:
+        return "·"
+    return f"{round(float(value), digits) + 0.0:.{digits}f}"
 
 
 _GAP = "   "  # between two tables side by side
@@ -135,7 +147,7 @@ def beside(
     T, S = left.shape
     room = min(max(map(room_of, names[0])), _NAME)
     spare = width - room - 3 - len(_GAP)
-    cell = _PERCENT if 2 * _PERCENT * S <= spare else _SHADE
+    cell = _PERCENT if spare >= 2 * _PERCENT * S else _SHADE
     columns = window(S, spare // (2 * cell), around)
     half = cell * len(columns)
     yield " " * (room + 3) + fitted(titles[0], half) + _GAP + fitted(titles[1], half)

@@ -109,7 +109,11 @@ class Head:
             *changed,
             Step("weights", pairs, "softmax of each row; every row adds up to 1"),
             Step("weighted sum", self.v.shape[1:], "of the rows of V, with one row of weights"),
-            Step("output", self.output.shape, "weights V: that sum for every token"),
+            Step(
+                "output",
+                self.output.shape,
+                "weights V: that sum for every token; its first columns",
+            ),
         ]
 
     def values(self, step: str) -> Array:

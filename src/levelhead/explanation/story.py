@@ -1,8 +1,10 @@
-"""What is told of one head, from its inputs to its gauge: the same in a terminal, a file, a notebook."""
+"""What is told of one head: the same in a terminal, a file and a notebook."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from levelhead.explanation.attended import Attended
 from levelhead.explanation.head import Head, Step
@@ -34,6 +36,8 @@ class Story:
     def sum_in_words(self, most: int = 4) -> str:
         """The weighted sum of one row: "it = 0.43 v(dog) + …"."""
         weights, name = self.head.weights[self.row], self.head.queries[self.row]
+        if np.isnan(weights).any():
+            return f"{name} = NaN"
         order = weights.argsort(kind="stable")[::-1][:most]
         terms = [f"{weights[j]:.2f} v({self.head.keys[j]})" for j in order if weights[j] >= 0.005]
         seen = int((weights > 0).sum())

@@ -14,7 +14,7 @@ import numpy as np
 
 from levelhead.explanation import block, grid
 from levelhead.explanation.attended import Attended
-from levelhead.explanation.head import NUMBERED, Gauge, Step, in_brackets
+from levelhead.explanation.head import NUMBERED, Array, Gauge, Step, in_brackets
 from levelhead.explanation.story import Story
 from levelhead.health.report import paint
 
@@ -25,7 +25,7 @@ _ROWS = 24  # rows of a table that are shown
 _HEADS = 12  # lines of the table of heads
 _BARS = 16  # keys in the list of bars
 _OUTPUT = 6  # columns of the output
-_DIGITS = {"scores": range(0, 4), "weights": range(2, 5)}  # after the point, as room allows
+_DIGITS = {"scores": range(4), "weights": range(2, 5)}  # after the point, as room allows
 
 
 def lines(story: Story, *, colour: bool = False, width: int | None = None) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _numbers(story: Story, name: str, colour: bool, width: int) -> Iterator[str]
     yield from grid.table(values, (head.queries, head.keys), weights, layout, colour=colour)
 
 
-def _first_columns(story: Story, values: grid.Array, colour: bool, width: int) -> Iterator[str]:
+def _first_columns(story: Story, values: Array, colour: bool, width: int) -> Iterator[str]:
     values = values[:, :_OUTPUT]
     columns = [f"[{j}]" for j in range(values.shape[1])]
     layout = _layout(story, values, range(3, 4), width)
@@ -99,7 +99,7 @@ def _first_columns(story: Story, values: grid.Array, colour: bool, width: int) -
     yield from grid.table(values, (story.head.queries, columns), none, layout, colour=colour)
 
 
-def _layout(story: Story, values: grid.Array, digits: range, width: int) -> grid.Layout:
+def _layout(story: Story, values: Array, digits: range, width: int) -> grid.Layout:
     return grid.laid_out(
         values, story.head.queries, digits=digits, width=width, rows=_ROWS, around=story.row
     )

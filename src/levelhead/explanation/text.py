@@ -16,15 +16,17 @@ from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.explanation import capture, random
 from levelhead.explanation.arrays import Explanation, explain
 from levelhead.explanation.attended import Attended, Look, attended
+from levelhead.explanation.grid import cut
 from levelhead.explanation.head import Array, Gauge, Step
 from levelhead.explanation.reading import Reading
 from levelhead.explanation.story import Story
-from levelhead.explanation.told import Told
 from levelhead.explanation.tokens import printable, quoted
+from levelhead.explanation.told import Told
 
 __all__ = ["CHARACTERS", "TextExplanation", "explain_text"]
 
 CHARACTERS = 2000  # of a sentence at most
+_TITLE = 240  # columns of it that a title shows
 NEEDED = ("torch", "transformers", "safetensors")  # to open a real model
 
 
@@ -89,7 +91,7 @@ class TextExplanation(Told):
         one = self.explanation.head(h)
         sizes = f"layer {self.layer}, head {h}"
         return Story(
-            title=printable(self.sentence), head=one,
+            title=cut(printable(" ".join(self.sentence.split())), _TITLE), head=one,
             about=f"{self.model}, {self.reading.about}. Shown: {sizes} (counted from 0), "
             f"d_k = {one.q.shape[1]}",
             notes=(*self.notes, self.why) if h == self.head else self.notes,

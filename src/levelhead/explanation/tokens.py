@@ -1,7 +1,7 @@
-"""The tokens of a sentence: their names for people, the words they belong to, finding one by its word.
+"""The tokens of a sentence: their names for people, and finding one by its word.
 
 A name is what the sentence says there, never a tokenizer's spelling of it; a piece that continues a
-word begins with "·". Names hold printable characters only, so that no sentence can steer a terminal.
+word begins with "·". Names hold printable characters only: no sentence can steer a terminal.
 """
 
 from __future__ import annotations
