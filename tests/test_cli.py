@@ -80,7 +80,7 @@ def test_tour_shows_every_step_with_its_shape(tour: str, step: str) -> None:
 
 
 def test_tour_shows_weights_that_add_up(tour: str) -> None:
-    table = tour[tour.index("  weights") : tour.index("  output")]
+    table = tour[tour.index("  weights ") : tour.index("  weighted sum")]
     rows = [[float(x) for x in re.findall(r"\d\.\d{4}", line)] for line in table.splitlines()[2:]]
     assert [len(row) for row in rows] == [3, 3, 3]
     assert all(abs(sum(row) - 1) < 2e-4 for row in rows)

@@ -20,6 +20,7 @@ from levelhead.observation import Observation, merge
 
 if TYPE_CHECKING:
     from levelhead import health, models, reference, testing, torch
+    from levelhead.explanation import explain, explain_text
     from levelhead.health.watch import watch
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "additive_attention",
     "attention",
     "attention_backward",
+    "explain",
+    "explain_text",
     "health",
     "info",
     "merge",
@@ -56,7 +59,12 @@ _ON_DEMAND = (
 )  # found at first use, so that importing stays light
 
 
-_FUNCTIONS = {"watch": "health.watch", "diagnose": "health.diagnose"}  # and where each lives
+_FUNCTIONS = {  # and where each lives
+    "diagnose": "health.diagnose",
+    "explain": "explanation",
+    "explain_text": "explanation",
+    "watch": "health.watch",
+}
 
 
 def __getattr__(name: str) -> Any:

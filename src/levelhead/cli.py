@@ -1,8 +1,9 @@
-"""The command line: `levelhead info`, `tour`, `bench`, `doctor` and `lab`.
+"""The command line: `levelhead info`, `tour`, `bench`, `doctor`, `explain`, `lab` and `page`.
 
 Parses, calls the public API, prints. It computes nothing that the library does not offer, and keeps
 stdout for data: errors go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage; `doctor`: 1 if it
-found something, 2 bad input; `lab`: 1 if a verdict is not as expected, 2 bad input.
+found something; `lab`: 1 if a verdict is not as
+expected; bad input to any of them: 2.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import signal
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -18,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import levelhead as lh
-from levelhead.commands import doctor, lab
+from levelhead.commands import doctor, explain, lab
 from levelhead.health.report import colour_wanted
 
 _EXAMPLES = """examples:
@@ -29,12 +30,12 @@ _EXAMPLES = """examples:
   levelhead tour
   levelhead bench --quick
   levelhead doctor minilm
+  levelhead explain "The dog chased the ball because it was fast." --token it
   levelhead lab run all
 """
 
-_WORDS = ("Love", "Apple", "phones")
-_WIDTH, _D = 512, 64  # model width and head width of the worked example
-_HEADS, _TOKENS = 4, 256  # the problem whose heads are measured
+_WORDS = "Love Apple phones"  # the worked example
+_HEADS, _TOKENS, _D = 4, 256, 64  # the problem whose heads are measured
 _SEED = 0  # the tour shows the same numbers every time
 
 
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     tour.set_defaults(run=_tour, whole=parser)
     _add_bench(commands)
     doctor.add(commands)
+    explain.add(commands)
     lab.add(commands)
     return parser
 
@@ -187,31 +189,15 @@ def _real_model(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _three_words() -> Iterator[str]:
-    random = np.random.default_rng(_SEED)
-    n = len(_WORDS)
-    x = random.standard_normal((n, _WIDTH))
-    # Variance 1/width keeps the entries of Q, K and V at variance 1.
-    w_q, w_k, w_v = random.standard_normal((3, _WIDTH, _D)) / np.sqrt(_WIDTH)
-    q, k, v = x @ w_q, x @ w_k, x @ w_v
-    scores = q @ k.T
-    # Values that are the identity bring the weights themselves out of the fused kernel.
-    weights = lh.attention(q, k, np.eye(n))
-    output = lh.attention(q, k, v)
+    from levelhead.explanation import terminal
 
-    yield _step("words", "", " ".join(_WORDS))
-    yield _step("X", x, "one random embedding per word")
-    yield _step("W_Q W_K W_V", w_q, f"random, variance 1/{_WIDTH}")
-    yield _step("Q K V", q, "X W_Q, X W_K, X W_V")
-    yield _step("scores", scores, "Q Kᵀ; a row is the word that looks, a column the word looked at")
-    yield _matrix(scores, "{:9.3f}")
-    yield _step("scaled", scores, f"scores / √{_D}")
-    yield _matrix(scores / np.sqrt(_D), "{:9.3f}")
-    yield _step("weights", weights, "softmax of each row; every row adds up to 1")
-    yield _matrix(weights, "{:9.4f}")
-    yield _step("output", output, "weights V; the first four columns")
-    yield _matrix(output[:, :4], "{:9.3f}", columns=())
-    error = np.abs(weights @ v - output).max()
+    explained = lh.explain_text(_WORDS, model="random")
+    story, width = explained.story(), shutil.get_terminal_size((100, 24)).columns
+    yield from terminal.steps(story, colour=colour_wanted(sys.stdout), width=width)
+    head = story.head
+    error = np.abs(head.weights @ head.v - head.output).max()
     yield f"  lh.attention(Q, K, V) does all of it in one pass; weights V differs by {error:.0e}."
+    yield f'  More of it, and other sentences: levelhead explain "{_WORDS}" --model random'
 
 
 def _four_heads() -> Iterator[str]:
@@ -246,15 +232,3 @@ def _keys(observation: lh.Observation) -> float:
 
 def _heading(text: str) -> str:
     return f"\n\x1b[1m{text}\x1b[0m" if colour_wanted(sys.stdout) else f"\n{text}"
-
-
-def _step(name: str, array: NDArray[Any] | str, words: str) -> str:
-    shape = array if isinstance(array, str) else f"[{' × '.join(map(str, array.shape))}]"
-    return f"  {name:<12} {shape:<11} {words}"
-
-
-def _matrix(array: NDArray[Any], form: str, columns: Sequence[str] = _WORDS) -> str:
-    lines = [" " * 17 + "".join(f"{word:>9}" for word in columns)] if columns else []
-    for word, row in zip(_WORDS, array, strict=True):
-        lines.append(f"{word:>16} " + "".join(form.format(number) for number in row))
-    return "\n".join(lines)

@@ -23,7 +23,8 @@ _PLACES = 8  # places of a finding that are shown unfolded
 
 
 @cache
-def _style() -> str:
+def style() -> str:
+    """What every page of levelhead looks like, as CSS."""
     return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
@@ -45,7 +46,7 @@ def html(run: Run, findings: Sequence[Finding] = (), comparison: Comparison | No
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{name} · levelhead</title>\n<style>\n{_style()}</style>\n</head>\n"
+        f"<title>{name} · levelhead</title>\n<style>\n{style()}</style>\n</head>\n"
         f'<body class="lh page">\n<main>\n{body}\n{_footer(run)}</main>\n</body>\n</html>\n'
     )
 
@@ -60,7 +61,7 @@ def notebook(run: Run, findings: Sequence[Finding] = ()) -> str:
         f'<p class="soft">{escape(line)}</p>' for line in (*view.coverage(run), *view.cost(run))
     )
     return (
-        f'<div class="lh note"><style>\n{_style()}</style>'
+        f'<div class="lh note"><style>\n{style()}</style>'
         f"<p><b>{escape(run.model)}</b>: {escape(view.opening(run))}</p>"
         f"{_maps(run, findings, linked=False)}<p>{_legend(run)}</p><ul>{groups}</ul>{closing}</div>"
     )

@@ -1,0 +1,92 @@
+"""`levelhead explain`: its arguments, its files, what it prints.
+
+Everything it says comes from `levelhead.explanation`. Bad input is refused before a model is
+opened; with `--json -` there is nothing but JSON on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from levelhead.commands import files as places
+from levelhead.errors import LevelheadValueError, expected
+
+if TYPE_CHECKING:
+    from levelhead.explanation import TextExplanation
+
+BAD_INPUT = 2
+_NARROWEST, _WIDEST = 80, 1000
+_EXAMPLES = """examples:
+  levelhead explain "The dog chased the ball because it was fast." --token it
+  levelhead explain "Love Apple phones" --model random
+  levelhead explain "A short sentence." --layer 2 --head 5 --html head.html
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command and its options."""
+    parser = commands.add_parser(
+        "explain",
+        help="a sentence through attention, step by step",
+        description="Shows one head at work on a sentence: five steps with their numbers and "
+        "shapes, with the scale and without.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("sentence", metavar="SENTENCE", help="up to 2,000 characters")
+    parser.add_argument(
+        "--model", metavar="M", help="minilm, smollm2 or random; default: minilm if installed"
+    )
+    parser.add_argument("--layer", type=int, metavar="L", help="from 0; default: chosen, and said")
+    parser.add_argument("--head", type=int, metavar="H", help="from 0; default: chosen, and said")
+    parser.add_argument("--token", metavar="WORD", help="where does this word look, in every head?")
+    parser.add_argument("--width", type=int, metavar="N", help="columns; default: the terminal's")
+    parser.add_argument("--json", metavar="FILE", help="write every number there; - is stdout")
+    parser.add_argument("--html", metavar="FILE", help="write a self-contained page there")
+    parser.add_argument("--svg", metavar="FILE", help="write block and weights there, as a drawing")
+    parser.set_defaults(run=run, failed=BAD_INPUT)
+
+
+def run(arguments: argparse.Namespace) -> Iterator[str]:
+    """Explains, writes the files, yields what to print."""
+    from levelhead.explanation import explain_text
+    from levelhead.health.report import colour_wanted
+
+    files = {name: getattr(arguments, name) for name in ("json", "html", "svg")}
+    for name, file in files.items():
+        places.check_writable(f"--{name}", file)
+    _check(arguments)
+    explained = explain_text(
+        arguments.sentence, model=arguments.model, layer=arguments.layer, head=arguments.head,
+        token=arguments.token,
+    )  # fmt: skip
+    contents = {name: _content(name, explained) for name, file in files.items() if file}
+    for name, content in contents.items():
+        if files[name] != places.STDOUT:
+            places.write(f"--{name}", files[name], content)
+    if places.STDOUT in files.values():
+        name = next(name for name, file in files.items() if file == places.STDOUT)
+        yield contents[name].rstrip("\n")
+        return
+    yield explained.text(colour=colour_wanted(sys.stdout), width=arguments.width)
+    yield from (f"wrote {files[name]}" for name in contents)
+
+
+def _content(name: str, explained: TextExplanation) -> str:
+    if name == "json":
+        return json.dumps(explained.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
+    return explained.html() if name == "html" else explained.svg()
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    width = arguments.width
+    if width is not None and not _NARROWEST <= width <= _WIDEST:
+        wanted = f"a number of columns from {_NARROWEST} to {_WIDEST}"
+        raise LevelheadValueError(expected("--width", wanted, width, "Leave it out for yours"))
+    if [arguments.json, arguments.html, arguments.svg].count(places.STDOUT) > 1:
+        advice = "Give the others a file"
+        raise LevelheadValueError(expected("-", "one thing on stdout", "several", advice))

@@ -1,0 +1,132 @@
+"""Whom a token attends to, in every head of a model, with and without the scale.
+
+Counts and sorts weights that the core gave. The unscaled weights are those of the same queries and
+keys: the model itself ran as it was trained, and would be another had it been trained without.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from levelhead.explanation.head import Array, numbers
+from levelhead.explanation.tokens import Tokens
+from levelhead.health.view import plural
+
+__all__ = ["Attended", "Look", "attended"]
+
+SURE = 0.99  # as a weight: next to nothing is left for the others
+
+
+@dataclass(frozen=True)
+class Look:
+    """Where one head looks from the token: the largest weight, and the largest on another word."""
+
+    layer: int
+    head: int
+    to: int
+    weight: float
+    word: int | None  # the largest among other words of the sentence; None: it sees none
+    word_weight: float
+    unscaled_to: int
+    unscaled_weight: float
+
+
+@dataclass(frozen=True)
+class Attended:
+    """A `Look` for every head, the most weight on another word first."""
+
+    token: int
+    tokens: Tokens
+    looks: tuple[Look, ...]
+    others: str  # what counts as another word
+
+    @property
+    def name(self) -> str:
+        return self.tokens.names[self.token]
+
+    def named(self, to: int) -> str:
+        """A token as seen from this one."""
+        return "itself" if to == self.token else self.tokens.distinct[to]
+
+    def sentences(self) -> Iterator[str]:
+        """The counts in words."""
+        n = len(self.looks)
+        yield f"{self.name} → {self._counted(look.to for look in self.looks)}."
+        words = [look.word for look in self.looks if look.word is not None]
+        if words:
+            yield f"Of {self.others} alone: {self.name} → {self._counted(words)}."
+        same = sum(look.to == look.unscaled_to for look in self.looks)
+        means, near = zip(
+            *(
+                (sum(weights) / n, sum(weight >= SURE for weight in weights))
+                for weights in (
+                    [look.weight for look in self.looks],
+                    [look.unscaled_weight for look in self.looks],
+                )
+            ),
+            strict=True,
+        )
+        yield (
+            f"Unscaled, it is the same token in {same} of {n} heads, for a positive factor keeps "
+            f"the order; what changes is how much it gets: {means[0]:.2f} on average, unscaled "
+            f"{means[1]:.2f}; {SURE} or more in {plural(near[0], 'head')}, unscaled in {near[1]}."
+        )
+        yield (
+            "Unscaled means the same queries and keys without the factor; a model trained without "
+            "it would have others."
+        )
+
+    def _counted(self, found: Iterable[int]) -> str:
+        counts = Counter(found).most_common()
+        first, *rest = (f"{self.named(to)} in {n}" for to, n in counts)
+        return ", ".join([f"{first} of {len(self.looks)} heads", *rest])
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "layer": look.layer,
+                "head": look.head,
+                "to": self.named(look.to),
+                "key": look.to,
+                "weight": numbers(look.weight),
+                "word": None if look.word is None else self.named(look.word),
+                "word_weight": numbers(look.word_weight),
+                "unscaled_to": self.named(look.unscaled_to),
+                "unscaled_weight": numbers(look.unscaled_weight),
+            }
+            for look in self.looks
+        ]
+
+
+def attended(
+    token: int, tokens: Tokens, layers: Iterable[tuple[Array, Array]], *, ordered: bool
+) -> Attended:
+    """From the weights (H, T, S) of every layer, with and without the scale.
+
+    Where the model knows the order, a token's neighbours and the first token do not count as
+    other words: heads that look one step aside, or at the start when they have nothing to do, do so
+    whatever the words are.
+    """
+    others = [i for i, name in enumerate(tokens.names) if _counts(i, name, token, tokens, ordered)]
+    looks = []
+    for layer, (scaled, unscaled) in enumerate(layers):
+        for head, (row, bare) in enumerate(zip(scaled[:, token], unscaled[:, token], strict=True)):
+            word = max((i for i in others if row[i] > 0), key=row.__getitem__, default=None)
+            to, bare_to = int(row.argmax()), int(bare.argmax())
+            weight = 0.0 if word is None else float(row[word])
+            looks.append(
+                Look(layer, head, to, float(row[to]), word, weight, bare_to, float(bare[bare_to]))
+            )
+    looks.sort(key=lambda look: -look.word_weight)
+    said = "words that are not its neighbours" if ordered else "other words"
+    return Attended(token, tokens, tuple(looks), said)
+
+
+def _counts(i: int, name: str, token: int, tokens: Tokens, ordered: bool) -> bool:
+    """Whether a token counts as another word."""
+    if i == token or tokens.special[i] or not any(c.isalnum() for c in name):
+        return False
+    return not ordered or (i > 0 and abs(i - token) > 1)

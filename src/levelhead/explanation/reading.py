@@ -1,0 +1,55 @@
+"""A sentence as a model reads it: its tokens, and what every layer's attention was asked.
+
+What `capture` (a real model) and `random` (random weights) have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from levelhead.explanation import steps
+from levelhead.explanation.head import Array, Gauge, Step
+from levelhead.explanation.tokens import Tokens
+
+__all__ = ["Call", "Reading"]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What one layer's attention was asked."""
+
+    q: Array  # (H, T, D), after any rotation
+    k: Array  # (G, S, D)
+    v: Array  # (G, S, E)
+    scale: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def weights(self) -> Array:
+        return steps.weights(self.q, self.k, self.scale, **self.options)
+
+    def unscaled(self) -> Array:
+        """The weights the same queries and keys would have without the scale."""
+        return steps.weights(self.q, self.k, "none", **self.options)
+
+    def gauges(self) -> tuple[Gauge, ...]:
+        return steps.gauges(self.q, self.k, self.scale, **self.options)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A sentence, read."""
+
+    model: str  # its name
+    about: str  # what it is
+    tokens: Tokens
+    calls: tuple[Call, ...]  # by layer
+    before: tuple[Step, ...] = ()  # how Q, K and V came about, where that is shown
+    after: tuple[Step, ...] = ()  # what becomes of the heads' outputs
+    notes: tuple[str, ...] = ()
+    ordered: bool = True  # whether the model knows where in the sentence a token stands
+
+    @property
+    def heads(self) -> int:
+        return int(self.calls[0].q.shape[0])

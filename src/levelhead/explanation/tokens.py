@@ -1,0 +1,124 @@
+"""The tokens of a sentence: their names for people, and finding one by its word.
+
+A name is what the sentence says there, never a tokenizer's spelling of it; a piece that continues a
+word begins with "·". Names hold printable characters only: no sentence can steer a terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from levelhead.errors import LevelheadValueError, expected
+
+__all__ = ["TOKENS", "Tokens", "checked", "of_tokenizer", "of_words", "printable", "quoted"]
+
+TOKENS = 256  # of a sentence at most
+_WORD = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
+_LISTED = 40  # tokens that an error names
+
+
+@dataclass(frozen=True)
+class Tokens:
+    names: tuple[str, ...]
+    words: tuple[str, ...]  # the word each belongs to, itself for a mark
+    special: tuple[bool, ...]  # marks that the tokenizer adds, such as [CLS]
+    ids: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def distinct(self) -> tuple[str, ...]:
+        """The names; those that occur twice with their position: the [4]."""
+        return tuple(
+            f"{name} [{i}]" if self.names.count(name) > 1 else name
+            for i, name in enumerate(self.names)
+        )
+
+    def find(self, wanted: str | int) -> tuple[int, str]:
+        """The token of a word or position, and a note where there was a choice."""
+        if isinstance(wanted, int):
+            if not 0 <= wanted < len(self):
+                raise self._missing(f"position {wanted}")
+            return wanted, ""
+        asked = wanted.strip().casefold()
+        columns = (self.words, self.names)
+        found = next((at for at in (_where(asked, column) for column in columns) if at), [])
+        if not found:
+            raise self._missing(quoted(wanted))
+        return found[-1], self._note(found)
+
+    def _note(self, found: Sequence[int]) -> str:
+        last = found[-1]
+        first = last
+        while first - 1 in found and self.words[first - 1] and self.names[first].startswith("·"):
+            first -= 1
+        said = []
+        if first > found[0]:
+            said.append(f"{quoted(self.words[last])} occurs more than once: this is the last one")
+        if first < last:
+            said.append(
+                f"{quoted(self.words[last])} is {last - first + 1} tokens: the last is used"
+            )
+        return "; ".join(said)
+
+    def _missing(self, given: str) -> LevelheadValueError:
+        names = ", ".join(self.names[:_LISTED]) + ", …" * (len(self) > _LISTED)
+        wanted = f"a word of the sentence, whose tokens are {names}"
+        return LevelheadValueError(expected("token", wanted, given, "Choose one of them"))
+
+
+def _where(asked: str, column: Sequence[str]) -> list[int]:
+    return [i for i, name in enumerate(column) if name.casefold() == asked]
+
+
+def of_words(sentence: str) -> Tokens:
+    """A token for every word and every punctuation mark."""
+    words = tuple(map(printable, _WORD.findall(sentence)))
+    return Tokens(words, words, (False,) * len(words))
+
+
+def of_tokenizer(tokenizer: Any, sentence: str) -> Tokens:
+    """As a model's (fast) tokenizer cuts the sentence, with the marks it puts around it."""
+    cut = tokenizer(
+        sentence, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False
+    )
+    ids, spans, homes = cut["input_ids"], cut["offset_mapping"], cut.word_ids()
+    special = tuple(map(bool, cut["special_tokens_mask"]))
+    spelled = tokenizer.convert_ids_to_tokens(ids)
+    names, words = [], []
+    for i, (begin, end) in enumerate(spans):
+        if special[i]:
+            names.append(printable(spelled[i]))
+            words.append(names[-1])
+            continue
+        mates = [spans[j] for j, home in enumerate(homes) if home == homes[i] and not special[j]]
+        continues = i > 0 and not special[i - 1] and homes[i - 1] == homes[i]
+        names.append("·" * continues + printable(sentence[begin:end]))
+        words.append(printable(sentence[mates[0][0] : mates[-1][1]]))
+    return Tokens(tuple(names), tuple(words), special, tuple(ids))
+
+
+def checked(tokens: Tokens) -> Tokens:
+    """The tokens, if there are words among them and not too many."""
+    if all(tokens.special):
+        given = "none that the model's tokenizer knows"
+        raise LevelheadValueError(expected("sentence", "words", given, "Write a few words"))
+    if len(tokens) > TOKENS:
+        wanted, given = f"at most {TOKENS} tokens", f"{len(tokens)}"
+        raise LevelheadValueError(expected("sentence", wanted, given, "Give a shorter one"))
+    return tokens
+
+
+def printable(text: str) -> str:
+    """The text without space around it; what cannot be printed becomes �, nothing becomes ␣."""
+    return "".join(c if c.isprintable() else "�" for c in text.strip()) or "␣"
+
+
+def quoted(text: str) -> str:
+    """For messages: in quotation marks, and short."""
+    shown = printable(text)
+    return f"“{shown if len(shown) <= 40 else shown[:39] + '…'}”"
