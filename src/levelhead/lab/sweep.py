@@ -22,8 +22,8 @@ __all__ = ["WIDTHS", "Curve", "curves", "dot_products", "entropy_theory", "jacob
 
 WIDTHS = tuple(2**i for i in range(13))  # 1 … 4096
 ROWS = 8  # queries of a head
-_NUMBERS = 2**21  # drawn for the keys, about
-_FEWEST, _MOST = 2, 16  # heads
+_NUMBERS = 2**22  # drawn for the keys of all heads, but for one head at least
+_MOST = 12  # heads
 
 Array = NDArray[Any]
 
@@ -44,7 +44,7 @@ class Curve:
 @lru_cache(maxsize=8)
 def dot_products(keys: int, seed: int) -> Array:
     """q·k, (widths, heads, rows, keys): the logsumexp of rows that see one key."""
-    heads = min(_MOST, max(_FEWEST, _NUMBERS // (keys * WIDTHS[-1])))
+    heads = min(_MOST, max(1, _NUMBERS // (keys * WIDTHS[-1])))
     q = normals(seed, "sweep queries", heads, ROWS, WIDTHS[-1])
     k = normals(seed, "sweep keys", heads, keys, WIDTHS[-1])
     found = np.empty((len(WIDTHS), heads, ROWS, keys), np.float32)
@@ -64,7 +64,7 @@ def curves(keys: int, seed: int, divide: str, power: float = 0.5) -> dict[str, C
         rows = statistics(one, scale_of(divide, d_k, power))
         for name, values in rows.items():
             found[name].append(values)
-    return {name: _curve(np.array(values)) for name, values in found.items()}
+    return {name: curve(np.array(values)) for name, values in found.items()}
 
 
 def statistics(products: Array, scale: float) -> dict[str, Array]:
@@ -86,12 +86,13 @@ def statistics(products: Array, scale: float) -> dict[str, Array]:
     }
 
 
-def _curve(values: Array) -> Curve:
+def curve(values: Array) -> Curve:
     """Of (widths, heads, rows). Heads are independent, but few where keys are many; rows of a head
-    share its keys. The larger of both errors is on the safe side."""
+    share its keys, which hardly shows in many. The larger of both errors is on the safe side."""
     heads, rows = values.mean(-1), values.reshape(len(values), -1)
-    errors = [x.std(-1, ddof=1) / math.sqrt(x.shape[-1]) for x in (heads, rows)]
-    return Curve(rows.mean(-1), np.maximum(*errors))
+    units = [x for x in (heads, rows) if x.shape[-1] > 1]
+    errors = [x.std(-1, ddof=1) / math.sqrt(x.shape[-1]) for x in units]
+    return Curve(rows.mean(-1), np.max(errors, axis=0))
 
 
 # ---- theory: independent normal logits of standard deviation s ----------------

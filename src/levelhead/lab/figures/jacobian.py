@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 import levelhead as lh
 from levelhead.lab import experiment, sweep
-from levelhead.lab.experiment import Setting, divisor
+from levelhead.lab.experiment import Setting, divided
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.lab.figures import parts
 
 DEPENDS = ("d_k", "divide", "keys")
-SHOWN = 32  # keys
+SHOWN = 24  # keys; an export holds this picture for every setting of its grid
 _LINES = ("none", "sqrt", "d_k")
 
 
@@ -83,7 +83,7 @@ def _norms(setting: Setting) -> Chart:
     for one in dict.fromkeys((*_LINES, setting.divide)):
         curve = sweep.curves(setting.keys, setting.seed, one, setting.power)["jacobian"]
         low, high = curve.band
-        name = f"divided by {divisor(one, setting.power)}"
+        name = divided(one, setting.power)
         series.append(Series(name, "live", "line", sweep.WIDTHS, curve.mean, low=low, high=high))
     about = "; ".join(f"{one.name}: {one.y[0]:.3g} to {one.y[-1]:.3g}" for one in series)  # type: ignore[index, str-format]
     axis = Axis("d_k", log=True, range=(1.0, 4096.0))
