@@ -8,6 +8,7 @@ are remembered; softmax statistics come from the core again, for each divisor.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,13 +18,16 @@ from numpy.typing import NDArray
 
 import levelhead as lh
 from levelhead.lab.experiment import normals, scale_of
+from levelhead.lab.figure import Axis, Series
 
-__all__ = ["WIDTHS", "Curve", "curves", "dot_products", "entropy_theory", "jacobian_theory"]
+__all__ = ["AXIS", "WIDTHS", "Curve", "curve", "curves", "dot_products", "entropy_theory", "jacobian_theory"]
 
 WIDTHS = tuple(2**i for i in range(13))  # 1 … 4096
 ROWS = 8  # queries of a head
 _NUMBERS = 2**22  # drawn for the keys of all heads, but for one head at least
 _MOST = 12  # heads
+
+AXIS = Axis("d_k", log=True, range=(1.0, float(WIDTHS[-1])))
 
 Array = NDArray[Any]
 
@@ -35,10 +39,16 @@ class Curve:
     mean: Array
     stderr: Array
 
-    @property
-    def band(self) -> tuple[Array, Array]:
-        """Two standard errors to either side."""
-        return self.mean - 2 * self.stderr, self.mean + 2 * self.stderr
+    def line(self, name: str, widths: Sequence[int] = WIDTHS) -> Series:
+        """The curve with a band of two standard errors to either side."""
+        low, high = self.mean - 2 * self.stderr, self.mean + 2 * self.stderr
+        if not np.isfinite(low).all():  # a single row has no error
+            return Series(name, "live", "line", widths, self.mean)
+        return Series(name, "live", "line", widths, self.mean, low=low, high=high)
+
+    def ends(self) -> str:
+        """Where it begins and where it ends, in words."""
+        return f"{self.mean[0]:.3g} to {self.mean[-1]:.3g}"
 
 
 @lru_cache(maxsize=8)
@@ -87,12 +97,12 @@ def statistics(products: Array, scale: float) -> dict[str, Array]:
 
 
 def curve(values: Array) -> Curve:
-    """Of (widths, heads, rows). Heads are independent, but few where keys are many; rows of a head
+    """Of (widths, heads, rows); the error of a single row is NaN. Heads are independent, but few where keys are many; rows of a head
     share its keys, which hardly shows in many. The larger of both errors is on the safe side."""
     heads, rows = values.mean(-1), values.reshape(len(values), -1)
     units = [x for x in (heads, rows) if x.shape[-1] > 1]
     errors = [x.std(-1, ddof=1) / math.sqrt(x.shape[-1]) for x in units]
-    return Curve(rows.mean(-1), np.max(errors, axis=0))
+    return Curve(rows.mean(-1), np.max(errors or [np.full(len(rows), np.nan)], axis=0))
 
 
 # ---- theory: independent normal logits of standard deviation s ----------------

@@ -24,7 +24,6 @@ A = 32  # numbers the tanh is taken of
 ROWS, HEADS = 8, 3
 MOST_KEYS = 1024  # more would take a second and show the same
 _RULES = ("none", "sqrt")
-_WIDTH = Axis("d_k", log=True, range=(1.0, 4096.0))
 
 Array = NDArray[Any]
 
@@ -130,12 +129,9 @@ def _chart(
     log: bool, theory: tuple[Series, ...],
 ) -> Chart:  # fmt: skip
     lines = {name: additive} | {f"dot product, {divided(one)}": x for one, x in dot.items()}
-    series = [
-        Series(label, "live", "line", sweep.WIDTHS, x.mean, low=x.band[0], high=x.band[1])
-        for label, x in lines.items()
-    ]
-    about = "; ".join(f"{label}: {x.mean[0]:.3g} to {x.mean[-1]:.3g}" for label, x in lines.items())
-    return Chart(title, _WIDTH, Axis(unit, log=log), (*series, *theory), about)
+    series = [curve.line(label) for label, curve in lines.items()]
+    about = "; ".join(f"{label}: {curve.ends()}" for label, curve in lines.items())
+    return Chart(title, sweep.AXIS, Axis(unit, log=log), (*series, *theory), about)
 
 
 # ---- speed: a committed run -----------------------------------------------------

@@ -79,12 +79,11 @@ def _heat(J: NDArray[np.float64], n: int) -> Chart:
 
 
 def _norms(setting: Setting) -> Chart:
-    series = []
-    for one in dict.fromkeys((*_LINES, setting.divide)):
-        curve = sweep.curves(setting.keys, setting.seed, one, setting.power)["jacobian"]
-        low, high = curve.band
-        name = divided(one, setting.power)
-        series.append(Series(name, "live", "line", sweep.WIDTHS, curve.mean, low=low, high=high))
-    about = "; ".join(f"{one.name}: {one.y[0]:.3g} to {one.y[-1]:.3g}" for one in series)  # type: ignore[index, str-format]
-    axis = Axis("d_k", log=True, range=(1.0, 4096.0))
-    return Chart("Mean ‖J‖_F against d_k", axis, Axis("mean ‖J‖_F"), series, about)
+    found = {
+        divided(one, setting.power): sweep.curves(setting.keys, setting.seed, one, setting.power)
+        for one in dict.fromkeys((*_LINES, setting.divide))
+    }
+    norms = {name: curves["jacobian"] for name, curves in found.items()}
+    about = "; ".join(f"{name}: {curve.ends()}" for name, curve in norms.items())
+    series = [curve.line(name) for name, curve in norms.items()]
+    return Chart("Mean ‖J‖_F against d_k", sweep.AXIS, Axis("mean ‖J‖_F"), series, about)

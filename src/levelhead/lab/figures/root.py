@@ -14,7 +14,6 @@ from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 
 DEPENDS = ("divide", "keys")
 LINES = ("none", "sqrt", "d_k", "width")
-_WIDTH = Axis("d_k", log=True, range=(1.0, 4096.0))
 
 Theory = Callable[[int, str, float], NDArray[np.float64]]
 
@@ -67,10 +66,7 @@ def _chart(
     series = []
     for one, curves in found.items():
         curve, name = curves[what], divided(one, setting.power)
-        low, high = curve.band
-        series.append(
-            Series(name, "live", "line", sweep.WIDTHS, curve.mean, low=low, high=high)
-        )
+        series.append(curve.line(name))
         if theory is not None:
             expected = theory(setting.keys, one, setting.power)
             known = np.isfinite(expected)
@@ -78,8 +74,6 @@ def _chart(
                 x = np.array(sweep.WIDTHS)[known]
                 series.append(Series(f"{name}, theory", "theory", "line", x, expected[known]))
     about = "; ".join(
-        f"{divided(one, setting.power)} from {curves[what].mean[0]:.3g} at d_k 1 "
-        f"to {curves[what].mean[-1]:.3g} at 4096"
-        for one, curves in found.items()
+        f"{divided(one, setting.power)}: {curves[what].ends()}" for one, curves in found.items()
     )
-    return Chart(title, _WIDTH, Axis(unit), series, about)
+    return Chart(title, sweep.AXIS, Axis(unit), series, about)
