@@ -23,8 +23,7 @@ from levelhead.observation import Observation
 
 DEPENDS = ("d_k", "divide", "keys")
 E = 8  # width of the values
-STEPS = 32  # shown at most; all of them are computed
-TILES = 256  # at most: of many keys, a tile holds more than was asked for
+TILES = 64  # at most: of many keys, a tile holds more than was asked for
 _ORDER = 2**32 - 1
 
 Array = NDArray[Any]
@@ -45,14 +44,13 @@ def figure(setting: Setting, *, tile: int = 8, order: int = 0) -> Figure:
     difference = _apart(states[-1].output, in_order.output)
     ranges = [(begins[i], min(begins[i] + tile, setting.keys)) for i in arrived]
     steps = [_step(*pair) for pair in zip(ranges, states, strict=True)]
-    shown = _thinned(len(steps))
-    seen = np.cumsum([end - begin for begin, end in ranges])[shown]
+    seen = np.cumsum([end - begin for begin, end in ranges])
     rows = states[-1].rows
     given = {"tile": tile, "order": order}
     return Figure(
         "online",
         "The softmax, tile by tile",
-        _charts(seen, [steps[i] for i in shown], setting.keys),
+        _charts(seen, steps, setting.keys),
         setting.python("online", **given),
         facts=(
             Fact("keys per tile", tile, "live"),
@@ -70,8 +68,7 @@ def figure(setting: Setting, *, tile: int = 8, order: int = 0) -> Figure:
         extra={
             "tile": tile,
             "order": order,
-            "steps": [steps[i] for i in shown],
-            "all_steps": len(steps),
+            "steps": steps,
             "difference": difference,
             "whole": np.asarray(whole)[0],
         },
@@ -79,7 +76,7 @@ def figure(setting: Setting, *, tile: int = 8, order: int = 0) -> Figure:
 
 
 def _checked(tile: int, order: int, keys: int) -> int:
-    """Keys per tile: no more than there are, and so many that tiles do not become too many."""
+    """Keys per tile: no more than there are, and no fewer than make `TILES` tiles."""
     for name, value, low, high in (("tile", tile, 1, 4096), ("order", order, 0, _ORDER)):
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise wrong(name, f"a whole number from {low} to {high}", value)
@@ -110,11 +107,6 @@ def _step(keys: tuple[int, int], seen: Observation) -> dict[str, Any]:
         "entropy": float(rows.entropy.item()),
         "output": np.asarray(seen.output)[0],
     }
-
-
-def _thinned(steps: int) -> list[int]:
-    """Which steps are shown: evenly spread, the first and the last among them."""
-    return [int(i) for i in np.unique(np.linspace(0, steps - 1, min(steps, STEPS)).round())]
 
 
 def _apart(a: Any, b: Any) -> float:
