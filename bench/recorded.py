@@ -1,7 +1,7 @@
 """Makes runs that the page shows, in `src/levelhead/lab/recorded/`: `python bench/recorded.py`.
 
-Not installed. Speed is taken from the committed results, heads are examined anew (the doctor's sample
-text, MiniLM). Each file says in "about" where it comes from.
+Not installed. Speed is taken from the committed results, heads are examined anew (MiniLM,
+reading the doctor's sample). Each file says in "about" where it comes from.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def heads() -> dict[str, Any]:
         "levelhead": lh.__version__,
         "isa": lh.info().isa,
     }
-    return {"about": about} | run | {"cost": {}, "notes": run["notes"][:1]}  # times are others' business
+    return (
+        {"about": about} | run | {"cost": {}, "notes": run["notes"][:1]}
+    )  # times are others' business
 
 
 def _six_digits(x: Any) -> Any:

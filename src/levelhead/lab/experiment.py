@@ -1,8 +1,8 @@
-"""The one experiment of the page: random queries and keys, a divisor, and what the core makes of them.
+"""The one experiment of the page: random queries and keys, a divisor, and what the core says.
 
-Four things are shared by all figures: the head width d_k, what one divides by, the number of keys, the
-seed. Everything that is measured here goes through the core: a logit is the logsumexp of a row that
-sees one key, a weight is the output for values that are the identity.
+Four things are shared by all figures: the head width d_k, what one divides by, the number of keys,
+the seed. Everything that is measured here goes through the core: a logit is the logsumexp of a row
+that sees one key, a weight is the output for values that are the identity.
 """
 
 from __future__ import annotations
@@ -126,11 +126,16 @@ def logits(q: Array, k: Array, scale: Any, **options: Any) -> Array:
     return np.asarray(one.logsumexp)[..., 0, 0]
 
 
-def weights(q: Array, k: Array, scale: Any, **options: Any) -> Array:
-    """softmax(q kᵀ · scale), (…, T, S), from the core: identity values bring the weights out."""
+def weights(q: Array, k: Array, scale: Any, *, together: int = 1, **options: Any) -> Array:
+    """softmax(q kᵀ · scale), (…, T, S), from the core: identity values bring the weights out.
+
+    With `together`, so many neighbouring keys have the same value: their weights come out as one.
+    """
     keys = k.shape[-2]
-    identity = np.broadcast_to(np.eye(keys, dtype=k.dtype), (*k.shape[:-2], keys, keys))
-    return np.asarray(lh.attention(q, k, identity, scale=scale, **options))
+    groups = np.eye(-(-keys // together), dtype=k.dtype)
+    values = np.repeat(groups, together, axis=0)[:keys]
+    values = np.broadcast_to(values, (*k.shape[:-2], *values.shape))
+    return np.asarray(lh.attention(q, k, values, scale=scale, **options))
 
 
 def wrong(name: str, wanted: str, given: object) -> LevelheadValueError:

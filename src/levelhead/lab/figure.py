@@ -1,4 +1,4 @@
-"""What a figure holds, whoever draws it: series of numbers, each with its source, and the code that made them.
+"""What a figure holds, whoever draws it: numbers with their sources, and the code for them.
 
 A figure knows no colours and no plotting library. `json()` is what the page draws; every number in
 it says whether it is live (computed now), recorded (from a committed run) or theory (a formula).
@@ -106,7 +106,8 @@ class Figure:
     def __str__(self) -> str:
         """The facts and gauges in aligned columns; the charts' numbers are in `json()`."""
         lines = [self.title]
-        width = max([len(x.label) for x in (*self.facts, *self.gauges)], default=0)
+        labels = [*(fact.label for fact in self.facts), *(gauge.label for gauge in self.gauges)]
+        width = max(map(len, labels), default=0)
         for fact in self.facts:
             formula = f": {fact.formula}" if fact.formula else ""
             lines.append(f"  {fact.label:<{width}}  {fact.told()}  ({fact.source}{formula})")

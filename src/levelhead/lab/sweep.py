@@ -20,7 +20,16 @@ import levelhead as lh
 from levelhead.lab.experiment import normals, scale_of
 from levelhead.lab.figure import Axis, Series
 
-__all__ = ["AXIS", "WIDTHS", "Curve", "curve", "curves", "dot_products", "entropy_theory", "jacobian_theory"]
+__all__ = [
+    "AXIS",
+    "WIDTHS",
+    "Curve",
+    "curve",
+    "curves",
+    "dot_products",
+    "entropy_theory",
+    "jacobian_theory",
+]
 
 WIDTHS = tuple(2**i for i in range(13))  # 1 … 4096
 ROWS = 8  # queries of a head
@@ -97,8 +106,11 @@ def statistics(products: Array, scale: float) -> dict[str, Array]:
 
 
 def curve(values: Array) -> Curve:
-    """Of (widths, heads, rows); the error of a single row is NaN. Heads are independent, but few where keys are many; rows of a head
-    share its keys, which hardly shows in many. The larger of both errors is on the safe side."""
+    """Of (widths, heads, rows); the error of a single row is NaN.
+
+    Heads are independent, but few where keys are many; rows of a head share its keys, which hardly
+    shows in many. The larger of both errors is on the safe side.
+    """
     heads, rows = values.mean(-1), values.reshape(len(values), -1)
     units = [x for x in (heads, rows) if x.shape[-1] > 1]
     errors = [x.std(-1, ddof=1) / math.sqrt(x.shape[-1]) for x in units]

@@ -1,8 +1,9 @@
 """Additive attention beside the dot product: scores that tanh bounds, however wide the head is.
 
-Scores are w_v · tanh(W_q q + W_k k) with weights drawn as one initialises them: W of variance 1/d_k,
-w_v of variance 1/A. `lh.additive_attention` hands out no scores; with identity values it hands out
-the weights p, and ln p are the scores up to a constant per row, which their spread does not see.
+Scores are w_v · tanh(W_q q + W_k k) with weights drawn as one initialises them: W of variance
+1/d_k, w_v of variance 1/A. `lh.additive_attention` hands out no scores; with identity values it
+hands out the weights p, and ln p are the scores up to a constant per row, which a spread does not
+see.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ def figure(setting: Setting) -> Figure:
                  "live"),
             Fact("additive over dot product, 512 tokens", _ratio(speed), "recorded"),
         ),
-        note="tanh bounds every term, so additive scores soon stop spreading as heads get wider, with "
-        "no divisor; undivided dot products do not. The bound is ‖w_v‖₁ and grows with w_v. It is "
-        "paid for in time: a tanh for each of 32 numbers of every pair (64 where time was recorded).",
+        note="tanh bounds every term, so additive scores soon stop spreading as heads get wider, "
+        "with no divisor; undivided dot products do not. The bound is ‖w_v‖₁ and grows with w_v. "
+        "It is paid for in time: a tanh for each of 32 numbers of every pair (64 where time was "
+        "recorded).",
         recorded=recorded.source(speed),
     )  # fmt: skip
 

@@ -1,9 +1,9 @@
 """Attack the assumption: queries and keys that are correlated, and weights that have grown.
 
-√d_k is right for independent entries of variance 1. Here key j of n shares a part of its query: their
-entries have correlation ρ_j, spread evenly from -ρ to ρ, so that q·k_j is about ρ_j d_k and grows
-like d_k. Entries have standard deviation `sigma`, and `growth` multiplies W_Q and W_K, so q and k.
-Each cure is the core's own option. A level is a description: sharp heads can be right.
+√d_k is right for independent entries of variance 1. Here key j of n shares a part of its query:
+their entries have correlation ρ_j, spread evenly from -ρ to ρ, so that q·k_j is about ρ_j d_k and
+grows like d_k. Entries have standard deviation `sigma`; `growth` multiplies W_Q and W_K, so both
+q and k. Each cure is the core's own option. A level is a description: sharp heads can be right.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ DEPENDS = ("d_k", "divide", "keys")
 CURES = ("none", "1/d_k", "qk-norm", "softcap")
 _NUMBERS, _MOST = 2**20, 8  # drawn for all keys of the rows, but for one row; rows
 _PAIRS = 1024
+_BLOCK = 128  # keys
 _WIDTHS = sweep.WIDTHS[::2]  # 1, 4, … 4096
 _RANGES = {"sigma": (0.25, 4.0), "rho": (0.0, 1.0), "growth": (0.5, 8.0), "cap": (1.0, 100.0)}
 
@@ -72,21 +73,22 @@ def figure(
 ) -> Figure:  # fmt: skip
     attack = Attack(sigma, rho, growth, cure, cap)
     q, k = _rows(setting.keys, setting.seed, attack)
-    gauges = tuple(
-        parts.gauge_of(_named(one, attack), _observed(q, k, setting, attack, one)) for one in CURES
-    )
+    seen = _observed(q, k, setting, attack)
+    gauges = tuple(parts.gauge_of(_named(one, attack), seen[one, setting.d_k]) for one in CURES)
     histogram, facts = _logits(setting, attack)
     options = attack.options(cure, setting.scale, setting.d_k)
     one_q, one_k = (x[0, 0, :, : setting.d_k] for x in (q, k))
-    weights = experiment.weights(one_q, one_k, **options)[0]
+    bars = experiment.weights(one_q, one_k, **options, together=parts.together(setting.keys))[0]
     verdict = _verdict(gauges)
     return Figure(
         "attack",
         "Attack the assumption",
         (
             histogram,
-            parts.row_chart(weights, "One row", keys="key, by its correlation with the query"),
-            _widths(q, k, setting, attack),
+            parts.row_chart(
+                bars, setting.keys, "One row", axis="key, by its correlation with the query"
+            ),
+            _widths(seen, setting.keys, attack),
         ),
         setting.python("attack", sigma=sigma, rho=rho, growth=growth, cure=cure, cap=cap),
         facts=facts,
@@ -103,7 +105,8 @@ def _rows(keys: int, seed: int, attack: Attack) -> tuple[Array, Array]:
     rho = np.linspace(-attack.rho, attack.rho, keys, dtype=np.float32)[:, None]
     size = np.float32(math.sqrt(attack.variance))
     k = noise * (size * np.sqrt(1 - rho**2))
-    k += q * (size * rho)
+    for i in range(0, keys, _BLOCK):  # so that what is added stays in the cache
+        k[..., i : i + _BLOCK, :] += q * (size * rho[i : i + _BLOCK])
     return q * size, k
 
 
@@ -115,11 +118,15 @@ def _drawn(keys: int, seed: int) -> tuple[Array, Array]:
     return normals(seed, "attack queries", *shape[0]), normals(seed, "attack keys", *shape[1])
 
 
-def _observed(q: Array, k: Array, setting: Setting, attack: Attack, cure: str) -> Rows:
-    """The rows of heads as wide as the setting says: the first columns."""
-    d_k = setting.d_k
-    options = attack.options(cure, setting.scale, d_k)
-    return lh.observe(q[..., :d_k], k[..., :d_k], **options).rows
+def _observed(q: Array, k: Array, setting: Setting, attack: Attack) -> dict[tuple[str, int], Rows]:
+    """The rows under each cure, for the reader's d_k and those of the curve: the first columns."""
+    found = {}
+    for d_k in {setting.d_k, *_WIDTHS}:
+        scale = scale_of(setting.divide, d_k, setting.power)
+        for cure in CURES:
+            options = attack.options(cure, scale, d_k)
+            found[cure, d_k] = lh.observe(q[..., :d_k], k[..., :d_k], **options).rows
+    return found
 
 
 def _logits(setting: Setting, attack: Attack) -> tuple[Chart, tuple[Fact, ...]]:
@@ -144,27 +151,30 @@ def _logits(setting: Setting, attack: Attack) -> tuple[Chart, tuple[Fact, ...]]:
     if attack.cure in ("none", "1/d_k"):
         factor = attack.variance * options["scale"]
         middle, deviation = attack.rho * d_k * factor, math.sqrt((1 + attack.rho**2) * d_k) * factor
-        facts.insert(1, Fact("mean in theory", middle, "theory", formula="ρ d_k σ² growth² · scale"))
+        facts.insert(
+            1, Fact("mean in theory", middle, "theory", formula="ρ d_k σ² growth² · scale")
+        )
         theory = [deviation]
     _, middles, density = parts.histogram(s, middle, deviation)
     series = [Series("measured", "live", "bars", middles, density)]
     for one in theory:
         curve = parts.normal(middles, middle, one)
-        series.append(Series("normal law of this mean and variance", "theory", "line", middles, curve))
+        series.append(
+            Series("normal law of this mean and variance", "theory", "line", middles, curve)
+        )
     about = f"{s.size} logits, mean {mean:.3g}, standard deviation {spread.sigma:.3g}"
     title = f"Logits of pairs of correlation {attack.rho:g}"
     return Chart(title, Axis("logit s"), Axis("density"), series, about), tuple(facts)
 
 
-def _widths(q: Array, k: Array, setting: Setting, attack: Attack) -> Chart:
+def _widths(seen: dict[tuple[str, int], Rows], keys: int, attack: Attack) -> Chart:
     """H/ln n of the same rows against d_k, for every cure."""
-    log, found = math.log(setting.keys), {}
-    for cure in CURES:
-        rows = [
-            _observed(q, k, Setting(d_k, setting.divide, setting.power, setting.keys), attack, cure)
-            for d_k in _WIDTHS
-        ]
-        found[_named(cure, attack)] = sweep.curve(np.array([x.entropy[:, 0] / log for x in rows]))
+    found = {
+        _named(cure, attack): sweep.curve(
+            np.array([seen[cure, d_k].entropy[:, 0] for d_k in _WIDTHS]) / math.log(keys)
+        )
+        for cure in CURES
+    }
     series = [curve.line(name, _WIDTHS) for name, curve in found.items()]
     about = "; ".join(f"{name}: {curve.ends()}" for name, curve in found.items())
     return Chart("Entropy against d_k", sweep.AXIS, Axis("H/ln n", range=(0.0, 1.0)), series, about)

@@ -44,7 +44,10 @@ def figure(setting: Setting, *, run: Any = None) -> Figure:
         ),
         note="A level is a description: healthy models have saturated heads on purpose. What is "
         "wrong, if anything, the findings say.",
-        recorded="; ".join([*shown.notes, *([recorded.source(sample)] if sample else [])]),
+        recorded="; ".join(
+            [f"a run of levelhead {shown.version}", *shown.notes]
+            + ([recorded.source(sample)] if sample else [])
+        ),
         extra={
             "model": shown.model,
             "rows": _rows(records, findings),
@@ -69,18 +72,17 @@ def _entropies(records: tuple[Record, ...]) -> Chart:
     for line, one in zip(z, records, strict=True):
         line[: len(one.tally)] = one.heads.normalised_entropy
     names = [view.title(one.module) for one in records]
-    about = f"{len(records)} modules with up to {most} heads, H/ln n from {np.nanmin(z):.3g} to {np.nanmax(z):.3g}"
+    about = f"{len(records)} modules with up to {most} heads each"
     heat = Series("H/ln n", "recorded", "heat", np.arange(most), names, z=z)
     return Chart("H/ln n of every head", Axis("head"), Axis("module"), (heat,), about)
 
 
 def _rows(records: tuple[Record, ...], findings: Findings) -> list[dict[str, Any]]:
-    gravest = _gravest(findings)
     return [
         {
             "module": one.module,
             "heads": [
-                _head(one, h) | {"finding": gravest.get((one.module, h)) or gravest.get((one.module, None), "")}
+                _head(one, h) | {"finding": _gravest(findings, one.module, h)}
                 for h in range(len(one.tally))
             ],
         }
@@ -101,13 +103,16 @@ def _head(one: Record, h: int) -> dict[str, Any]:
     }
 
 
-def _gravest(findings: Findings) -> dict[tuple[str, int | None], str]:
-    """The gravest severity said of a head, or of a module as a whole (head None)."""
-    found: dict[tuple[str, int | None], str] = {}
-    for one in sorted(findings, key=lambda one: SEVERITIES.index(one.severity)):
-        for head in one.head if isinstance(one.head, tuple) else (one.head,):
-            found[one.module, head] = one.severity
-    return found
+def _gravest(findings: Findings, module: str, head: int) -> str:
+    """The gravest severity said of a head, or of its module as a whole; "": nothing is said."""
+    about = (
+        SEVERITIES.index(one.severity)
+        for one in findings
+        if one.module == module
+        and (one.head in (None, head) or (isinstance(one.head, tuple) and head in one.head))
+    )
+    worst = max(about, default=None)
+    return "" if worst is None else SEVERITIES[worst]
 
 
 def _finding(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What saturation costs: the Jacobian of the softmax at the page's row, and how much of it is left.
 
-J = diag(p) - p pᵀ says how the weights move when the logits do. It is not computed from p here: it is
-the gradient that the core's backward pass sends through the softmax.
+J = diag(p) - p pᵀ says how the weights move when the logits do. It is not computed from p here: it
+is the gradient that the core's backward pass sends through the softmax.
 """
 
 from __future__ import annotations
@@ -41,15 +41,13 @@ def figure(setting: Setting) -> Figure:
             *parts.row_facts(rows),
         ),
         gauges=(parts.gauge_of("this row", rows),),
-        note="Row i is how the weights move when logit i does. A one-hot row has J = 0: no gradient "
-        "reaches its logits. Undivided, the mean norm first grows with d_k and then dies; divided "
-        "by √d_k it stays where it is. Scaling buys constancy, not the largest gradient.",
+        note="Row i is how the weights move when logit i does. A one-hot row has J = 0: no "
+        "gradient reaches its logits. Undivided, the mean norm first grows with d_k and then dies; "
+        "divided by √d_k it stays where it is. Scaling buys constancy, not the largest gradient.",
     )  # fmt: skip
 
 
-def jacobian(
-    q: NDArray[Any], k: NDArray[Any], scale: float, shown: int
-) -> NDArray[np.float64]:
+def jacobian(q: NDArray[Any], k: NDArray[Any], scale: float, shown: int) -> NDArray[np.float64]:
     """The first keys' block of J, from the core: a mask of zeros is added to the logits, so its
     gradient is the logits'. Query i of `shown` equal ones asks for weight i alone."""
     queries = np.broadcast_to(q, (shown, q.shape[-1]))
@@ -68,7 +66,9 @@ def _heat(J: NDArray[np.float64], n: int) -> Chart:
     at = np.arange(len(J))
     z = [[float(f"{x:.3g}") for x in line] for line in J]
     some = "" if n == len(J) else f", first {len(J)} of {n} keys"
-    about = f"{len(J)} × {len(J)} numbers from {J.min():.3g} to {J.max():.3g}, largest on the diagonal"
+    about = (
+        f"{len(J)} × {len(J)} numbers from {J.min():.3g} to {J.max():.3g}, largest on the diagonal"
+    )
     return Chart(
         f"J of this row{some}",
         Axis("weight of key j"),

@@ -23,14 +23,15 @@ def figure(setting: Setting) -> Figure:
     s = experiment.logits(queries, keys, setting.scale)
     q, k = experiment.row(setting)
     rows = lh.observe(q, k, scale=setting.scale).rows
-    weights = experiment.weights(q, k, setting.scale)[0]
+    shared = parts.together(setting.keys)
+    bars = experiment.weights(q, k, setting.scale, together=shared)[0]
     sigma = math.sqrt(setting.d_k) * setting.scale
     measured = parts.spread(s)
     divisor = experiment.divisor(setting.divide, setting.power)
     return Figure(
         "logits",
         "Logits, and the row they make",
-        (_histogram(s, setting, sigma), parts.row_chart(weights, "One attention row")),
+        (_histogram(s, setting, sigma), parts.row_chart(bars, setting.keys, "One attention row")),
         setting.python("logits"),
         facts=(
             Fact("σ measured", measured.sigma, "live", measured.stderr),
@@ -68,7 +69,7 @@ def _law(edges: NDArray[np.float64], setting: Setting) -> NDArray[np.float64]:
     log = d * np.log(r) - r**2 / 2
     share = np.exp(log - log.max())
     share /= share.sum()
-    below = share @ _normal_below(edges[None, :] / r[:, None])
+    below: NDArray[np.float64] = share @ _normal_below(edges[None, :] / r[:, None])
     return np.diff(below) / width
 
 

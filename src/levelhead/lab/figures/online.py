@@ -1,7 +1,7 @@
-"""Attention without the matrix: keys come in tiles, and a state of a few numbers is all that is kept.
+"""Attention without the matrix: keys come in tiles, and a few numbers are all that is kept.
 
-Each tile is observed on its own and merged into the state, as the kernel does with its own tiles; the
-order of tiles may be shuffled. The state after the last tile is the attention.
+Each tile is observed on its own and merged into the state, as the kernel does with its own tiles;
+the order of tiles may be shuffled. The state after the last tile is the attention.
 """
 
 from __future__ import annotations

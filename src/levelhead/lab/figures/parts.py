@@ -1,4 +1,4 @@
-"""What several figures have alike: a histogram of logits, an attention row as bars, the gauge of rows.
+"""What several figures have alike: a histogram of logits, a row as bars, the gauge of rows.
 
 Numbers in, parts of a figure out. Nothing here draws random numbers or computes attention.
 """
@@ -63,18 +63,20 @@ def mean(x: Array) -> tuple[float, float]:
     return float(x.mean()), float(x.std(ddof=1) / math.sqrt(x.size)) if x.size > 1 else 0.0
 
 
-def row_chart(weights: Array, title: str, *, keys: str = "key") -> Chart:
+def together(keys: int) -> int:
+    """How many neighbouring keys share a bar."""
+    return -(-keys // BARS)
+
+
+def row_chart(heights: Array, keys: int, title: str, *, axis: str = "key") -> Chart:
     """One attention row as bars, in the order of its keys, with 1/n as what a flat one has."""
-    n = weights.size
-    together = -(-n // BARS)
-    first = np.arange(0, n, together)
-    heights = np.add.reduceat(weights.astype(np.float64), first)
-    flat = np.diff([*first, n]) / n
-    unit = "weight" if together == 1 else f"weight of {together} neighbouring keys together"
+    shared = together(keys)
+    first = np.arange(0, keys, shared)
+    unit = "weight" if shared == 1 else f"weight of {shared} neighbouring keys together"
     bars = Series("weights", "live", "bars", first, heights)
-    line = Series("flat: 1/n each", "theory", "line", first, flat)
-    about = f"{n} weights that sum to 1; the largest bar holds {heights.max():.3g}"
-    return Chart(title, Axis(keys), Axis(unit, range=(0.0, 1.0)), (bars, line), about)
+    flat = Series("flat: 1/n each", "theory", "line", first[[0, -1]], [shared / keys] * 2)
+    about = f"the weights of {keys} keys, 1 in all; the largest bar holds {heights.max():.3g}"
+    return Chart(title, Axis(axis), Axis(unit, range=(0.0, 1.0)), (bars, flat), about)
 
 
 def gauge(label: str, entropy: float, saturated: float, source: Source = "live") -> Gauge:

@@ -20,9 +20,7 @@ Theory = Callable[[int, str, float], NDArray[np.float64]]
 
 def figure(setting: Setting) -> Figure:
     shown = dict.fromkeys((*LINES, setting.divide))  # the reader's own, if it is a power
-    found = {
-        one: sweep.curves(setting.keys, setting.seed, one, setting.power) for one in shown
-    }
+    found = {one: sweep.curves(setting.keys, setting.seed, one, setting.power) for one in shown}
     n = setting.keys
     charts = (
         _chart("Entropy", "H/ln n", "entropy", setting, found, sweep.entropy_theory),
@@ -48,10 +46,10 @@ def figure(setting: Setting) -> Figure:
             Fact("few keys take all from σ of", math.sqrt(2 * math.log(n)), "theory",
                  formula="√(2 ln n)"),
         ),
-        note="Only a divisor that grows like √d_k leaves rows as they are, however wide the head is. "
-        "Undivided they collapse onto one key; divided by d_k they become flat. √(8 d_k), the root "
-        "of a model's width with 8 heads, is constant too, but flatter. Bands are two standard "
-        "errors.",
+        note="Only a divisor that grows like √d_k leaves rows as they are, however wide the head "
+        "is. Undivided they collapse onto one key; divided by d_k they become flat. √(8 d_k), "
+        "the root of a model's width with 8 heads, is constant too, but flatter. Bands are "
+        "two standard errors.",
     )  # fmt: skip
 
 

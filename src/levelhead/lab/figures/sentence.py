@@ -1,7 +1,7 @@
 """A sentence through one head of a model: whom each token attends to, divided and not.
 
-Without a text the recorded sentence is shown; with one, `levelhead.explanation` reads it with a model
-of this machine, which takes seconds.
+Without a text the recorded sentence is shown; with one, `levelhead.explanation` reads it with a
+model of this machine, which takes seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ def figure(
     asked = {name: value for name, value in given.items() if value is not None}
     if text is None and asked:
         raise wrong(next(iter(asked)), "a text to read", "none")
-    told = recorded.load("sentence") if text is None else _read(**asked)
+    told = (
+        recorded.load("sentence")
+        if text is None
+        else _read(text, model=model, layer=layer, head=head, token=token)
+    )
     source: Source = "recorded" if text is None else "live"
     words = [f"{i} {token}" for i, token in enumerate(told["tokens"])]
     return Figure(
@@ -81,8 +85,12 @@ def told_of(found: Any) -> dict[str, Any]:
         "it": found.it[:LOOKS],
         "gauge": one.gauge.to_json(),
         "unscaled_gauge": one.unscaled_gauge.to_json(),
-        "note": " ".join(f"{words}." for words in (*found.notes, found.why) if words),
+        "note": " ".join(_sentence(x) for x in (*found.notes, found.why) if x),
     }
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _short(weights: Any) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""Time and error by length, levelhead beside others: a committed run, or a short one on this machine.
+"""Time and error by length, levelhead beside others: a committed run, or a short one made here.
 
 Cells where somebody else is faster are shown like the others. Measuring is `levelhead.bench`'s
 business; a live run takes about ten seconds and is enough to see where one stands, no more.
@@ -70,7 +70,7 @@ def _measured(tell: Tell) -> dict[str, Any]:
 
 
 def reduced(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What figures need of a benchmark's result: best time in seconds and error, by cell and who."""
+    """What figures need of a benchmark: best time in seconds and error, by cell and who."""
     machine = result["machine"]
     return {
         "about": {
@@ -118,7 +118,7 @@ def _lines(cells: list[Cell], what: str) -> dict[str, dict[int, float]]:
 
 
 def _times(family: str, cells: list[Cell], source: Source) -> Chart:
-    per_head = [
+    per_head: list[Cell] = [
         {**cell, "each": {name: 1e3 * x / cell["heads"] for name, x in cell["seconds"].items()}}
         for cell in cells
     ]

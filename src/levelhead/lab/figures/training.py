@@ -65,9 +65,7 @@ def _chosen(runs: Runs, wanted: Mapping[str, Any]) -> Runs:
         if isinstance(wanted[name], bool) or wanted[name] not in known:
             raise wrong(name, f"one of {', '.join(map(str, known))}", wanted[name])
     found = [
-        run
-        for run in runs
-        if (run["task"], run["d_k"], run["depth"]) == tuple(wanted.values())
+        run for run in runs if (run["task"], run["d_k"], run["depth"]) == tuple(wanted.values())
     ]
     if not found:
         given = ", ".join(f"{name} {value}" for name, value in wanted.items())
@@ -86,9 +84,14 @@ def _chart(by_rule: Mapping[str, Runs], what: str, title: str, unit: str, log: b
         values = _values(runs, what)
         series.append(
             Series(
-                RULES[rule], "recorded", "line", runs[0]["step"], np.median(values, axis=0),
-                low=values.min(axis=0), high=values.max(axis=0),
-            )  # fmt: skip
+                RULES[rule],
+                "recorded",
+                "line",
+                runs[0]["step"],
+                np.median(values, axis=0),
+                low=values.min(axis=0),
+                high=values.max(axis=0),
+            )
         )
     ends = (
         f"{RULES[rule]} {np.median(_values(runs, what)[:, -1]):.3g} at the end"
@@ -104,8 +107,16 @@ def _facts(by_rule: Mapping[str, Runs]) -> list[Fact]:
             ("held-out loss at the end", "held_out", -1),
             ("‖dL/dW_Q‖ at step 0", "grad_q", 0),
         ):
-            values = _values(runs, what)[:, mark]
-            error = float(values.std(ddof=1) / math.sqrt(values.size)) if values.size > 1 else None
-            found.append(Fact(f"{label}, {RULES[rule]}", float(values.mean()), "recorded", error))
+            label = f"{label}, {RULES[rule]}"
+            found.append(_mean(label, _values(runs, what)[:, mark]))
     found.append(Fact("seeds of each", min(map(len, by_rule.values())), "recorded"))
     return found
+
+
+def _mean(label: str, values: Array) -> Fact:
+    """Over the seeds, with its standard error; a seed that left the finite numbers is told."""
+    lost = int((~np.isfinite(values)).sum())
+    if lost:
+        return Fact(label, f"not finite with {lost} of {values.size} seeds", "recorded")
+    error = float(values.std(ddof=1) / math.sqrt(values.size)) if values.size > 1 else None
+    return Fact(label, float(values.mean()), "recorded", error)

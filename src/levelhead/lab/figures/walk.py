@@ -1,4 +1,4 @@
-"""One dot product is a walk of d_k random steps: why its variance is d_k, and its spread the root."""
+"""One dot product is a walk of d_k random steps: why its variance is d_k, its spread the root."""
 
 from __future__ import annotations
 
