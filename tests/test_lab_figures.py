@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from contextlib import redirect_stdout
 from io import StringIO
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,26 +41,30 @@ EXTREMES = [
 
 
 def _training() -> dict[str, Any]:
-    """Two rules, two seeds; one training that leaves the finite numbers."""
-    steps = [0, 10, 20]
-    names = ("loss", "held_out", "grad_q", "grad_k", "grad_v", "entropy")
-    runs = [
-        {"task": "retrieval", "rule": rule, "d_k": 256, "depth": 1, "seed": seed, "step": steps}
-        | {name: [1.0 + seed, 0.5 + seed, None if rule == "none" else 0.1] for name in names}
-        for rule in ("none", "1/sqrt(d_k)")
-        for seed in (0, 2)
-    ]
-    return {"about": {"command": "a stand-in"}, "runs": runs}
+    """Two rules and two seeds, one training that leaves the finite numbers, and variations."""
+    plan = {"task": "retrieval", "d_k": 256, "depth": 1, "optimiser": "adam"}
+    plan |= {"examples": 1024, "rate": 0.001}
+    runs: list[dict[str, Any]] = []
+    for rule in ("none", "1/sqrt(d_k)"):
+        for seed in (0, 2):
+            curve = [1.0 + seed, 0.5 + seed, None if rule == "none" else 0.1]
+            measured = {"loss": curve, "held_out": curve, "gradient": dict.fromkeys("qkv", curve)}
+            entropy = {"entropy": [[[0.2, 0.4], [0.6, 0.8]]] * 3}  # two layers of two heads
+            runs.append(plan | {"rule": rule, "seed": seed} | measured | entropy)
+    varied = ({"optimiser": "sgd"}, {"rate": 0.1}, {"examples": 64}, {"d_k": 4, "loss": [1.0]})
+    runs += [runs[0] | {"seed": 99} | other for other in varied]
+    return {"about": {"command": "a stand-in"}, "step": [0, 10, 20], "runs": runs}
 
 
 def _sentence() -> dict[str, Any]:
     half = [[0.5, 0.5], [0.25, 0.75]]
     gauge = {"level": "level", "bubble": 0.5, "normalised_entropy": 0.9}
+    head = {"weights": half, "unscaled": half, "gauge": gauge, "unscaled_gauge": gauge}
     return {
-        "about": {"command": "a stand-in"}, "text": "it is", "model": "random",
+        "about_the_record": {"command": "a stand-in"}, "sentence": "it is", "model": "random",
         "tokens": ["it", "is"], "layers": 1, "heads": 2, "layer": 0, "head": 1, "token": 0,
-        "weights": half, "unscaled": half, "it": [], "gauge": gauge, "unscaled_gauge": gauge,
-        "steps": [{"name": "Q", "shape": "[2 × 4]", "about": ""}],
+        "steps": [{"name": "Q", "shape": "[2 × 4]", "about": ""}], "it": [], "notes": [],
+        "why": "the first is shown", "counts": [], "explanation": head,
     }  # fmt: skip
 
 
@@ -403,6 +410,7 @@ def test_the_training_figure_shows_medians_between_the_seeds(
     assert loss["y"] == [2.0, 1.5, None] and loss["low"][0] == 1.0 and loss["high"][0] == 3.0
     assert value(found, "‖dL/dW_Q‖ at step 0, undivided") == 2.0
     assert stderr(found, "‖dL/dW_Q‖ at step 0, undivided") == pytest.approx(1.0)
+    assert [one.y for one in found.charts[-1].series] == [pytest.approx([0.5] * 3)] * 2
     assert found.extra["choices"] == {"task": ["retrieval"], "width": [256], "depth": [1]}
     for given in ({"task": "chess"}, {"width": 16}, {"depth": True}):
         (name,) = given
@@ -417,6 +425,29 @@ def test_the_sentence_figure_shows_what_was_recorded(monkeypatch: pytest.MonkeyP
     assert found.extra["tokens"] == ["it", "is"] and found.extra["block"] is True
     assert [gauge.label for gauge in found.gauges] == ["divided", "undivided"]
     assert all(one.source == "recorded" for chart in found.charts for one in chart.series)
+    assert found.note == "The first is shown."
+
+
+def test_a_sentence_of_ones_own_is_read_by_explain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    class Explained:
+        def to_json(self) -> dict[str, Any]:
+            return _sentence() | {"token": None}
+
+    def explain_text(text: str, **options: Any) -> Explained:
+        asked.update(options, text=text)
+        return Explained()
+
+    module = ModuleType("levelhead.explanation")
+    module.explain_text = explain_text  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "levelhead.explanation", module)
+    found = figure("sentence", text="it is", model="random", head=1)
+    check(found)
+    assert asked == {"text": "it is", "model": "random", "head": 1}
+    assert found.extra["token"] == 1, "the last one, where none was asked for"
+    assert {one.source for chart in found.charts for one in chart.series} == {"live"}
+    assert 'text="it is", model="random", head=1' in found.python
 
 
 def a_run(steps: int, scale: float = 8**-0.5) -> Run:
@@ -513,12 +544,12 @@ def test_recorded_speed_shows_where_levelhead_is_behind() -> None:
 def test_recorded_runs_say_where_they_come_from() -> None:
     assert {"heads", "speed"} <= set(recorded.names())
     for name in recorded.names():
-        assert recorded.source(recorded.load(name))
+        run = recorded.load(name)
+        about = run["about_the_record" if name == "sentence" else "about"]
+        assert "20" in recorded.source(about), "the year at least"
 
 
 def test_the_recorded_speed_is_that_of_the_committed_results() -> None:
-    from pathlib import Path
-
     results = Path(__file__).parent.parent / "bench" / "results"
     committed = json.loads((results / "bench-zen4-avx512bf16.json").read_text())
     times = {

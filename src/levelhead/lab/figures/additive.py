@@ -64,7 +64,7 @@ def figure(setting: Setting) -> Figure:
         "with no divisor; undivided dot products do not. The bound is ‖w_v‖₁ and grows with w_v. "
         "It is paid for in time: a tanh for each of 32 numbers of every pair (64 where time was "
         "recorded).",
-        recorded=recorded.source(speed),
+        recorded=recorded.source(speed["about"]),
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def figure(setting: Setting, *, run: Any = None) -> Figure:
         "wrong, if anything, the findings say.",
         recorded="; ".join(
             [f"a run of levelhead {shown.version}", *shown.notes]
-            + ([recorded.source(sample)] if sample else [])
+            + ([recorded.source(sample["about"])] if sample else [])
         ),
         extra={
             "model": shown.model,

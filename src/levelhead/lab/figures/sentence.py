@@ -30,77 +30,62 @@ def figure(
     asked = {name: value for name, value in given.items() if value is not None}
     if text is None and asked:
         raise wrong(next(iter(asked)), "a text to read", "none")
-    told = (
-        recorded.load("sentence")
-        if text is None
-        else _read(text, model=model, layer=layer, head=head, token=token)
-    )
+    told: Told = recorded.load("sentence") if text is None else _read(text, asked)
     source: Source = "recorded" if text is None else "live"
-    words = [f"{i} {token}" for i, token in enumerate(told["tokens"])]
+    words = [f"{i} {token}" for i, token in enumerate(told["tokens"])]  # a word may come twice
+    one = told["explanation"]
     return Figure(
         "sentence",
-        f"“{told['text']}”",
+        f"“{told['sentence']}”",
         (
-            _heat("Weights, divided as the model does", words, told["weights"], source),
-            _heat("Weights, undivided", words, told["unscaled"], source),
+            _heat("Weights, divided as the model does", words, one["weights"], source),
+            _heat("Weights, undivided", words, one["unscaled"], source),
         ),
         python("sentence", **asked),
         facts=tuple(_facts(told, source)),
         gauges=tuple(
-            Gauge(label, one["level"], one["bubble"], one["normalised_entropy"], source)
-            for label, name in (("divided", "gauge"), ("undivided", "unscaled_gauge"))
-            if (one := told.get(name)) and one["normalised_entropy"] is not None
+            Gauge(label, gauge["level"], gauge["bubble"], gauge["normalised_entropy"], source)
+            for label, gauge in (("divided", one["gauge"]), ("undivided", one["unscaled_gauge"]))
+            if gauge["normalised_entropy"] is not None
         ),
-        note=told.get("note", ""),
-        recorded=recorded.source(told) if text is None else "",
-        extra={name: told[name] for name in _EXTRA} | {"block": True},
+        note=" ".join(_sentence(x) for x in (*told["notes"], told["why"], *told["counts"]) if x),
+        recorded=recorded.source(told["about_the_record"]) if text is None else "",
+        extra=_extra(told),
     )
 
 
-_EXTRA = (
-    "text", "model", "tokens", "layers", "heads", "layer", "head", "token", "weights", "unscaled",
-    "steps", "it",
-)  # fmt: skip
+def _read(text: str, asked: Mapping[str, Any]) -> Told:
+    """What `explain_text` says, as JSON has it; the recorded sentence has the same form."""
+    options = {name: value for name, value in asked.items() if name != "text"}
+    told: Told = import_module("levelhead.explanation").explain_text(text, **options).to_json()
+    return told
 
 
-def _read(text: str, **asked: Any) -> dict[str, Any]:
-    return told_of(import_module("levelhead.explanation.text").explain_text(text, **asked))
-
-
-def told_of(found: Any) -> dict[str, Any]:
-    """What the figure shows of a `TextExplanation`; the recorded sentence is made of it, too."""
-    one = found.explanation.head(found.head)
-    return {
-        "text": found.sentence,
-        "model": found.model,
-        "tokens": list(found.tokens),
-        "layers": found.layers,
-        "heads": found.heads,
-        "layer": found.layer,
-        "head": found.head,
-        "token": found.token if found.token is not None else len(found.tokens) - 1,
-        "weights": _short(found.weights),
-        "unscaled": _short(found.unscaled),
-        "steps": [step.to_json() for step in found.steps],
-        "it": found.it[:LOOKS],
-        "gauge": one.gauge.to_json(),
-        "unscaled_gauge": one.unscaled_gauge.to_json(),
-        "note": " ".join(_sentence(x) for x in (*found.notes, found.why) if x),
+def _extra(told: Told) -> dict[str, Any]:
+    """What the page's own drawing needs: a token to begin with, the weights of a head, its steps."""
+    token = told["token"]
+    same = ("sentence", "model", "tokens", "layers", "heads", "layer", "head", "steps")
+    return {name: told[name] for name in same} | {
+        "token": len(told["tokens"]) - 1 if token is None else token,
+        "weights": _short(told["explanation"]["weights"]),
+        "unscaled": _short(told["explanation"]["unscaled"]),
+        "it": told["it"][:LOOKS],
+        "block": True,
     }
 
 
 def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}."
+    return f"{words[0].upper()}{words[1:].rstrip('.')}."
 
 
 def _short(weights: Any) -> list[list[float]]:
-    return [[float(f"{x:.3g}") for x in line] for line in np.asarray(weights)]
+    return [[float(f"{x:.3g}") for x in line] for line in weights]
 
 
 def _heat(title: str, words: Sequence[str], weights: Any, source: Source) -> Chart:
-    z = np.array(weights, np.float64)
-    about = f"{len(words)} × {len(words)} weights, rows sum to 1, the largest is {z.max():.3g}"
-    heat = Series("weights", source, "heat", words, words, z=z)
+    largest = np.max(np.asarray(weights, np.float64))
+    about = f"{len(words)} × {len(words)} weights, rows sum to 1, the largest is {largest:.3g}"
+    heat = Series("weights", source, "heat", words, words, z=_short(weights))
     return Chart(title, Axis("token attended to"), Axis("token that attends"), (heat,), about)
 
 
@@ -111,6 +96,6 @@ def _facts(told: Told, source: Source) -> list[Fact]:
         Fact("layer and head", f"{told['layer']}, {told['head']}", source),
     ]
     for label, name in (("divided", "weights"), ("undivided", "unscaled")):
-        largest = float(np.max(told[name], axis=-1).mean())
+        largest = float(np.max(told["explanation"][name], axis=-1).mean())
         facts.append(Fact(f"mean largest weight, {label}", largest, source))
     return facts

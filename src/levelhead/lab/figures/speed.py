@@ -52,7 +52,7 @@ def figure(
             ),
         ),
         note=_note(run, behind),
-        recorded="" if live else recorded.source(run),
+        recorded="" if live else recorded.source(run["about"]),
         extra={"about": run["about"]},
     )
 

@@ -1,7 +1,7 @@
 """Committed runs that figures show: what is too slow to measure while somebody waits.
 
-Each is a JSON file beside this one, with "about": where, when and how it was made. They are data;
-what they mean is the business of the figure that shows them.
+Each is a JSON file beside this one that says where, when and how it was made. They are data; what
+they mean is the business of the figure that shows them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from levelhead.errors import LevelheadValueError, expected
 __all__ = ["load", "names", "source"]
 
 _FOLDER = Path(__file__).parent
+_SHORT = 80  # characters
 
 
 def names() -> list[str]:
@@ -36,6 +37,6 @@ def load(name: str) -> dict[str, Any]:
     return found
 
 
-def source(run: Mapping[str, Any]) -> str:
-    """Where a run comes from, in one line."""
-    return ", ".join(f"{name}: {x}" for name, x in run["about"].items() if isinstance(x, str | int))
+def source(about: Mapping[str, Any]) -> str:
+    """Where a run comes from, in one line; what is longer than a word or two is in the file."""
+    return ", ".join(f"{name}: {x}" for name, x in about.items() if len(str(x)) <= _SHORT)
