@@ -59,12 +59,11 @@ def _training() -> dict[str, Any]:
 def _sentence() -> dict[str, Any]:
     half = [[0.5, 0.5], [0.25, 0.75]]
     gauge = {"level": "level", "bubble": 0.5, "normalised_entropy": 0.9}
-    head = {"weights": half, "unscaled": half, "gauge": gauge, "unscaled_gauge": gauge}
     return {
-        "about_the_record": {"command": "a stand-in"}, "sentence": "it is", "model": "random",
+        "about": {"command": "a stand-in"}, "text": "it is", "model": "random", "note": "A note.",
         "tokens": ["it", "is"], "layers": 1, "heads": 2, "layer": 0, "head": 1, "token": 0,
-        "steps": [{"name": "Q", "shape": "[2 × 4]", "about": ""}], "it": [], "notes": [],
-        "why": "the first is shown", "counts": [], "explanation": head,
+        "weights": half, "unscaled": half, "gauge": gauge, "unscaled_gauge": gauge, "it": [],
+        "steps": [{"name": "Q", "shape": "[2 × 4]", "about": ""}], "counts": ["it → is."],
     }  # fmt: skip
 
 
@@ -425,7 +424,7 @@ def test_the_sentence_figure_shows_what_was_recorded(monkeypatch: pytest.MonkeyP
     assert found.extra["tokens"] == ["it", "is"] and found.extra["block"] is True
     assert [gauge.label for gauge in found.gauges] == ["divided", "undivided"]
     assert all(one.source == "recorded" for chart in found.charts for one in chart.series)
-    assert found.note == "The first is shown."
+    assert found.note == "A note. it → is."
 
 
 def test_a_sentence_of_ones_own_is_read_by_explain_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,9 +543,7 @@ def test_recorded_speed_shows_where_levelhead_is_behind() -> None:
 def test_recorded_runs_say_where_they_come_from() -> None:
     assert {"heads", "speed"} <= set(recorded.names())
     for name in recorded.names():
-        run = recorded.load(name)
-        about = run["about_the_record" if name == "sentence" else "about"]
-        assert "20" in recorded.source(about), "the year at least"
+        assert "20" in recorded.source(recorded.load(name)["about"]), "the year at least"
 
 
 def test_the_recorded_speed_is_that_of_the_committed_results() -> None:

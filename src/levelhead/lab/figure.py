@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from levelhead import stats
+from levelhead.lab import sketch
 
 __all__ = ["Axis", "Chart", "Fact", "Figure", "Gauge", "Series", "Source"]
 
@@ -114,6 +116,11 @@ class Figure:
         for gauge in self.gauges:
             lines.append(f"  {gauge.label:<{width}}  {gauge.told()}  ({gauge.source})")
         return "\n".join([*lines, *(words for words in (self.note, self.recorded) if words)])
+
+    def _repr_html_(self) -> str:
+        """The same with pictures, for notebooks."""
+        pictures = "".join(sketch.svg(chart) for chart in self.json()["charts"])
+        return f"<div>{pictures}</div><pre>{escape(str(self))}</pre>"
 
 
 def _plain(value: Any) -> Any:

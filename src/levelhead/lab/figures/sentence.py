@@ -33,23 +33,22 @@ def figure(
     told: Told = recorded.load("sentence") if text is None else _read(text, asked)
     source: Source = "recorded" if text is None else "live"
     words = [f"{i} {token}" for i, token in enumerate(told["tokens"])]  # a word may come twice
-    one = told["explanation"]
     return Figure(
         "sentence",
-        f"“{told['sentence']}”",
+        f"“{told['text']}”",
         (
-            _heat("Weights, divided as the model does", words, one["weights"], source),
-            _heat("Weights, undivided", words, one["unscaled"], source),
+            _heat("Weights, divided as the model does", words, told["weights"], source),
+            _heat("Weights, undivided", words, told["unscaled"], source),
         ),
         python("sentence", **asked),
         facts=tuple(_facts(told, source)),
         gauges=tuple(
             Gauge(label, gauge["level"], gauge["bubble"], gauge["normalised_entropy"], source)
-            for label, gauge in (("divided", one["gauge"]), ("undivided", one["unscaled_gauge"]))
+            for label, gauge in (("divided", told["gauge"]), ("undivided", told["unscaled_gauge"]))
             if gauge["normalised_entropy"] is not None
         ),
-        note=" ".join(_sentence(x) for x in (*told["notes"], told["why"], *told["counts"]) if x),
-        recorded=recorded.source(told["about_the_record"]) if text is None else "",
+        note=" ".join((told["note"], *told["counts"])),
+        recorded=recorded.source(told["about"]) if text is None else "",
         extra=_extra(told),
     )
 
@@ -62,20 +61,16 @@ def _read(text: str, asked: Mapping[str, Any]) -> Told:
 
 
 def _extra(told: Told) -> dict[str, Any]:
-    """What the page's own drawing needs: a token to begin with, the weights of a head, its steps."""
+    """What the page draws itself: a token to begin with, the weights of a head, its steps."""
     token = told["token"]
-    same = ("sentence", "model", "tokens", "layers", "heads", "layer", "head", "steps")
+    same = ("text", "model", "tokens", "layers", "heads", "layer", "head", "steps")
     return {name: told[name] for name in same} | {
         "token": len(told["tokens"]) - 1 if token is None else token,
-        "weights": _short(told["explanation"]["weights"]),
-        "unscaled": _short(told["explanation"]["unscaled"]),
+        "weights": _short(told["weights"]),
+        "unscaled": _short(told["unscaled"]),
         "it": told["it"][:LOOKS],
         "block": True,
     }
-
-
-def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:].rstrip('.')}."
 
 
 def _short(weights: Any) -> list[list[float]]:
@@ -96,6 +91,6 @@ def _facts(told: Told, source: Source) -> list[Fact]:
         Fact("layer and head", f"{told['layer']}, {told['head']}", source),
     ]
     for label, name in (("divided", "weights"), ("undivided", "unscaled")):
-        largest = float(np.max(told["explanation"][name], axis=-1).mean())
+        largest = float(np.max(told[name], axis=-1).mean())
         facts.append(Fact(f"mean largest weight, {label}", largest, source))
     return facts
