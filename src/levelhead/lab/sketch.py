@@ -1,0 +1,155 @@
+"""A chart as a small SVG, for notebooks: enough to see its shape, no more.
+
+It takes a chart as `Figure.json()` has it. The page draws with more care; here there are two labels
+per axis and a legend. Theory is dashed, and nothing is referred to by address.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from itertools import groupby
+from typing import Any
+
+__all__ = ["svg"]
+
+WIDTH, HEIGHT = 420, 230
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 24, 34
+COLOURS = ("#0b62a4", "#d1661a", "#3a8a3a", "#8a4fa8", "#666666")
+
+Place = Callable[[float], float]
+Part = Mapping[str, Any]
+
+
+def svg(chart: Part) -> str:
+    """The chart, as tall as its legend needs."""
+    series: list[Part] = chart["series"]
+    named = [one for one in series if not one["quiet"] and one["shape"] != "heat"]
+    height = HEIGHT + 14 * math.ceil(len(named) / 2)
+    heat = next((one for one in series if one["shape"] == "heat"), None)
+    drawn = list(_heat(heat)) if heat else list(_lines(chart, series))
+    inside = "".join([*drawn, *_words(chart), *_legend(named, series)])
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" viewBox="0 0 {WIDTH} {height}" '
+        f'font-family="sans-serif" font-size="10" fill="currentColor" role="img">'
+        f"<title>{escape(chart['title'])}</title><desc>{escape(chart['about'])}</desc>{inside}</svg>"
+    )
+
+
+def _lines(chart: Part, series: Sequence[Part]) -> Iterator[str]:
+    places = {}
+    for name, start, end in (("x", LEFT, WIDTH - RIGHT), ("y", HEIGHT - BOTTOM, TOP)):
+        bars = name == "y" and any(one["shape"] == "bars" for one in series)
+        low, high = _range(chart[name], [_numbers(one, name) for one in series], bars)
+        places[name] = _placed(low, high, start, end, chart[name]["log"])
+        yield from _ticks(name, low, high)
+    for i, one in enumerate(series):
+        yield from _series(one, COLOURS[i % len(COLOURS)], places["x"], places["y"])
+
+
+def _numbers(one: Part, name: str) -> list[float]:
+    """Numbers of an axis; words are counted. A band belongs to y."""
+    if any(isinstance(x, str) for x in one[name]):
+        return [float(i) for i in range(len(one[name]))]
+    more = [*(one["low"] or ()), *(one["high"] or ())] if name == "y" else []
+    return [x for x in (*one[name], *more) if x is not None]
+
+
+def _range(axis: Part, found: Sequence[Sequence[float]], bars: bool) -> tuple[float, float]:
+    if axis["range"]:
+        low, high = axis["range"]
+        return low, high
+    values = [x for some in found for x in some if x > 0 or not axis["log"]] or [1.0]
+    low, high = min(values), max(values)
+    if bars and not axis["log"]:
+        low = min(low, 0.0)
+    return (low, high) if high > low else (low / 2 if axis["log"] else low - 1, high + 1)
+
+
+def _placed(low: float, high: float, start: float, end: float, log: bool) -> Place:
+    def place(x: float) -> float:
+        if log:
+            share = math.log(max(x, low) / low) / math.log(high / low)
+        else:
+            share = (x - low) / (high - low)
+        return start + min(max(share, 0.0), 1.0) * (end - start)
+
+    return place
+
+
+def _series(one: Part, colour: str, x: Place, y: Place) -> Iterator[str]:
+    across = _numbers(one, "x")
+    pairs = list(zip(across, one["y"], strict=True))
+    points = [(x(a), y(b)) for a, b in pairs if b is not None]
+    if one["shape"] == "bars":
+        yield from _bars(points, colour)
+    elif one["shape"] == "points":
+        dots = (f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{colour}"/>' for a, b in points)
+        yield from dots
+    else:
+        if one["low"] and None not in (*one["low"], *one["high"]):
+            there = zip(across, one["high"], strict=True)
+            back = zip(across[::-1], one["low"][::-1], strict=True)
+            edge = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in (*there, *back))
+            yield f'<polygon points="{edge}" fill="{colour}" opacity="0.15"/>'
+        dash = ' stroke-dasharray="4 3"' if one["source"] == "theory" else ""
+        look = f'stroke="{colour}" stroke-width="{0.5 if one["quiet"] else 1.5}"{dash}'
+        for known, run in groupby(pairs, key=lambda pair: pair[1] is not None):
+            if known:  # a line is interrupted where there is no number
+                path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in run)
+                yield f'<polyline points="{path}" fill="none" {look}/>'
+
+
+def _bars(points: Sequence[tuple[float, float]], colour: str) -> Iterator[str]:
+    pitch = points[1][0] - points[0][0] if len(points) > 1 else float(WIDTH)
+    wide, ground = max(0.8 * pitch, 1.0), HEIGHT - BOTTOM
+    for a, b in points:
+        box = f'x="{a - wide / 2:.1f}" y="{b:.1f}" width="{wide:.1f}" height="{ground - b:.1f}"'
+        yield f'<rect {box} fill="{colour}" opacity="0.6"/>'
+
+
+def _heat(one: Part) -> Iterator[str]:
+    """Cells, the fuller the larger; negative ones in the second colour."""
+    rows, columns = len(one["z"]), len(one["x"])
+    wide, high = (WIDTH - LEFT - RIGHT) / columns, (HEIGHT - TOP - BOTTOM) / rows
+    most = max((abs(z) for line in one["z"] for z in line if z is not None), default=0.0) or 1.0
+    for i, line in enumerate(one["z"]):
+        for j, z in enumerate(line):
+            if z is not None:
+                yield (
+                    f'<rect x="{LEFT + j * wide:.1f}" y="{TOP + i * high:.1f}" width="{wide:.1f}" '
+                    f'height="{high:.1f}" fill="{COLOURS[z < 0]}" opacity="{abs(z) / most:.2f}"/>'
+                )
+
+
+def _ticks(name: str, low: float, high: float) -> Iterator[str]:
+    for value, end in ((low, False), (high, True)):
+        if name == "x":
+            x, y, anchor = (
+                (WIDTH - RIGHT if end else LEFT),
+                HEIGHT - BOTTOM + 12,
+                "end" if end else "start",
+            )
+        else:
+            x, y, anchor = LEFT - 4, (TOP + 8 if end else HEIGHT - BOTTOM), "end"
+        yield f'<text x="{x}" y="{y}" text-anchor="{anchor}">{value:.3g}</text>'
+
+
+def _words(chart: Part) -> Iterator[str]:
+    yield f'<text x="{LEFT}" y="14" font-weight="600">{escape(chart["title"])}</text>'
+    across, up = (escape(chart[name]["title"]) for name in ("x", "y"))
+    middle, low = (LEFT + WIDTH - RIGHT) / 2, HEIGHT - BOTTOM
+    yield f'<text x="{middle}" y="{low + 24}" text-anchor="middle">{across}</text>'
+    turned = f'transform="translate(12 {(TOP + low) / 2}) rotate(-90)"'
+    yield f'<text {turned} text-anchor="middle">{up}</text>'
+    edges = f"M{LEFT} {TOP}V{low}H{WIDTH - RIGHT}"
+    yield f'<path d="{edges}" fill="none" stroke="currentColor" opacity="0.4"/>'
+
+
+def _legend(named: Sequence[Part], series: Sequence[Part]) -> Iterator[str]:
+    for i, one in enumerate(named):
+        x, y = LEFT + (i % 2) * (WIDTH - LEFT) / 2, HEIGHT + 6 + 14 * (i // 2)
+        colour = COLOURS[series.index(one) % len(COLOURS)]
+        yield f'<rect x="{x}" y="{y - 7}" width="8" height="8" fill="{colour}"/>'
+        yield f'<text x="{x + 12}" y="{y}">{escape(one["name"])} ({one["source"]})</text>'
