@@ -1,0 +1,70 @@
+"""Figures on demand: computed beside the server, two at a time, and kept for a while.
+
+The core lets go of the interpreter while it works, so a thread is enough and the server stays
+awake. What takes seconds (a model, a measurement of speed) waits in a line of its own and never
+takes both places. What a figure shows is the lab's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Any
+
+from levelhead.lab import figures
+from levelhead.page.headers import encoded
+
+__all__ = ["AbandonedError", "Computing"]
+
+AT_ONCE = 2  # computations; the core's own threads come on top
+KEPT = 512  # figures: minutes of moving sliders
+
+_SHARED = ("d_k", "divide", "power", "keys", "seed")
+_OWN = {"attack": ("sigma", "rho", "growth", "cure", "cap"), "online": ("tile", "order")}
+
+
+class AbandonedError(Exception):
+    """Whoever asked has gone: a slider moved on before this figure was begun."""
+
+
+class Computing:
+    """Answers as JSON, in bytes. One of these belongs to one server."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(AT_ONCE, "levelhead-page")
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._live = asyncio.Semaphore(1)
+        self._kept = lru_cache(KEPT)(_computed)
+
+    async def figure(
+        self, id: str, parameters: dict[str, Any], gone: Callable[[], Awaitable[bool]]
+    ) -> bytes:
+        """The figure for these parameters; those it does not know are left out."""
+        names = (*_SHARED, *_OWN.get(id, ())) if figures.DEPENDS[id] or id in _OWN else ()
+        given = tuple((name, parameters[name]) for name in names if name in parameters)
+        async with self._turns:
+            if await gone():
+                raise AbandonedError
+            return await self._in_thread(partial(self._kept, id, given))
+
+    async def live(self, id: str, **parameters: Any) -> bytes:
+        """A figure that is computed anew, one after the other."""
+        async with self._live, self._turns:
+            return await self._in_thread(partial(_computed, id, tuple(parameters.items())))
+
+    @property
+    def live_is_busy(self) -> bool:
+        return self._live.locked()
+
+    def end(self) -> None:
+        """Waits for nobody: what is still waiting for a thread is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, work: Callable[[], bytes]) -> bytes:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _computed(id: str, parameters: tuple[tuple[str, Hashable], ...]) -> bytes:
+    return encoded(figures.figure(id, **dict(parameters)).json())
