@@ -27,6 +27,7 @@ Application: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 BODY = 1_000_000  # bytes
 BODY_SECONDS = 10.0  # for all of a body
 TARGET = 2_048  # bytes of path and query
+HEAD = 16_384  # bytes of names and values of headers
 INSIDE = 64  # requests at once; a browser holds six connections
 _DRAINED = 16 * BODY  # of a body that is too large, so that its sender lives to read the answer
 
@@ -50,6 +51,7 @@ class _Request:
         self.query: bytes = scope["query_string"]
         self.target = len(scope["raw_path"]) + len(self.query)
         self._headers: Headers = scope["headers"]
+        self.head = sum(len(name) + len(value) for name, value in self._headers)
 
     def all(self, name: bytes) -> list[bytes]:
         return [value for key, value in self._headers if key == name]
@@ -111,7 +113,7 @@ class Guard:
         await self._app(scope, receive, answer.send)
 
     def _addressed(self, request: _Request) -> bytes:
-        """Refuses other hosts' names (DNS rebinding), other methods and endless addresses."""
+        """Refuses other hosts' names (DNS rebinding), other methods and endless heads."""
         host = request.one(b"host")
         if host not in self._hosts:
             raise RefusedError(403, "This page answers 127.0.0.1 and localhost alone.")
@@ -119,6 +121,8 @@ class Guard:
             raise RefusedError(405, f"{request.method} is not served here.")
         if request.target > TARGET:
             raise RefusedError(414, f"Expected an address of at most {TARGET} bytes.")
+        if request.head > HEAD:
+            raise RefusedError(431, f"Expected headers of at most {HEAD} bytes.")
         assert host is not None
         return host
 

@@ -20,13 +20,12 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.page.guard import Application
+from levelhead.page.guard import HEAD, Application
 from levelhead.page.headers import encoded, sealed
 
 __all__ = ["ADDRESS", "Server", "bound"]
 
 ADDRESS = "127.0.0.1"
-HEAD = 16_384  # bytes of a request's line and headers
 HEAD_SECONDS = 10.0  # from the connection, or from a request's first byte, to its last header
 READ_SECONDS = 30.0  # a client may leave an answer unread for that long
 CONNECTIONS = 128
@@ -64,7 +63,7 @@ class Server(uvicorn.Server):
             log_level="error",
             proxy_headers=False,  # nobody stands in between who could speak for a client
             server_header=False,
-            h11_max_incomplete_event_size=HEAD,
+            h11_max_incomplete_event_size=HEAD,  # while it comes; the guard counts what has come
             timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=_ENDING_SECONDS,
         )
