@@ -29,6 +29,11 @@ DEPENDS = {
     "logits": ("d_k", "divide", "keys"), "attack": ("d_k",), "online": ("keys",), "training": (),
     "sentence": (), "heads": (), "speed": (),
 }  # fmt: skip
+CONTROLS = ("d_k", "divide", "power", "keys", "seed")
+OWN: Mapping[str, tuple[str, ...]] = {
+    "attack": ("sigma", "rho", "growth", "cure", "cap"), "online": ("tile", "order"),
+    "sentence": ("text", "model", "layer", "head", "token"), "heads": ("run",), "speed": ("live",),
+}  # fmt: skip
 SECONDS = 20.0  # for anything a test waits for
 
 
@@ -112,6 +117,19 @@ class Running:
         return self.get("/api/about").status == 200
 
 
+def one_reply(connection: socket.socket) -> Reply:
+    """The next reply on a connection that stays open."""
+    raw = b""
+    while True:
+        if b"\r\n\r\n" in raw:
+            reply = parsed(raw)
+            if len(reply.body) >= int(reply.headers["content-length"]):
+                return reply
+        piece = connection.recv(65536)
+        assert piece, "hung up in the middle of a reply"
+        raw += piece
+
+
 def everything(connection: socket.socket) -> bytes:
     pieces = []
     while piece := connection.recv(65536):
@@ -132,8 +150,12 @@ def serving(port: int = 0, *, run: Follower | None = None) -> Iterator[Running]:
         assert not thread.is_alive()
 
 
+calls: list[tuple[str, dict[str, Any]]] = []  # of the stub, in their order
+
+
 def stub(id: str, **parameters: Any) -> Figure:
     """A figure that says what it was asked; `seed=13` fails, and `d_k=0` is refused."""
+    calls.append((id, dict(parameters)))
     if parameters.get("seed") == 13:
         raise RuntimeError("a secret of the server")
     if parameters.get("d_k") == 0:
@@ -164,7 +186,9 @@ def stubbed_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (static / "notes.txt").write_text("not an asset")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assets, "STATIC", static)
-        for name, value in (("IDS", IDS), ("DEPENDS", DEPENDS), ("figure", stub)):
+        stubs: dict[str, Any] = {"IDS": IDS, "DEPENDS": DEPENDS, "figure": stub}
+        stubs["parameters"] = lambda id: dict.fromkeys((*CONTROLS, *OWN.get(id, ())))
+        for name, value in stubs.items():
             patch.setattr(figures, name, value, raising=False)
         yield static
 

@@ -21,8 +21,6 @@ __all__ = ["AbandonedError", "Computing"]
 AT_ONCE = 2  # computations; the core's own threads come on top
 KEPT = 512  # figures: minutes of moving sliders
 
-_SHARED = ("d_k", "divide", "power", "keys", "seed")
-_OWN = {"attack": ("sigma", "rho", "growth", "cure", "cap"), "online": ("tile", "order")}
 
 
 class AbandonedError(Exception):
@@ -41,9 +39,8 @@ class Computing:
     async def figure(
         self, id: str, parameters: dict[str, Any], gone: Callable[[], Awaitable[bool]]
     ) -> bytes:
-        """The figure for these parameters; those it does not know are left out."""
-        names = (*_SHARED, *_OWN.get(id, ())) if figures.DEPENDS[id] or id in _OWN else ()
-        given = tuple((name, parameters[name]) for name in names if name in parameters)
+        """The figure for these parameters; what makes no difference to it is left out."""
+        given = tuple((name, parameters[name]) for name in _used(id) if name in parameters)
         async with self._turns:
             if await gone():
                 raise AbandonedError
@@ -64,6 +61,17 @@ class Computing:
 
     async def _in_thread(self, work: Callable[[], bytes]) -> bytes:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _used(id: str) -> list[str]:
+    """The parameters a figure changes with: of the shared controls, not every figure all."""
+    depends = figures.DEPENDS[id]
+    idle = {
+        *(name for name in ("d_k", "divide", "keys") if name not in depends),
+        *(() if "divide" in depends else ("power",)),
+        *(() if depends else ("seed",)),
+    }
+    return [name for name in figures.parameters(id) if name not in idle]
 
 
 def _computed(id: str, parameters: tuple[tuple[str, Hashable], ...]) -> bytes:

@@ -17,7 +17,7 @@ from levelhead.errors import LevelheadValueError, expected
 __all__ = ["MODELS", "TEXT", "of_nothing", "of_query", "of_sentence"]
 
 MODELS = ("minilm", "smollm2", "random")  # by name alone: no path comes from a browser
-TEXT = 1_000  # characters of a sentence
+TEXT = 2_000  # characters of a sentence; explain_text takes no more
 _WORD = 40  # characters of any other value
 _LARGEST = 2**32  # of a whole number: seeds end there
 
