@@ -98,9 +98,9 @@ def test_data_stays_inside_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_in_a_file_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
     def figure(id: str, **parameters: Any) -> Figure:
-        series = Series("measured", "live", "line", [1], [2])
+        series = Series("measured", "live", "line", [1], [1.23456])
         law = Series("law", "theory", "line", [1], [2])
-        facts = (Fact("σ", 1.0, "live"), Fact("σ", 1.0, "theory"))
+        facts = (Fact("σ", 1.23456, "live"), Fact("σ", 1.0, "theory"))
         charts = (Chart("c", Axis("x"), Axis("y"), (series, law)),)
         old = "July, on another machine" if id == "training" else ""
         return Figure(id, "f", charts, "live = 1", facts, recorded=old)
@@ -112,6 +112,7 @@ def test_nothing_in_a_file_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sources == [fact["source"] for fact in one["facts"]] == ["recorded", "theory"]
     assert one["recorded"].startswith("computed when this page was saved, by levelhead")
     assert one["python"] == "live = 1"
+    assert (one["charts"][0]["series"][0]["y"], one["facts"][0]["value"]) == ([1.235], 1.23456)
     assert found["training"][""]["recorded"] == "July, on another machine"
 
 
