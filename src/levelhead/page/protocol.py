@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
             lifespan="off",
             log_config=None,  # requests are never written down: the first one carries the token
             access_log=False,
-            log_level="error",
+            log_level="critical",  # what goes wrong with a request, the guard says
             proxy_headers=False,  # nobody stands in between who could speak for a client
             server_header=False,
             h11_max_incomplete_event_size=HEAD,  # while it comes; the guard counts what has come
