@@ -170,6 +170,15 @@ def test_two_are_computed_at_once_and_abandoned_ones_never(
     assert sorted(seeds) == sorted(set(range(6)) - set(waiting[:2]))
 
 
+def test_answers_leave_at_once(page: Running) -> None:
+    # With Nagle's algorithm on, each waits 40 ms for the client's acknowledgement.
+    with page.connect():
+        while not (open_ones := list(page.page.server.server_state.connections)):
+            time.sleep(0.01)
+        sock = open_ones[0].transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 # ---- work on demand
 
 

@@ -31,6 +31,8 @@ HEAD = 16_384  # bytes of names and values of headers
 INSIDE = 256  # requests at once: a browser asks six, and leaves behind what sliders moved past
 _DRAINED = 16 * BODY  # of a body that is too large, so that its sender lives to read the answer
 
+_FRAMES = 6  # of a traceback: the last ones are ours, those before are the web server's
+
 _ENTER = "Paste the link that levelhead page printed into the address bar: it carries the token"
 
 
@@ -94,7 +96,7 @@ class Guard:
         except asyncio.CancelledError:
             await answer.refuse(503, "The server is ending.")
         except Exception as error:  # the page goes on; the terminal tells the developer
-            traceback.print_exc(file=sys.stderr)
+            traceback.print_exc(limit=-_FRAMES, file=sys.stderr)
             await answer.refuse(500, f"The server failed with {type(error).__name__}.")
         finally:
             self._inside -= 1
