@@ -32,7 +32,8 @@ DEPENDS = {
 CONTROLS = ("d_k", "divide", "power", "keys", "seed")
 OWN: Mapping[str, tuple[str, ...]] = {
     "attack": ("sigma", "rho", "growth", "cure", "cap"), "online": ("tile", "order"),
-    "sentence": ("text", "model", "layer", "head", "token"), "heads": ("run",), "speed": ("live",),
+    "training": ("task", "width", "depth"), "heads": ("run",), "speed": ("live",),
+    "sentence": ("text", "model", "layer", "head", "token"),
 }  # fmt: skip
 SECONDS = 20.0  # for anything a test waits for
 

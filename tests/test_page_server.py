@@ -85,6 +85,8 @@ def test_a_figure_gets_its_parameters_with_their_types(page: Running) -> None:
     own = "sigma=0.5&rho=1e-2&growth=8&cure=qk-norm&cap=30"
     found = page.get(f"/api/figure/attack?{own}").json["extra"]
     assert found == {"sigma": 0.5, "rho": 0.01, "growth": 8.0, "cure": "qk-norm", "cap": 30.0}
+    found = page.get("/api/figure/training?task=retrieval&width=256&depth=2").json["extra"]
+    assert found == {"task": "retrieval", "width": 256, "depth": 2}
     assert page.get("/api/figure/attack?cure=1/d_k").json["extra"] == {"cure": "1/d_k"}
 
 

@@ -1,8 +1,8 @@
-"""The command line: `levelhead info`, `tour`, `bench` and `doctor`.
+"""The command line: `levelhead info`, `tour`, `bench`, `doctor` and `page`.
 
 Parses, calls the public API, prints. It computes nothing that the library does not offer, and keeps
 stdout for data: errors go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage; `doctor`: 1 if it
-found something, 2 bad input.
+found something, 2 bad input; `page`: 2 bad input.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _EXAMPLES = """examples:
   levelhead tour
   levelhead bench --quick
   levelhead doctor minilm
+  levelhead page
 """
 
 _WORDS = ("Love", "Apple", "phones")

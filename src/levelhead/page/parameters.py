@@ -43,7 +43,7 @@ def _word(text: str) -> str:
 _READ: Mapping[str, Callable[[str], Any]] = {
     "d_k": _whole, "divide": _word, "power": _number, "keys": _whole, "seed": _whole,
     "sigma": _number, "rho": _number, "growth": _number, "cure": _word, "cap": _number,
-    "tile": _whole, "order": _whole,
+    "tile": _whole, "order": _whole, "task": _word, "width": _whole, "depth": _whole,
 }  # fmt: skip
 
 
