@@ -45,7 +45,19 @@ WATCHING = {f"health.{name}" for name in f"{_WATCHING} transformers_calls watch"
 _SERVING = {"starlette", "uvicorn", "h11"}
 SERVING = {"page.server": _SERVING, "page.protocol": _SERVING}
 LINES = 450
-WRITTEN = {".py", ".pyi", ".h", ".cpp", ".txt", ".toml", ".md", ".cff", ".js", ".css", ".html"}  # what people write
+WRITTEN = {
+    ".py",
+    ".pyi",
+    ".h",
+    ".cpp",
+    ".txt",
+    ".toml",
+    ".md",
+    ".cff",
+    ".js",
+    ".css",
+    ".html",
+}  # what people write
 NAMED = {"Makefile", "run", ".gitignore"}
 
 

@@ -157,17 +157,17 @@ def _file(asset: Asset) -> Response:
     return Response(asset.content, headers={"content-type": asset.kind})
 
 
-def _json(content: bytes, status: int = 200) -> Response:
-    return Response(content, status, media_type="application/json")
+def _json(content: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(content, status, headers, media_type="application/json")
 
 
-def _error(status: int, message: str) -> Response:
-    return _json(encoded({"error": message}), status)
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return _json(encoded({"error": message}), status, headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # of the router: no such path, or not with that method
-    return _error(error.status_code, f"{error.detail}.")
+    return _error(error.status_code, f"{error.detail}.", error.headers)
 
 
 async def _bad_request(request: Request, error: Exception) -> Response:
