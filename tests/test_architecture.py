@@ -42,6 +42,9 @@ LAYERS = [set(layer.split()) for layer in (
 _WATCHING = "amend coverage deep intercept ledger measure operator places ranks reading remedies"
 WATCHING = {f"health.{name}" for name in f"{_WATCHING} transformers_calls watch".split()}
 LEARNING = {"lab.training", "lab.transformer"}  # loaded when something is trained
+# The modules that serve the page need a web server; its assets and its export do without one.
+_SERVING = {"starlette", "uvicorn", "h11"}
+SERVING = {"page.server": _SERVING, "page.protocol": _SERVING}
 LINES = 450
 WRITTEN = {
     ".py",
@@ -133,10 +136,11 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_numpy_is_the_only_package_that_importing_needs(name: str) -> None:
     roots = {dotted.split(".")[0] for dotted in imports(modules()[name], lazy=False)}
-    # A front end needs the package it is named after, and who watches or trains a model needs
-    # torch; test_package.py shows that nobody pays for it without asking.
+    # A front end needs the package it is named after, who watches or trains a model needs torch,
+    # and who serves the page a web server; test_package.py shows that nobody pays unasked.
     watches = ".".join(name.split(".")[:2]) in WATCHING | LEARNING
     needed = {"numpy", name.split(".")[0]} | ({"torch"} if watches else set())
+    needed |= SERVING.get(name, set())
     assert roots - sys.stdlib_module_names - {"levelhead"} <= needed
 
 

@@ -1,9 +1,8 @@
 """The command line: `levelhead info`, `tour`, `bench`, `doctor`, `explain`, `lab` and `page`.
 
 Parses, calls the public API, prints. It computes nothing that the library does not offer, and keeps
-stdout for data: errors go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage; `doctor`: 1 if it
-found something; `lab`: 1 if a verdict is not as
-expected; bad input to any of them: 2.
+stdout for data: errors go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage or bad input;
+`doctor`: 1 if it found something, `lab`: 1 if a verdict is not as expected.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import levelhead as lh
-from levelhead.commands import doctor, explain, lab
+from levelhead.commands import doctor, explain, lab, page
 from levelhead.health.report import colour_wanted
 
 _EXAMPLES = """examples:
@@ -32,6 +31,7 @@ _EXAMPLES = """examples:
   levelhead doctor minilm
   levelhead explain "The dog chased the ball because it was fast." --token it
   levelhead lab run all
+  levelhead page
 """
 
 _WORDS = "Love Apple phones"  # the worked example
@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add(commands)
     explain.add(commands)
     lab.add(commands)
+    page.add(commands)
     return parser
 
 
