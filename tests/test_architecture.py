@@ -41,6 +41,9 @@ LAYERS = [set(layer.split()) for layer in (
 # The part of `health` that meets models. What judges, prints and stores runs does without torch.
 _WATCHING = "amend coverage deep intercept ledger measure operator places ranks reading remedies"
 WATCHING = {f"health.{name}" for name in f"{_WATCHING} transformers_calls watch".split()}
+# The modules that serve the page need a web server; its assets and its export do without one.
+_SERVING = {"starlette", "uvicorn", "h11"}
+SERVING = {"page.server": _SERVING, "page.protocol": _SERVING}
 LINES = 450
 WRITTEN = {".py", ".pyi", ".h", ".cpp", ".txt", ".toml", ".md", ".cff", ".js", ".css", ".html"}  # what people write
 NAMED = {"Makefile", "run", ".gitignore"}
@@ -120,10 +123,11 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_numpy_is_the_only_package_that_importing_needs(name: str) -> None:
     roots = {dotted.split(".")[0] for dotted in imports(modules()[name], lazy=False)}
-    # A front end needs the package it is named after, and who watches a model needs torch;
-    # test_package.py shows that nobody pays for it without asking.
+    # A front end needs the package it is named after, who watches a model needs torch, and who
+    # serves the page a web server; test_package.py shows that nobody pays for it without asking.
     watches = ".".join(name.split(".")[:2]) in WATCHING
     needed = {"numpy", name.split(".")[0]} | ({"torch"} if watches else set())
+    needed |= SERVING.get(name, set())
     assert roots - sys.stdlib_module_names - {"levelhead"} <= needed
 
 

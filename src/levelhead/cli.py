@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import levelhead as lh
-from levelhead.commands import doctor
+from levelhead.commands import doctor, page
 from levelhead.health.report import colour_wanted
 
 _EXAMPLES = """examples:
@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     tour.set_defaults(run=_tour, whole=parser)
     _add_bench(commands)
     doctor.add(commands)
+    page.add(commands)
     return parser
 
 

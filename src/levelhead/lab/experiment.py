@@ -7,6 +7,7 @@ sees one key, a weight is the output for values that are the identity.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,25 @@ from numpy.typing import NDArray
 import levelhead as lh
 from levelhead.errors import LevelheadValueError, expected
 
-__all__ = ["DIVISORS", "HEADS", "Setting", "logits", "scale_of", "weights"]
+__all__ = [
+    "DIVISORS",
+    "HEADS",
+    "Setting",
+    "divisor",
+    "logits",
+    "normals",
+    "pairs",
+    "row",
+    "scale_of",
+    "weights",
+    "wrong",
+]
 
 HEADS = 8  # of the model whose width d = 8 · d_k stands behind "√d"
 DIVISORS = ("none", "sqrt", "d_k", "width", "power")  # nothing, √d_k, d_k, √(8 d_k), d_k^p
 D_K, KEYS, SEED = (1, 4096), (2, 4096), (0, 2**32 - 1)
+PAIRS = 4096  # of a query and a key, at most
+NUMBERS = 2**21  # drawn for each side of the pairs, at most: wide pairs are fewer
 
 Array = NDArray[Any]
 
@@ -37,22 +52,33 @@ class Setting:
         for name, (low, high) in (("d_k", D_K), ("keys", KEYS), ("seed", SEED)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise _wrong(name, f"a whole number from {low} to {high}", value)
+                raise wrong(name, f"a whole number from {low} to {high}", value)
         if self.divide not in DIVISORS:
-            raise _wrong("divide", f"one of {', '.join(DIVISORS)}", self.divide)
-        if not (isinstance(self.power, int | float) and 0 <= self.power <= 1):
-            raise _wrong("power", "a number from 0 to 1", self.power)
+            raise wrong("divide", f"one of {', '.join(DIVISORS)}", self.divide)
+        real = isinstance(self.power, int | float) and not isinstance(self.power, bool)
+        if not (real and 0 <= self.power <= 1):
+            raise wrong("power", "a number from 0 to 1", self.power)
 
     @property
     def scale(self) -> float:
         return scale_of(self.divide, self.d_k, self.power)
 
-    def call(self, figure: str) -> str:
-        """The line of Python that makes this figure again."""
-        given = [f"d_k={self.d_k}", f"divide={self.divide!r}"]
-        given += [f"power={self.power:g}"] if self.divide == "power" else []
-        given += [f"keys={self.keys}", f"seed={self.seed}"]
-        return f"lh.lab.figure({figure!r}, {', '.join(given)})"
+    def python(self, figure: str, **own: Any) -> str:
+        """The Python that prints this figure's numbers again; `own` are its own parameters."""
+        given: dict[str, Any] = {"d_k": self.d_k, "divide": self.divide}
+        given |= {"power": self.power} if self.divide == "power" else {}
+        given |= {"keys": self.keys, "seed": self.seed}
+        return python(figure, **given, **own)
+
+
+def python(figure: str, **given: Any) -> str:
+    """The Python that makes a figure with these parameters and prints it."""
+    words = ", ".join([f'"{figure}"', *(f"{name}={_literal(x)}" for name, x in given.items())])
+    return f"import levelhead as lh\n\nprint(lh.lab.figure({words}))\n"
+
+
+def _literal(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) and '"' not in value else repr(value)
 
 
 def scale_of(divide: str, d_k: int, power: float = 0.5) -> float:
@@ -63,9 +89,34 @@ def scale_of(divide: str, d_k: int, power: float = 0.5) -> float:
     return float(d_k ** -powers[divide])
 
 
-def logits(q: Array, k: Array, scale: Any) -> Array:
+def divisor(divide: str, power: float = 0.5) -> str:
+    """What one divides by, as one writes it by hand."""
+    words = {"none": "1", "sqrt": "√d_k", "d_k": "d_k", "width": f"√({HEADS} d_k)"}
+    return words.get(divide) or f"d_k^{power:g}"
+
+
+def normals(seed: int, what: str, *shape: int) -> Array:
+    """Independent standard normal numbers. Each `what` is a stream of its own: two figures share
+    numbers only where they ask for the same ones."""
+    stream = np.random.default_rng([seed, zlib.crc32(what.encode())])
+    return stream.standard_normal(shape, np.float32)
+
+
+def pairs(setting: Setting) -> tuple[Array, Array]:
+    """Queries and keys, each used once: (pairs, d_k) both."""
+    shape = (min(PAIRS, NUMBERS // setting.d_k), setting.d_k)
+    return normals(setting.seed, "pair queries", *shape), normals(setting.seed, "pair keys", *shape)
+
+
+def row(setting: Setting) -> tuple[Array, Array]:
+    """The page's one attention row: a query (1, d_k) and its keys (keys, d_k)."""
+    query = normals(setting.seed, "row query", 1, setting.d_k)
+    return query, normals(setting.seed, "row keys", setting.keys, setting.d_k)
+
+
+def logits(q: Array, k: Array, scale: Any, **options: Any) -> Array:
     """s = q · k · scale of each pair (…, d), from the core: a row with one key has logsumexp s."""
-    one = lh.observe(q[..., None, None, :], k[..., None, None, :], scale=scale)
+    one = lh.observe(q[..., None, None, :], k[..., None, None, :], scale=scale, **options)
     return np.asarray(one.logsumexp)[..., 0, 0]
 
 
@@ -76,5 +127,6 @@ def weights(q: Array, k: Array, scale: Any, **options: Any) -> Array:
     return np.asarray(lh.attention(q, k, identity, scale=scale, **options))
 
 
-def _wrong(name: str, wanted: str, given: object) -> LevelheadValueError:
+def wrong(name: str, wanted: str, given: object) -> LevelheadValueError:
+    """The error for a parameter out of its range."""
     return LevelheadValueError(expected(name, wanted, repr(given), "Choose a value in this range"))

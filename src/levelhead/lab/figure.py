@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from levelhead import stats
+
 __all__ = ["Axis", "Chart", "Fact", "Figure", "Gauge", "Series", "Source"]
 
 Source: TypeAlias = Literal["live", "recorded", "theory"]
@@ -60,16 +62,26 @@ class Fact:
     stderr: float | None = None
     formula: str = ""  # for theory: how it comes about
 
+    def told(self) -> str:
+        """The value in words, with its standard error where there is one."""
+        value = self.value if isinstance(self.value, str) else f"{self.value:.6g}"
+        return value if self.stderr is None else f"{value} ± {self.stderr:.2g}"
+
 
 @dataclass(frozen=True)
 class Gauge:
     """A spirit level. `bubble` is 0 (flat) to 1 (saturated), 0.5 the middle."""
 
     label: str
-    level: str  # flat, level, sharp, saturated
-    bubble: float
+    level: stats.Level
+    bubble: float | None  # None: nothing seen
     normalised_entropy: float
     source: Source
+
+    def told(self) -> str:
+        """The spirit level in text."""
+        tube = stats.gauge(self.normalised_entropy, self.level)
+        return f"{tube} {self.level}, H/ln n {self.normalised_entropy:.3f}"
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,17 @@ class Figure:
         """Plain lists and numbers; six digits; what is not finite is None."""
         found: dict[str, Any] = _plain(self)
         return found
+
+    def __str__(self) -> str:
+        """The facts and gauges in aligned columns; the charts' numbers are in `json()`."""
+        lines = [self.title]
+        width = max([len(x.label) for x in (*self.facts, *self.gauges)], default=0)
+        for fact in self.facts:
+            formula = f": {fact.formula}" if fact.formula else ""
+            lines.append(f"  {fact.label:<{width}}  {fact.told()}  ({fact.source}{formula})")
+        for gauge in self.gauges:
+            lines.append(f"  {gauge.label:<{width}}  {gauge.told()}  ({gauge.source})")
+        return "\n".join([*lines, *(words for words in (self.note, self.recorded) if words)])
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,77 @@
+"""`levelhead page`: its arguments, its one line on stdout, its exit code.
+
+The line is the link, complete and flushed, so that a program can wait for it; everything else that
+is said goes to stderr. Bad input is refused before a port is taken or a figure computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import webbrowser
+from collections.abc import Generator
+from pathlib import Path
+
+from levelhead.errors import LevelheadValueError, expected
+
+BAD_INPUT = 2
+_PORTS = (1024, 65535)
+_EXAMPLES = """examples:
+  levelhead page
+  levelhead page --run heads.json --no-open
+  levelhead page --export page.html
+exit code: 0 after Ctrl-C, 2 bad input
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command and its options."""
+    parser = commands.add_parser(
+        "page",
+        help="play with √d_k in the browser",
+        description="Serves a local page where every number comes from the core.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="default: any free one")
+    parser.add_argument("--no-open", action="store_true", help="print the link, open no browser")
+    parser.add_argument("--run", metavar="FILE", dest="file", help="show this run, follow it live")
+    parser.add_argument("--export", metavar="FILE", help="write one HTML file instead of serving")
+    parser.set_defaults(run=run, failed=BAD_INPUT)
+
+
+def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
+    """Yields the link, then serves until Ctrl-C; or writes the export."""
+    from levelhead.page import assets
+
+    if error := assets.missing():
+        raise error
+    if arguments.export is not None:
+        yield from _export(arguments)
+        return 0
+    low, high = _PORTS
+    if arguments.port != 0 and not low <= arguments.port <= high:
+        wanted, advice = f"{low} to {high}", "Leave it out to take any free port"
+        raise LevelheadValueError(expected("--port", wanted, arguments.port, advice))
+    from levelhead.page import server
+
+    followed = None if arguments.file is None else server.follower(Path(arguments.file))
+    page = server.open_page(arguments.port, run=followed)
+    yield page.url
+    print("levelhead: serving this machine alone; Ctrl-C ends it", file=sys.stderr, flush=True)
+    if not arguments.no_open:
+        threading.Thread(target=_open, args=(page.url,), daemon=True).start()
+    page.serve()
+    return 0
+
+
+def _open(url: str) -> None:
+    # In a thread of its own: some browsers return only when they are closed.
+    if not webbrowser.open(url):
+        print("levelhead: found no browser to open; use the link above", file=sys.stderr)
+
+
+def _export(arguments: argparse.Namespace) -> Generator[str, None, None]:
+    raise NotImplementedError
+    yield

@@ -1,0 +1,106 @@
+"""What several figures have alike: a histogram of logits, an attention row as bars, the gauge of rows.
+
+Numbers in, parts of a figure out. Nothing here draws random numbers or computes attention.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead import stats
+from levelhead.lab.figure import Axis, Chart, Fact, Gauge, Series, Source
+
+Array = NDArray[Any]
+
+BINS = 61  # an odd number: one of them is in the middle
+REACH = 6.0  # standard deviations to either side; beyond lies 1 in 1000 where tails are heaviest
+BARS = 128  # of a row; longer ones are shown in groups of neighbouring keys
+
+
+def histogram(s: Array, middle: float, deviation: float) -> tuple[Array, Array, Array]:
+    """Edges of the bins, their middles, and the density of s in them.
+
+    Bins are as wide as theory says the logits spread, so that a narrow histogram and a wide one
+    are equally fine.
+    """
+    half = REACH * deviation if deviation > 0 else 1.0
+    edges = np.linspace(middle - half, middle + half, BINS + 1)
+    counts, _ = np.histogram(s, edges)
+    return edges, (edges[1:] + edges[:-1]) / 2, counts / (s.size * np.diff(edges))
+
+
+def normal(x: Array, middle: float, deviation: float) -> Array:
+    """The density of N(middle, deviation²)."""
+    density: Array = np.exp(-(((x - middle) / deviation) ** 2) / 2)
+    return density / (deviation * math.sqrt(2 * math.pi))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard deviation of a sample, with its standard error."""
+
+    sigma: float
+    stderr: float
+
+
+def spread(s: Array) -> Spread:
+    """σ̂ of s. Its error follows from the fourth moment, as tails may be heavy:
+    Var(σ̂²) ≈ (m₄ - σ⁴)/N, and σ̂ = √σ̂² halves it over σ."""
+    off = s.astype(np.float64) - s.mean(dtype=np.float64)
+    second, fourth = float((off**2).mean()), float((off**4).mean())
+    sigma = math.sqrt(second * s.size / (s.size - 1))
+    return Spread(sigma, math.sqrt(max(fourth - second**2, 0.0) / s.size) / (2 * sigma))
+
+
+def mean(x: Array) -> tuple[float, float]:
+    """The mean of a sample and its standard error."""
+    x = x.astype(np.float64)
+    return float(x.mean()), float(x.std(ddof=1) / math.sqrt(x.size)) if x.size > 1 else 0.0
+
+
+def row_chart(weights: Array, title: str, *, keys: str = "key") -> Chart:
+    """One attention row as bars, in the order of its keys, with 1/n as what a flat one has."""
+    n = weights.size
+    together = -(-n // BARS)
+    first = np.arange(0, n, together)
+    heights = np.add.reduceat(weights.astype(np.float64), first)
+    flat = np.diff([*first, n]) / n
+    unit = "weight" if together == 1 else f"weight of {together} neighbouring keys together"
+    bars = Series("weights", "live", "bars", first, heights)
+    line = Series("flat: 1/n each", "theory", "line", first, flat)
+    about = f"{n} weights that sum to 1; the largest bar holds {heights.max():.3g}"
+    return Chart(title, Axis(keys), Axis(unit, range=(0.0, 1.0)), (bars, line), about)
+
+
+def gauge(label: str, entropy: float, saturated: float, source: Source = "live") -> Gauge:
+    """The spirit level of H/ln n and of the share of rows that are near one-hot."""
+    level = stats.level(entropy, saturated)
+    place = stats.bubble(entropy, level)
+    return Gauge(label, level, None if place is None else place / 8, entropy, source)
+
+
+def gauge_of(label: str, rows: stats.Rows) -> Gauge:
+    """The spirit level of these rows together, each with at least two keys."""
+    heads = stats.heads(flattened(rows))
+    return gauge(label, float(heads.normalised_entropy), float(heads.saturated))
+
+
+def flattened(rows: stats.Rows) -> stats.Rows:
+    """The rows of all heads as those of one."""
+    return stats.Rows(*(getattr(rows, name).reshape(-1) for name in stats.Rows.__slots__))
+
+
+def row_facts(rows: stats.Rows) -> tuple[Fact, ...]:
+    """What one row's statistics say."""
+    entropy, n = float(rows.entropy.item()), int(rows.count.item())
+    return (
+        Fact("H/ln n of the row", entropy / math.log(n), "live"),
+        Fact("largest weight", float(rows.top1.item()), "live"),
+        Fact("effective keys, exp H", math.exp(entropy), "live"),
+        Fact("gradient left, 1 - Σp²", float(1 - rows.sum_p2.item()), "live"),
+    )

@@ -1,0 +1,67 @@
+"""One dot product is a walk of d_k random steps: why its variance is d_k, and its spread the root."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead.lab import experiment
+from levelhead.lab.experiment import Setting
+from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
+from levelhead.lab.figures import parts
+
+DEPENDS = ("d_k", "divide")
+WALKS = 40
+POINTS = 48  # of a walk, its beginning at 0 aside
+
+
+def figure(setting: Setting) -> Figure:
+    queries, keys = experiment.pairs(setting)
+    ends = experiment.logits(queries, keys, 1.0)
+    spread, root = parts.spread(ends), math.sqrt(setting.d_k)
+    scale, divisor = setting.scale, experiment.divisor(setting.divide, setting.power)
+    share, error = parts.mean(np.abs(ends) > root)
+    return Figure(
+        "walk",
+        "One product, d_k terms",
+        (_chart(queries[:WALKS], keys[:WALKS], setting.d_k),),
+        setting.python("walk"),
+        facts=(
+            Fact("spread of q·k measured", spread.sigma, "live", spread.stderr),
+            Fact("spread of q·k in theory", root, "theory", formula="√d_k"),
+            Fact("walks measured", ends.size, "live"),
+            Fact("share that ends beyond ±√d_k", share, "live", error),
+            Fact(f"after dividing by {divisor}", spread.sigma * scale, "live",
+                 spread.stderr * scale),
+            Fact("the same in theory", root * scale, "theory", formula=f"√d_k / {divisor}"),
+        ),
+        note="Each term q_i k_i has mean 0 and variance 1. Variances of independent terms add up: "
+        "after d_k steps the variance is d_k, so walks end about √d_k from where they began, on "
+        "either side.",
+    )  # fmt: skip
+
+
+def _chart(queries: NDArray[np.float32], keys: NDArray[np.float32], d_k: int) -> Chart:
+    # Where a walk stands after t steps is the logit of the first t columns: each point is one
+    # call of the core.
+    steps = np.unique(np.linspace(0, d_k, min(POINTS, d_k) + 1).round().astype(int))
+    sums = [experiment.logits(queries[:, :t], keys[:, :t], 1.0) for t in steps[1:]]
+    paths = np.stack([np.zeros(len(queries), np.float32), *sums], axis=1)
+    walks = [
+        Series(f"walk {i + 1}", "live", "line", steps, _short(path), quiet=True)
+        for i, path in enumerate(paths)
+    ]
+    envelope = [
+        Series(f"{sign}√t", "theory", "line", steps, factor * np.sqrt(steps))
+        for sign, factor in (("+", 1.0), ("-", -1.0))
+    ]
+    about = f"{len(walks)} walks, most of them within ±{math.sqrt(d_k):.3g} after {d_k} steps"
+    title = "q·k, term by term"
+    return Chart(title, Axis("terms summed, t"), Axis("sum so far"), (*walks, *envelope), about)
+
+
+def _short(path: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Three digits after the point at most: a walk is looked at, not read off."""
+    return np.round(path.astype(np.float64), 2 if np.abs(path).max() > 5 else 3)

@@ -1,0 +1,65 @@
+"""What the page is made of: every file of `static/` and plotly.js, read once, at the start.
+
+A request names an asset; it never names a file. What is not in the dictionary does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from levelhead.errors import LevelheadError, expected
+
+__all__ = ["INDEX", "INSTALL", "PLOTLY", "Asset", "assets", "missing"]
+
+STATIC = Path(__file__).with_name("static")
+INDEX, PLOTLY = "index.html", "plotly.js"
+INSTALL = 'pip install "levelhead[page]"'
+
+_KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+}
+
+
+@dataclass(frozen=True)
+class Asset:
+    name: str
+    kind: str  # as a Content-Type
+    content: bytes
+
+
+def assets() -> Mapping[str, Asset]:
+    """All of them, by name."""
+    files = {path.name: path for path in STATIC.iterdir() if path.suffix in _KINDS}
+    files[PLOTLY] = _plotly()
+    return {
+        name: Asset(name, _KINDS[path.suffix], path.read_bytes())
+        for name, path in sorted(files.items())
+    }
+
+
+def missing() -> LevelheadError | None:
+    """The error to raise if a package of `levelhead[page]` is not installed."""
+    needed = ("starlette", "uvicorn", "plotly")
+    absent = [name for name in needed if find_spec(name) is None]
+    if not absent:
+        return None
+    wanted, given = f"the packages {', '.join(needed)}", f"no {', '.join(absent)}"
+    return LevelheadError(expected("levelhead page", wanted, given, f"Run: {INSTALL}"))
+
+
+def _plotly() -> Path:
+    """The script inside the installed package, found without importing the package."""
+    spec = find_spec("plotly")
+    places = (spec and spec.submodule_search_locations) or ()
+    for place in places:
+        path = Path(place) / "package_data" / "plotly.min.js"
+        if path.is_file():
+            return path
+    raise LevelheadError(expected("levelhead page", "plotly", "none", f"Run: {INSTALL}"))

@@ -1,0 +1,78 @@
+"""Figures on demand: computed beside the server, two at a time, and kept for a while.
+
+The core lets go of the interpreter while it works, so a thread is enough and the server stays
+awake. What takes seconds (a model, a measurement of speed) waits in a line of its own and never
+takes both places. What a figure shows is the lab's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Any
+
+from levelhead.lab import figures
+from levelhead.page.headers import encoded
+
+__all__ = ["AbandonedError", "Computing"]
+
+AT_ONCE = 2  # computations; the core's own threads come on top
+KEPT = 512  # figures: minutes of moving sliders
+
+
+
+class AbandonedError(Exception):
+    """Whoever asked has gone: a slider moved on before this figure was begun."""
+
+
+class Computing:
+    """Answers as JSON, in bytes. One of these belongs to one server."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(AT_ONCE, "levelhead-page")
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._live = asyncio.Semaphore(1)
+        self._kept = lru_cache(KEPT)(_computed)
+
+    async def figure(
+        self, id: str, parameters: dict[str, Any], gone: Callable[[], Awaitable[bool]]
+    ) -> bytes:
+        """The figure for these parameters; what makes no difference to it is left out."""
+        given = tuple((name, parameters[name]) for name in _used(id) if name in parameters)
+        async with self._turns:
+            if await gone():
+                raise AbandonedError
+            return await self._in_thread(partial(self._kept, id, given))
+
+    async def live(self, id: str, **parameters: Any) -> bytes:
+        """A figure that is computed anew, one after the other."""
+        async with self._live, self._turns:
+            return await self._in_thread(partial(_computed, id, tuple(parameters.items())))
+
+    @property
+    def live_is_busy(self) -> bool:
+        return self._live.locked()
+
+    def end(self) -> None:
+        """Waits for nobody: what is still waiting for a thread is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, work: Callable[[], bytes]) -> bytes:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _used(id: str) -> list[str]:
+    """The parameters a figure changes with: of the shared controls, not every figure all."""
+    depends = figures.DEPENDS[id]
+    idle = {
+        *(name for name in ("d_k", "divide", "keys") if name not in depends),
+        *(() if "divide" in depends else ("power",)),
+        *(() if depends else ("seed",)),
+    }
+    return [name for name in figures.parameters(id) if name not in idle]
+
+
+def _computed(id: str, parameters: tuple[tuple[str, Hashable], ...]) -> bytes:
+    return encoded(figures.figure(id, **dict(parameters)).json())
