@@ -6,15 +6,23 @@ import { faded } from "./theme.js";
 export const DASHES = { live: "solid", recorded: "dot", theory: "dash" };
 const BARS = 400; // more than that are drawn as one outline: thousands of rectangles are slow and look the same
 const KNOWN = [ // divisors have the same colour in every figure
-  [/^(nothing|none|unscaled|not divided|p = 0)\b/, 1],
-  [/^(√d_k|sqrt|scaled|divided by √d_k|p = (½|0\.5))(?!\w)/, 0],
-  [/^(d_k|p = 1)(?![\w^])/, 2],
-  [/^(√d|width)(?!_)/, 3],
+  [/\b(undivided|unscaled|not divided)\b|^nothing\b/, 1],
+  [/√d_k(?![\w^])/, 0],
+  [/√\(8 d_k\)/, 3],
+  [/\bd_k\^/, 4],
+  [/\bd_k(?![\w^])/, 2],
 ];
+const EDGE = 0.02; // of a decade, so that the last tick of a logarithmic axis is on it
+const SYMBOLS = ["circle", "diamond", "square", "triangle-up", "cross", "star", "pentagon", "hourglass"];
 
 /** What is drawn in one colour: the name without the word for its source. */
 export function key(series) {
-  return series.name.replace(/[\s,(]*\b(theory|measured|live|recorded)\b\)?/, "").trim() || series.name;
+  return bare(series.name) || series.name;
+}
+
+/** A name without the word for where its numbers come from. */
+export function bare(name) {
+  return name.replace(/[\s,(]*\b(in theory|theory|measured|live|recorded)\b[:)]?/, "").trim();
 }
 
 /** A colour for every key of a chart; a formula that stands alone is ink. */
@@ -36,23 +44,29 @@ export function palette(chart, theme) {
 
 export function traces(chart, theme) {
   const colour = palette(chart, theme);
-  return chart.series.flatMap((series) => drawn(series, colour.get(key(series)) ?? theme.hues[0], theme));
+  return chart.series.flatMap((series, i) => drawn(series, colour.get(key(series)) ?? theme.hues[0], theme, i));
 }
 
-function drawn(series, colour, theme) {
+function drawn(series, colour, theme, i) {
   const common = { name: plain(series.name), x: words(series.x), y: words(series.y), meta: series.source };
   const hover = `%{x:.4~g}, %{y:.4~g}<extra>${plain(series.name)}, ${series.source}</extra>`;
   if (series.shape === "heat") return [heat(series, common, theme)];
   if (series.shape === "bars") return [bars(series, common, colour, hover)];
   if (series.shape === "points") {
-    const symbol = { live: "circle", recorded: "circle-open", theory: "x-thin-open" }[series.source];
-    return [{ ...common, type: "scatter", mode: "markers", hovertemplate: hover, marker: { color: colour, size: 8, symbol, line: { width: 1.5 } } }];
+    const marker = { color: colour, size: 9, symbol: symbol(series, i), line: { color: colour, width: 1.8 } };
+    return [{ ...common, type: "scatter", mode: "markers", hovertemplate: hover, marker }];
   }
   const width = series.quiet ? 1 : series.source === "recorded" ? 3 : 2.2;
   const line = { color: series.quiet ? faded(colour, 0.3) : colour, width, dash: DASHES[series.source] };
   const trace = { ...common, type: "scatter", mode: "lines", line, hovertemplate: hover, showlegend: !series.quiet };
   if (series.quiet) trace.hoverinfo = "skip";
   return series.low && series.high ? [...band(series, colour), trace] : [trace];
+}
+
+/** Filled is live, hollow is recorded; a shape for each of several. */
+export function symbol(series, i) {
+  const name = SYMBOLS[i % SYMBOLS.length];
+  return series.source === "live" ? name : `${name}-open`;
 }
 
 function band(series, colour) {
@@ -128,8 +142,8 @@ function axis(chart, which, theme) {
     fixedrange: true,
     nticks: 7,
   };
-  if (range) found.range = log ? range.map(Math.log10) : range;
-  return log ? { ...found, ...ticks(chart, which) } : found;
+  if (range) found.range = log ? [Math.log10(range[0]) - EDGE, Math.log10(range[1]) + EDGE] : range;
+  return { ...found, ...(log ? ticks(chart, which) : counted(chart, which)) };
 }
 
 /** Powers of two get ticks at powers of four or so; other logarithmic axes at powers of ten. */
@@ -144,15 +158,25 @@ function ticks(chart, which) {
   return { tickvals, ticktext: tickvals.map(String) };
 }
 
+/** A few whole numbers get a tick each, and none between them. */
+function counted(chart, which) {
+  const values = chart.series.filter((series) => series.shape !== "heat").flatMap((series) => series[which]);
+  const few = values.length > 0 && values.every(Number.isInteger) && Math.max(...values) - Math.min(...values) <= 10;
+  return few && which === "x" ? { dtick: 1 } : {};
+}
+
 /** Words label every row; numbers only some. */
 function squares(chart, which) {
   const values = chart.series[0][which];
-  return typeof values[0] === "string" ? { type: "category", tickangle: which === "x" ? -45 : 0 } : {};
+  return typeof values[0] === "string" ? { type: "category", dtick: 1, tickangle: which === "x" ? -45 : 0 } : {};
 }
+
+/** A letter with an index: d_k, W_Q, ‖J‖_F. */
+export const INDEX = /([\p{L}‖])_(\p{L})(?!\p{L})/gu;
 
 /** Plotly reads a little HTML in texts: ours is subscripts, theirs is none. */
 function plain(text) {
-  return escaped(text).replace(/d_k/g, "d<sub>k</sub>").replace(/W_([QKVqk])/g, "W<sub>$1</sub>");
+  return escaped(text).replace(INDEX, "$1<sub>$2</sub>");
 }
 
 function words(values) {

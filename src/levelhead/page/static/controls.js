@@ -114,3 +114,25 @@ export function segments({ label, name, options, value, told, disabled = false }
   const group = make("div", { class: "segments" }, ...radios.map(([, element]) => element));
   return { element: make("fieldset", { class: "control" }, make("legend", {}, label), group), set };
 }
+
+/** A labelled list to choose from; `fill` makes it the numbers from 0, `forbid` takes options out of reach. */
+export function choose(label, options, told) {
+  const select = make("select", { change: told });
+  const put = (pairs) => select.replaceChildren(...pairs.map(([value, words]) => make("option", { value }, words)));
+  put(options);
+  return {
+    select,
+    element: make("label", {}, label, select),
+    number: () => Number(select.value),
+    fill: (count, chosen) => {
+      put(Array.from({ length: count }, (_, i) => [i, String(i)]));
+      select.value = chosen;
+    },
+    forbid: (when, why) => {
+      for (const option of select.options) {
+        option.disabled = when(option.value);
+        if (option.disabled) option.textContent += ` (${why})`;
+      }
+    },
+  };
+}

@@ -11,6 +11,7 @@ export const MEANINGS = {
   none: "nothing seen",
 };
 const ZONES = [["flat", 0.09], ["level", 0.44], ["sharp", 0.81], ["saturated", 1]]; // where their words stand
+const TICKS = [1.5 / 8, 5.5 / 8, 7.5 / 8]; // between the cells of the levels, as stats.bubble deals them out
 const [LEFT, RIGHT, TOP, HIGH] = [44, 676, 14, 58]; // of the tube, in a drawing 720 wide
 const BUBBLE = 40; // half its width
 const TILT = 3.2; // degrees from end to end
@@ -37,8 +38,7 @@ export class Level {
 
   set(gauge) {
     const share = Math.min(Math.max(gauge.bubble ?? 0.5, 0), 1);
-    const x = LEFT + BUBBLE + 6 + share * (RIGHT - LEFT - 2 * BUBBLE - 12);
-    this.bubble.style.transform = `translateX(${x}px)`;
+    this.bubble.style.transform = `translateX(${across(share)}px)`;
     this.body.style.transform = `rotate(${(0.5 - share) * TILT}deg)`;
     this.tube.setAttribute("class", `liquid ${gauge.level}`);
     this.svg.setAttribute("aria-label", `Spirit level, bubble at ${gauge.level}`);
@@ -77,8 +77,8 @@ function frame(id, tube) {
   const middle = (LEFT + RIGHT) / 2;
   const words = ZONES.map(([word, at]) => {
     const end = at === 1;
-    const x = end ? RIGHT - 8 : LEFT + BUBBLE + 6 + at * (RIGHT - LEFT - 2 * BUBBLE - 12);
-    return shape("text", { x, y: 94, "text-anchor": end ? "end" : "middle" }, word);
+    const x = end ? RIGHT - 4 : across(at);
+    return shape("text", { x, y: 97, "text-anchor": end ? "end" : "middle" }, word);
   });
   return [
     shape("rect", { class: "wood", x: 4, y: 2, width: 712, height: 104, rx: 16 }),
@@ -87,15 +87,23 @@ function frame(id, tube) {
     tube,
     shape("rect", { x: LEFT, y: TOP, width: RIGHT - LEFT, height: HIGH, rx: HIGH / 2, fill: `url(#${id}-depth)` }),
     shape("path", { class: "mark", d: `M${middle - 58} ${TOP}v${HIGH}M${middle + 58} ${TOP}v${HIGH}` }),
+    ...TICKS.map((at) => shape("path", { class: "tick", d: `M${across(at)} ${TOP + HIGH + 7}v6` })),
     ...words,
   ];
+}
+
+/** Where a share of the way from flat to saturated is. */
+function across(share) {
+  return LEFT + BUBBLE + 6 + share * (RIGHT - LEFT - 2 * BUBBLE - 12);
 }
 
 function bubble(id) {
   const cy = TOP + HIGH / 2 - 3;
   return [
-    shape("ellipse", { class: "air", cx: 0, cy, rx: BUBBLE, ry: 20, fill: `url(#${id}-air)` }),
-    shape("ellipse", { class: "glint", cx: -14, cy: cy - 9, rx: 13, ry: 4 }),
+    shape("ellipse", { class: "shadow", cx: 2, cy: cy + 4, rx: BUBBLE, ry: 20 }),
+    shape("ellipse", { class: "edge", cx: 0, cy, rx: BUBBLE, ry: 20, fill: `url(#${id}-air)` }),
+    shape("ellipse", { class: "glint", cx: -13, cy: cy - 10, rx: 15, ry: 4.5 }),
+    shape("ellipse", { class: "glint faint", cx: 18, cy: cy + 11, rx: 9, ry: 2.5 }),
   ];
 }
 
@@ -114,6 +122,6 @@ function gradients(id) {
     fade("sheen", [0, "light", 0.5], [0.5, "light", 0], [1, "dark", 0.12]),
     fade("depth", [0, "dark", 0.22], [0.3, "dark", 0], [0.75, "dark", 0], [1, "dark", 0.25]),
     fade("gloss", [0, "light", 0.75], [1, "light", 0.05]),
-    fade("air", [0, "light", 0.95], [0.55, "light", 0.72], [1, "light", 0.9]),
+    fade("air", [0, "light", 0.98], [0.5, "light", 0.62], [0.8, "light", 0.7], [1, "light", 0.95]),
   );
 }

@@ -2,11 +2,12 @@
 // which is read here and sent nowhere.
 
 import { layout, traces } from "./chart.js";
-import { badge, make, number } from "./dom.js";
+import { badge, make, number, shape } from "./dom.js";
 import { MEANINGS, vial } from "./gauge.js";
 import { plotly } from "./library.js";
 import { readRun } from "./runfile.js";
 import { followRun } from "./source.js";
+import { rows } from "./table.js";
 import { colours } from "./theme.js";
 
 const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
@@ -20,10 +21,11 @@ export class Heads {
     this.said = make("span", { class: "soft", role: "status" }, "or drop it anywhere on this figure");
     const choose = make("p", { class: "choose" }, this.file, make("label", { for: "run-file", class: "button" }, "choose a run file"), this.said);
     this.grid = make("div", { class: "scroll" });
-    this.one = make("div", { class: "one", "aria-live": "polite" });
+    this.one = make("div", { class: "one" });
     this.found = make("div", { class: "findings" });
     panel.drawing.above.append(choose, this.grid, this.one, this.found);
-    for (const name of ["dragover", "drop"]) panel.place.addEventListener(name, (event) => this.#dropped(event));
+    panel.drawing.own = this;
+    for (const name of ["dragover", "dragleave", "drop"]) panel.place.addEventListener(name, (event) => this.#dropped(event));
     about.then(({ run }) => run && this.#follow());
   }
 
@@ -102,6 +104,29 @@ export class Heads {
     }
   }
 
+  /** Every head in a row of numbers. */
+  tables() {
+    const names = ["module", "head", "level", "H / ln n", "largest weight", "largest logit", "share of rows saturated"];
+    const cells = this.extra.rows.flatMap(({ module, heads }) =>
+      heads.map((head, i) => [module, i, head.level, head.normalised_entropy, head.top1, head.max_logit, head.saturated]),
+    );
+    return [rows(`${this.extra.model}: every head`, names, cells)];
+  }
+
+  /** The levels as one drawing. */
+  picture() {
+    const most = Math.max(1, ...this.extra.rows.map(({ heads }) => heads.length));
+    const vials = this.extra.rows.flatMap(({ heads }, row) =>
+      heads.map((head, i) => {
+        const one = vial(head.level, head.bubble);
+        for (const [name, value] of Object.entries({ x: 60 + 54 * i, y: 24 * row, width: 50, height: 20 })) one.setAttribute(name, value);
+        return one;
+      }),
+    );
+    const words = this.extra.rows.map(({ module }, row) => shape("text", { x: 50, y: 24 * row + 15, "text-anchor": "end" }, short(module)));
+    return shape("svg", { viewBox: `0 0 ${60 + 54 * most} ${24 * this.extra.rows.length}`, class: "drawn" }, ...words, ...vials);
+  }
+
   #dropped(event) {
     event.preventDefault();
     this.panel.place.classList.toggle("dropping", event.type === "dragover");
@@ -115,6 +140,7 @@ export class Heads {
       if (file.size > LARGEST) throw new Error("The file is too large for a browser; use levelhead page --run.");
       const extra = readRun(await file.text(), this.bounds);
       this.at = null;
+      this.leave?.();
       const figure = { ...this.panel.figure, title: `${file.name}, read in this browser`, extra, charts: [], facts: [], gauges: [], recorded: `in ${file.name}`, note: extra.note, python: `from levelhead.health import record\nrecord.load(${JSON.stringify(file.name)})` };
       await this.panel.show(figure);
       this.said.textContent = `${file.name} was read here and sent nowhere`;
@@ -125,7 +151,7 @@ export class Heads {
 
   #follow() {
     this.said.replaceChildren("following the run as it is recorded ", badge("live"));
-    followRun((figure) => this.panel.show(figure));
+    this.leave = followRun((figure) => this.panel.show(figure));
   }
 }
 

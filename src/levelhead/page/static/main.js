@@ -13,22 +13,23 @@ import { askAbout } from "./source.js";
 import { Speed } from "./speed.js";
 import { Store } from "./store.js";
 import { onChange } from "./theme.js";
+import { Training } from "./training.js";
 
 const SHARED = ["d_k", "divide", "power", "keys", "seed"];
 const NEEDS = {
   logits: SHARED,
   walk: ["d_k", "seed"],
-  root: SHARED,
+  root: ["divide", "power", "keys", "seed"],
   jacobian: SHARED,
-  training: [],
-  additive: SHARED,
+  training: ["task", "width", "depth"],
+  additive: ["keys", "seed"],
   attack: [...SHARED, "sigma", "rho", "growth", "cure", "cap"],
   online: [...SHARED, "tile", "order"],
   sentence: [],
   heads: [],
   speed: [],
 };
-const OWN = { attack: Attack, online: Online, sentence: Sentence, heads: Heads, speed: Speed };
+const OWN = { training: Training, attack: Attack, online: Online, sentence: Sentence, heads: Heads, speed: Speed };
 const LATER = 150; // ms of rest before figures that are out of sight are asked for
 const $ = (id) => document.getElementById(id);
 
@@ -39,7 +40,7 @@ const panels = Object.entries(NEEDS).map(([id, needs]) => {
   return new Panel(place, { needs, hero: id === "logits" });
 });
 const [hero] = panels;
-const prediction = new Prediction(panels.filter((panel) => panel.needs.length), say);
+const prediction = new Prediction(panels.filter((panel) => panel.needs.includes("seed")), say);
 const seen = new Set();
 
 async function begin() {

@@ -27,37 +27,45 @@ export class Online {
     panel.drawing.above.append(
       make("div", { class: "controls" }, this.scrub.element, this.tile.element, buttons), this.tiles, this.numbers, this.same,
     );
-    store.listen((state) => this.tile.set(Math.log2(state.tile)));
+    store.listen((state) => this.tile.set(Math.log2(Math.min(state.tile, state.keys))));
   }
 
-  async drawn({ extra }) {
+  async drawn({ extra, charts }) {
     const whole = this.at === 0 || this.at === Number(this.scrub.input.max);
     this.steps = extra.steps;
     this.scrub.input.max = this.steps.length;
-    this.tile.input.max = Math.log2(Math.max(...this.steps.map((step) => step.keys[1])));
+    this.keys = Math.max(...this.steps.map((step) => step.keys[1]));
+    this.tile.input.max = Math.log2(this.keys);
+    this.tile.set(Math.log2(extra.tile));
     this.scrub.set(whole ? this.steps.length : Math.min(this.at, this.steps.length));
-    this.same.replaceChildren(`Shuffled or in order, the outputs differ by at most ${number(extra.difference)} `, badge("live"));
+    this.source = charts[0].series[0].source;
+    const same = extra.difference === 0 ? "In order, nothing differs; shuffle the tiles" : `Shuffled, the output differs from the one in order by at most ${number(extra.difference)}`;
+    this.same.replaceChildren(same, badge(this.source));
     await this.#go(Number(this.scrub.input.value));
   }
 
   #go(at) {
     this.at = at;
     const step = this.steps[at - 1];
-    const keys = Math.max(...this.steps.map(({ keys: [, to] }) => to));
-    const block = ([from, to]) => `M${(from / keys) * WIDTH} 4h${((to - from) / keys) * WIDTH - Math.min(1, WIDTH / keys / 4)}v22h${-((to - from) / keys) * WIDTH + Math.min(1, WIDTH / keys / 4)}z`;
-    const path = (part, steps) => shape("path", { class: part, d: steps.map((one) => block(one.keys)).join("") });
+    const path = (part, steps) => shape("path", { class: part, d: steps.map((one) => block(one.keys, this.keys)).join("") });
     this.tiles.replaceChildren(
       path("tile", this.steps), path("tile seen", this.steps.slice(0, at)), path("tile now", [step]),
-      shape("text", { x: 0, y: 40 }, "key 0"), shape("text", { x: WIDTH, y: 40, "text-anchor": "end" }, `key ${keys - 1}`),
+      shape("text", { x: 0, y: 40 }, "key 0"), shape("text", { x: WIDTH, y: 40, "text-anchor": "end" }, `key ${this.keys - 1}`),
     );
     this.tiles.setAttribute("aria-label", `${at} of ${this.steps.length} tiles seen; the last holds keys ${step.keys[0]} to ${step.keys[1] - 1}`);
-    const fact = (name, ...value) => make("div", {}, make("dt", {}, name), make("dd", {}, ...value, badge("live")));
+    const fact = (name, ...value) => make("div", {}, make("dt", {}, name), make("dd", {}, ...value, badge(this.source)));
     this.numbers.replaceChildren(
       fact("maximum m", make("b", {}, number(step.m))), fact("sum l", make("b", {}, number(step.l))),
       fact("entropy H", make("b", {}, number(step.entropy))), fact("output so far", outputs(step.output)),
     );
     return this.panel.drawing.mark((chart) => chart.series[0].x[at - 1]);
   }
+}
+
+/** The outline of a tile, where its keys stand among all. */
+function block([from, to], keys) {
+  const wide = ((to - from) / keys) * WIDTH - Math.min(1, WIDTH / keys / 4);
+  return `M${(from / keys) * WIDTH} 4h${wide}v20h${-wide}z`;
 }
 
 /** The first numbers of the output as bars up and down. */

@@ -4,6 +4,7 @@
 import { breath, make } from "./dom.js";
 import { Drawing } from "./figure.js";
 import { askFigure } from "./source.js";
+import { settings } from "./state.js";
 
 let queue = Promise.resolve(); // drawings, one after the other, so that the page stays answerable in between
 
@@ -29,12 +30,11 @@ export class Panel {
 
   /** Asks for the figure of this state, unless it is the one that is shown or under way. */
   load(state) {
-    const settings = Object.fromEntries(this.needs.map((name) => [name, state[name]]));
-    if (state.divide !== "power") delete settings.power;
-    const asked = JSON.stringify(settings);
+    const wanted = settings(state, this.needs);
+    const asked = JSON.stringify(wanted);
     if (asked !== this.asked) {
       this.asked = asked;
-      this.settled = this.ask((signal) => askFigure(this.id, settings, signal));
+      this.settled = this.ask((signal) => askFigure(this.id, wanted, signal));
     }
     return this.settled;
   }

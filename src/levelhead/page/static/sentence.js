@@ -1,8 +1,10 @@
 // A sentence through one head: its tokens coloured by what the chosen one gives them, with the scale and without.
 // Recorded until the reader asks for a run; after that every choice is answered by the model on this machine.
 
-import { badge, make, number, shape } from "./dom.js";
+import { choose } from "./controls.js";
+import { badge, make, number } from "./dom.js";
 import { askSentence, grid } from "./source.js";
+import { LONGEST } from "./state.js";
 
 const MODELS = [["minilm", "MiniLM, reads both ways"], ["smollm2", "SmolLM2, reads left to right"], ["random", "random weights, d 512"]];
 
@@ -10,10 +12,9 @@ export class Sentence {
   constructor(panel, store, about) {
     this.panel = panel;
     this.store = store;
-    this.live = false;
-    this.text = make("input", { type: "text", maxlength: 400, "aria-label": "sentence" });
+    this.text = make("input", { type: "text" });
     this.text.value = store.state.text;
-    this.model = choose("model", MODELS.map(([value, words]) => [value, words]), () => this.#run({ token: null }));
+    this.model = choose("model", MODELS, () => this.#again());
     this.layer = choose("layer", [], () => this.#again());
     this.head = choose("head", [], () => this.#again());
     this.button = make("button", { type: "submit", class: "run" }, "run it here");
@@ -26,7 +27,7 @@ export class Sentence {
     this.steps = make("div", { class: "scroll" });
     this.it = make("div", { class: "scroll" });
     panel.drawing.above.append(form, this.tokens);
-    panel.drawing.below.append(make("div", { class: "pair" }, make("div", {}, this.block, this.steps), this.it));
+    panel.drawing.below.append(make("div", { class: "pair" }, make("div", {}, make("div", { class: "scroll" }, this.block), this.steps), this.it));
     if (grid) [this.text, this.button, ...form.querySelectorAll("select")].forEach((input) => (input.disabled = true));
     about.then(({ models }) => this.model.forbid((name) => models[name] === false, "not installed"));
   }
@@ -37,7 +38,7 @@ export class Sentence {
     this.model.select.value = extra.model;
     this.layer.fill(extra.layers, extra.layer);
     this.head.fill(extra.heads, extra.head);
-    this.#colour(Number(extra.token));
+    this.#colour(extra.tokens[extra.token] === undefined ? extra.tokens.indexOf(extra.token) : extra.token);
     this.steps.replaceChildren(table(["step", "shape", ""], extra.steps.map((step) => [step.name, step.shape, step.about])));
     const looks = extra.it.map((one) => [one.layer, one.head, one.to, number(one.weight)]);
     const told = make("p", {}, make("b", {}, "Where “it” looks hardest"), badge(this.source));
@@ -70,42 +71,22 @@ export class Sentence {
 
   #submit(event) {
     event.preventDefault();
-    this.store.set({ text: this.text.value.trim() || this.store.state.text });
-    this.#run({ token: null });
+    if (this.text.value && this.text.value.length <= LONGEST) this.store.set({ text: this.text.value });
+    this.#run();
   }
 
-  /** Another head of the same sentence: only once the reader has asked for the model at all. */
+  /** Another head or model: at once, if the reader has asked for a run before. */
   #again() {
-    this.#run({ token: this.extra.token });
+    if (this.source === "live") this.#run();
   }
 
-  async #run({ token }) {
-    const body = { text: this.text.value, model: this.model.select.value, layer: this.layer.number(), head: this.head.number(), token };
+  async #run() {
+    const body = { text: this.text.value, model: this.model.select.value };
+    if (body.model === this.extra?.model) Object.assign(body, { layer: this.layer.number(), head: this.head.number() });
     this.button.disabled = true;
     await this.panel.ask((signal) => askSentence(body, signal));
     this.button.disabled = false;
   }
-}
-
-function choose(label, options, told) {
-  const select = make("select", { change: told });
-  const put = (pairs) => select.replaceChildren(...pairs.map(([value, words]) => make("option", { value }, words)));
-  put(options);
-  return {
-    select,
-    element: make("label", {}, label, select),
-    number: () => Number(select.value),
-    fill: (count, chosen) => {
-      put(Array.from({ length: count }, (_, i) => [i, String(i)]));
-      select.value = chosen;
-    },
-    forbid: (when, why) => {
-      for (const option of select.options) {
-        option.disabled = when(option.value);
-        if (option.disabled) option.textContent += ` (${why})`;
-      }
-    },
-  };
 }
 
 function table(names, rows) {

@@ -28,9 +28,11 @@ export function askSpeed() {
   return post("/api/speed", {});
 }
 
-/** Calls back with the heads of the run that the server follows, whenever they change. */
+/** Calls back with the heads of the run that the server follows, whenever they change; what it returns ends that. */
 export function followRun(changed) {
-  new EventSource("/api/run/events").addEventListener("message", (event) => changed(JSON.parse(event.data)));
+  const events = new EventSource("/api/run/events");
+  events.addEventListener("message", (event) => changed(JSON.parse(event.data)));
+  return () => events.close();
 }
 
 async function post(address, body, signal) {

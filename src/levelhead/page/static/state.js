@@ -4,6 +4,8 @@
 const CONTROLS = ["d_k", "divide", "keys", "seed"];
 export const DEFAULT_TEXT = "The dog chased the ball because it was fast.";
 
+export const LONGEST = 1000; // characters of a sentence
+
 const whole = (low, high, usual) => ({
   usual,
   wanted: `a whole number from ${low} to ${high}`,
@@ -26,6 +28,10 @@ const FIELDS = {
   power: real(0, 1, 0.5),
   keys: whole(2, 4096, 32),
   seed: whole(0, 2 ** 32 - 1, 0),
+  // training: which record; null is the one the figure chooses
+  task: { usual: null, wanted: "a word", read: (text) => (/^[a-z-]{1,20}$/.test(text) ? text : undefined) },
+  width: whole(1, 4096, null),
+  depth: whole(1, 64, null),
   // attack
   sigma: real(0.25, 4, 1),
   rho: real(0, 1, 0.5),
@@ -45,8 +51,8 @@ const FIELDS = {
   // sentence
   text: {
     usual: DEFAULT_TEXT,
-    wanted: "a text of 1 to 400 characters",
-    read: (text) => (text.length >= 1 && text.length <= 400 ? text : undefined),
+    wanted: `a text of 1 to ${LONGEST} characters`,
+    read: (text) => (text.length >= 1 && text.length <= LONGEST ? text : undefined),
   },
 };
 const ALWAYS = ["d_k", "divide", "keys", "seed"]; // written even where they are usual: a link says what it shows
@@ -70,10 +76,19 @@ export function read(hash) {
     const found = field?.read(value);
     if (!field) notes.push(`The link sets ${shown(name)}, which this page does not have.`);
     else if (found === undefined) {
-      notes.push(`${name}: expected ${field.wanted}, the link has ${shown(value)}; it stays ${field.usual || "empty"}.`);
+      notes.push(`${name}: expected ${field.wanted}, the link has ${shown(value)}; it stays ${field.usual || "as it was"}.`);
     } else state[name] = found;
   }
   return { state, notes };
+}
+
+/** What a figure with these needs is asked with. */
+export function settings(state, needs) {
+  const found = Object.fromEntries(needs.map((name) => [name, state[name]]));
+  if (state.divide !== "power") delete found.power;
+  for (const name of needs) if (found[name] === null) delete found[name];
+  if (needs.includes("tile")) found.tile = Math.min(state.tile, state.keys);
+  return found;
 }
 
 /** The address of a state. */

@@ -4,10 +4,16 @@ import { badge, make, number } from "./dom.js";
 
 const MOST = 1000; // rows; a longer table says what it leaves out
 
+/** A table of anything: a caption, names of columns, rows of cells. */
+export function rows(caption, names, cells) {
+  const head = make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)));
+  const body = cells.map(([first, ...rest]) => make("tr", {}, make("th", { scope: "row" }, number(first)), ...rest.map((cell) => make("td", {}, number(cell)))));
+  return make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
+}
+
 /** A table for every chart, or several where its series have different x. */
 export function tables(figure) {
-  const found = figure.charts.flatMap((chart) => [...byX(chart).values()].map((all) => table(chart, all)));
-  return found.length ? found : [make("p", { class: "soft" }, "This figure has no series of numbers.")];
+  return figure.charts.flatMap((chart) => [...byX(chart).values()].map((all) => table(chart, all)));
 }
 
 function byX(chart) {

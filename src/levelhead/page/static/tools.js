@@ -44,7 +44,8 @@ export class Tools {
   }
 
   #fill() {
-    this.rows.replaceChildren(...(this.table.open ? tables(this.drawing.figure) : []));
+    const { own, figure } = this.drawing;
+    this.rows.replaceChildren(...(this.table.open ? [...(own?.tables?.() ?? []), ...tables(figure)] : []));
   }
 }
 
@@ -66,7 +67,10 @@ async function picture(drawing) {
   for (const chart of figure.charts) {
     parts.push(await charted(chart, theme, drawing.height(chart) + 90));
   }
-  for (const own of place.querySelectorAll("svg.drawn")) parts.push(frozen(own));
+  const composed = drawing.own?.picture?.();
+  if (composed) place.append(composed); // it has no look before it stands on the page
+  for (const svg of place.querySelectorAll("svg.drawn")) parts.push(frozen(svg));
+  composed?.remove();
   let y = 0;
   for (const part of parts) {
     part.setAttribute("y", y);
