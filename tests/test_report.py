@@ -304,7 +304,7 @@ def test_a_page_shows_every_head_twice_and_leads_from_one_to_the_other() -> None
         x["href"] for x in parsed.of("a") if x.get("class") == "cell"
     ]
     bubbles = parsed.of("ellipse")
-    assert len(bubbles) == 2 * 60 + len(stats._CELLS) + 1  # a tile per level, and the emblem
+    assert len(bubbles) == 2 * 60 + len(stats.CELLS) + 1  # a tile per level, and the emblem
 
 
 def test_a_page_marks_what_was_found_where_it_was() -> None:

@@ -166,21 +166,21 @@ def level(normalised_entropy: float, saturated: float) -> Level:
 
 # The tube has nine cells, level in the middle; H/ln n maps piecewise onto them, and a bubble
 # never leaves the cells of its level.
-_CELLS: dict[Level, tuple[int, int]] = {
+CELLS: dict[Level, tuple[int, int]] = {
     "flat": (0, 1),
     "level": (2, 5),
     "sharp": (6, 7),
     "saturated": (8, 8),
 }
-_ENTROPIES, _PLACES = (0.0, SATURATED, SHARP, 0.9, FLAT, 1.0), (8.0, 7.5, 5.5, 4.0, 1.5, 0.0)
+ENTROPIES, PLACES = (0.0, SATURATED, SHARP, 0.9, FLAT, 1.0), (8.0, 7.5, 5.5, 4.0, 1.5, 0.0)
 
 
 def bubble(normalised_entropy: float, level: Level) -> float | None:
     """Where the bubble stands in its tube, 0 (flat) to 8 (saturated); None: there is none."""
-    if level not in _CELLS:
+    if level not in CELLS:
         return None
-    low, high = _CELLS[level]
-    return min(max(float(np.interp(normalised_entropy, _ENTROPIES, _PLACES)), low), high)
+    low, high = CELLS[level]
+    return min(max(float(np.interp(normalised_entropy, ENTROPIES, PLACES)), low), high)
 
 
 def gauge(normalised_entropy: float, level: Level) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from levelhead.commands import files as places
 from levelhead.errors import LevelheadValueError, expected
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from levelhead.health.doctor import Examination, Tell
 
 BAD_INPUT = 2
-_STDOUT = "-"
 _EXAMPLES = """examples:
   levelhead doctor minilm
   levelhead doctor checkpoint/ --text notes.txt --html heads.html
@@ -58,15 +57,15 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     """Examines, writes the files, yields what to print, and returns the exit code."""
     files = {name: getattr(arguments, name) for name in ("json", "html")}
     for name, file in files.items():
-        _check_writable(f"--{name}", file)
+        places.check_writable(f"--{name}", file)
     text = None if arguments.text is None else _read(arguments.text)
     with _progress() as tell:
         seen, earlier, comparison = _examined(arguments, text, tell)
     written = _contents(files, seen, earlier, comparison)
     for name, content in written.items():
-        if files[name] != _STDOUT:
-            _write(name, Path(files[name]), content)
-    if arguments.json == _STDOUT:
+        if files[name] != places.STDOUT:
+            places.write(f"--{name}", files[name], content)
+    if arguments.json == places.STDOUT:
         yield written["json"].rstrip("\n")
     else:
         yield from _told(seen, comparison, arguments.table)
@@ -141,41 +140,13 @@ def _told(seen: Examination, comparison: Comparison | None, table: bool) -> Iter
 def _read(file: str) -> str:
     advice = "Give a file of UTF-8 text, or - for stdin"
     try:
-        raw = sys.stdin.buffer.read() if file == _STDOUT else Path(file).read_bytes()
+        raw = sys.stdin.buffer.read() if file == places.STDOUT else Path(file).read_bytes()
         return raw.decode("utf-8")
     except OSError as error:
         given = f"{file!r}: {error.strerror}"
     except UnicodeDecodeError as error:
         given = f"{file!r}, which is not: {error.reason} at byte {error.start}"
     raise LevelheadValueError(expected("--text", "a readable text", given, advice))
-
-
-def _write(name: str, path: Path, content: str) -> None:
-    from levelhead.health.record import write_whole
-
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        given = f"{str(path)!r}: {error.strerror}"
-        advice = "Make room there, or name another file"
-        raise LevelheadValueError(
-            expected(f"--{name}", "a place to write", given, advice)
-        ) from None
-
-
-def _check_writable(option: str, file: str | None) -> None:
-    """Refuses a place where nothing can be written, before minutes of work."""
-    if file is None or file == _STDOUT:
-        return
-    path = Path(file)
-    if path.is_dir():
-        raise LevelheadValueError(
-            expected(option, "a file", f"the directory {file!r}", "Name a file in it")
-        )
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        given = f"{file!r}"
-        wanted = "a file in a directory that can be written to"
-        raise LevelheadValueError(expected(option, wanted, given, "Make the directory first"))
 
 
 @contextmanager

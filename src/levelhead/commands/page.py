@@ -13,6 +13,7 @@ import webbrowser
 from collections.abc import Generator
 from pathlib import Path
 
+from levelhead.commands.files import STDOUT, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
 
 BAD_INPUT = 2
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     followed = None if arguments.file is None else server.follower(Path(arguments.file))
     page = server.open_page(arguments.port, run=followed)
     yield page.url
-    print("levelhead: serving this machine alone; Ctrl-C ends it", file=sys.stderr, flush=True)
+    _tell("serving this machine alone; Ctrl-C ends it")
     if not arguments.no_open:
         threading.Thread(target=_open, args=(page.url,), daemon=True).start()
     page.serve()
@@ -69,9 +70,21 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
 def _open(url: str) -> None:
     # In a thread of its own: some browsers return only when they are closed.
     if not webbrowser.open(url):
-        print("levelhead: found no browser to open; use the link above", file=sys.stderr)
+        _tell("found no browser to open; use the link above")
 
 
 def _export(arguments: argparse.Namespace) -> Generator[str, None, None]:
-    raise NotImplementedError
-    yield
+    from levelhead.page.export import exported
+
+    check_writable("--export", arguments.export)
+    run = None if arguments.file is None else Path(arguments.file)
+    text = exported(run=run, tell=_tell)
+    if arguments.export == STDOUT:
+        yield text
+    else:
+        write("--export", arguments.export, text)
+        yield f"wrote {arguments.export}"
+
+
+def _tell(words: str) -> None:
+    print(f"levelhead: {words}", file=sys.stderr, flush=True)

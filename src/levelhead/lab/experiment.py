@@ -21,6 +21,7 @@ __all__ = [
     "DIVISORS",
     "HEADS",
     "Setting",
+    "divided",
     "divisor",
     "logits",
     "normals",
@@ -93,6 +94,11 @@ def divisor(divide: str, power: float = 0.5) -> str:
     """What one divides by, as one writes it by hand."""
     words = {"none": "1", "sqrt": "√d_k", "d_k": "d_k", "width": f"√({HEADS} d_k)"}
     return words.get(divide) or f"d_k^{power:g}"
+
+
+def divided(divide: str, power: float = 0.5) -> str:
+    """ "undivided", or "divided by …"."""
+    return "undivided" if divide == "none" else f"divided by {divisor(divide, power)}"
 
 
 def normals(seed: int, what: str, *shape: int) -> Array:

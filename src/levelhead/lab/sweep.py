@@ -8,6 +8,7 @@ are remembered; softmax statistics come from the core again, for each divisor.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,13 +18,16 @@ from numpy.typing import NDArray
 
 import levelhead as lh
 from levelhead.lab.experiment import normals, scale_of
+from levelhead.lab.figure import Axis, Series
 
-__all__ = ["WIDTHS", "Curve", "curves", "dot_products", "entropy_theory", "jacobian_theory"]
+__all__ = ["AXIS", "WIDTHS", "Curve", "curve", "curves", "dot_products", "entropy_theory", "jacobian_theory"]
 
 WIDTHS = tuple(2**i for i in range(13))  # 1 … 4096
 ROWS = 8  # queries of a head
-_NUMBERS = 2**21  # drawn for the keys, about
-_FEWEST, _MOST = 2, 16  # heads
+_NUMBERS = 2**22  # drawn for the keys of all heads, but for one head at least
+_MOST = 12  # heads
+
+AXIS = Axis("d_k", log=True, range=(1.0, float(WIDTHS[-1])))
 
 Array = NDArray[Any]
 
@@ -35,16 +39,22 @@ class Curve:
     mean: Array
     stderr: Array
 
-    @property
-    def band(self) -> tuple[Array, Array]:
-        """Two standard errors to either side."""
-        return self.mean - 2 * self.stderr, self.mean + 2 * self.stderr
+    def line(self, name: str, widths: Sequence[int] = WIDTHS) -> Series:
+        """The curve with a band of two standard errors to either side."""
+        low, high = self.mean - 2 * self.stderr, self.mean + 2 * self.stderr
+        if not np.isfinite(low).all():  # a single row has no error
+            return Series(name, "live", "line", widths, self.mean)
+        return Series(name, "live", "line", widths, self.mean, low=low, high=high)
+
+    def ends(self) -> str:
+        """Where it begins and where it ends, in words."""
+        return f"{self.mean[0]:.3g} to {self.mean[-1]:.3g}"
 
 
 @lru_cache(maxsize=8)
 def dot_products(keys: int, seed: int) -> Array:
     """q·k, (widths, heads, rows, keys): the logsumexp of rows that see one key."""
-    heads = min(_MOST, max(_FEWEST, _NUMBERS // (keys * WIDTHS[-1])))
+    heads = min(_MOST, max(1, _NUMBERS // (keys * WIDTHS[-1])))
     q = normals(seed, "sweep queries", heads, ROWS, WIDTHS[-1])
     k = normals(seed, "sweep keys", heads, keys, WIDTHS[-1])
     found = np.empty((len(WIDTHS), heads, ROWS, keys), np.float32)
@@ -64,7 +74,7 @@ def curves(keys: int, seed: int, divide: str, power: float = 0.5) -> dict[str, C
         rows = statistics(one, scale_of(divide, d_k, power))
         for name, values in rows.items():
             found[name].append(values)
-    return {name: _curve(np.array(values)) for name, values in found.items()}
+    return {name: curve(np.array(values)) for name, values in found.items()}
 
 
 def statistics(products: Array, scale: float) -> dict[str, Array]:
@@ -86,12 +96,13 @@ def statistics(products: Array, scale: float) -> dict[str, Array]:
     }
 
 
-def _curve(values: Array) -> Curve:
-    """Of (widths, heads, rows). Heads are independent, but few where keys are many; rows of a head
-    share its keys. The larger of both errors is on the safe side."""
+def curve(values: Array) -> Curve:
+    """Of (widths, heads, rows); the error of a single row is NaN. Heads are independent, but few where keys are many; rows of a head
+    share its keys, which hardly shows in many. The larger of both errors is on the safe side."""
     heads, rows = values.mean(-1), values.reshape(len(values), -1)
-    errors = [x.std(-1, ddof=1) / math.sqrt(x.shape[-1]) for x in (heads, rows)]
-    return Curve(rows.mean(-1), np.maximum(*errors))
+    units = [x for x in (heads, rows) if x.shape[-1] > 1]
+    errors = [x.std(-1, ddof=1) / math.sqrt(x.shape[-1]) for x in units]
+    return Curve(rows.mean(-1), np.max(errors or [np.full(len(rows), np.nan)], axis=0))
 
 
 # ---- theory: independent normal logits of standard deviation s ----------------

@@ -22,7 +22,6 @@ AT_ONCE = 2  # computations; the core's own threads come on top
 KEPT = 512  # figures: minutes of moving sliders
 
 
-
 class AbandonedError(Exception):
     """Whoever asked has gone: a slider moved on before this figure was begun."""
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,12 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-import levelhead as lh
-from levelhead.bench.run import cpu_name
 from levelhead.errors import LevelheadError
 from levelhead.health.record import Run
 from levelhead.lab import figures
 from levelhead.page import parameters
+from levelhead.page.about import about
 from levelhead.page.assets import INDEX, Asset, assets
 from levelhead.page.computing import AbandonedError, Computing
 from levelhead.page.follow import Follower, events
@@ -32,7 +30,7 @@ from levelhead.page.guard import Guard
 from levelhead.page.headers import encoded
 from levelhead.page.protocol import ADDRESS, Server, bound
 
-__all__ = ["Page", "about", "follower", "open_page"]
+__all__ = ["Page", "follower", "open_page"]
 
 FOLLOWERS = 8  # streams at once
 
@@ -73,21 +71,6 @@ def follower(path: Path) -> Follower:
         return found
 
     return Follower(path, render)
-
-
-def about(*, export: bool, run: bool) -> dict[str, Any]:
-    """What the page says about the machine that computes for it."""
-    info = lh.info()
-    models = {known.name: known.path is not None for known in lh.models.available().values()}
-    return {
-        "version": info.version,
-        "isa": info.isa,
-        "cpu": cpu_name(),
-        "threads": info.threads,
-        "export": export,
-        "run": run,
-        "models": models,
-    }
 
 
 class _Routes:

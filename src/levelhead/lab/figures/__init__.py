@@ -14,11 +14,35 @@ from typing import Any
 from levelhead.lab.experiment import Setting
 from levelhead.lab.experiment import wrong as _wrong
 from levelhead.lab.figure import Figure
-from levelhead.lab.figures import jacobian, logits, root, walk
+from levelhead.lab.figures import (
+    additive,
+    attack,
+    heads,
+    jacobian,
+    logits,
+    online,
+    root,
+    sentence,
+    speed,
+    training,
+    walk,
+)
 
 __all__ = ["DEPENDS", "IDS", "figure", "parameters"]
 
-_FIGURES = {"logits": logits, "walk": walk, "root": root, "jacobian": jacobian}
+_FIGURES: Mapping[str, Any] = {
+    "logits": logits,
+    "walk": walk,
+    "root": root,
+    "jacobian": jacobian,
+    "training": training,
+    "additive": additive,
+    "attack": attack,
+    "online": online,
+    "sentence": sentence,
+    "heads": heads,
+    "speed": speed,
+}  # in the order of the page
 IDS: tuple[str, ...] = tuple(_FIGURES)
 # The shared controls each depends on; on the seed wherever it depends on any.
 DEPENDS: Mapping[str, tuple[str, ...]] = {name: one.DEPENDS for name, one in _FIGURES.items()}

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 import levelhead as lh
 from levelhead.lab import experiment, sweep
-from levelhead.lab.experiment import Setting, divisor
+from levelhead.lab.experiment import Setting, divided
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.lab.figures import parts
 
 DEPENDS = ("d_k", "divide", "keys")
-SHOWN = 32  # keys
+SHOWN = 24  # keys; an export holds this picture for every setting of its grid
 _LINES = ("none", "sqrt", "d_k")
 
 
@@ -79,12 +79,11 @@ def _heat(J: NDArray[np.float64], n: int) -> Chart:
 
 
 def _norms(setting: Setting) -> Chart:
-    series = []
-    for one in dict.fromkeys((*_LINES, setting.divide)):
-        curve = sweep.curves(setting.keys, setting.seed, one, setting.power)["jacobian"]
-        low, high = curve.band
-        name = f"divided by {divisor(one, setting.power)}"
-        series.append(Series(name, "live", "line", sweep.WIDTHS, curve.mean, low=low, high=high))
-    about = "; ".join(f"{one.name}: {one.y[0]:.3g} to {one.y[-1]:.3g}" for one in series)  # type: ignore[index, str-format]
-    axis = Axis("d_k", log=True, range=(1.0, 4096.0))
-    return Chart("Mean ‖J‖_F against d_k", axis, Axis("mean ‖J‖_F"), series, about)
+    found = {
+        divided(one, setting.power): sweep.curves(setting.keys, setting.seed, one, setting.power)
+        for one in dict.fromkeys((*_LINES, setting.divide))
+    }
+    norms = {name: curves["jacobian"] for name, curves in found.items()}
+    about = "; ".join(f"{name}: {curve.ends()}" for name, curve in norms.items())
+    series = [curve.line(name) for name, curve in norms.items()]
+    return Chart("Mean ‖J‖_F against d_k", sweep.AXIS, Axis("mean ‖J‖_F"), series, about)

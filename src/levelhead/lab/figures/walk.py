@@ -12,7 +12,7 @@ from levelhead.lab.experiment import Setting
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.lab.figures import parts
 
-DEPENDS = ("d_k", "divide")
+DEPENDS = ("d_k",)
 WALKS = 40
 POINTS = 48  # of a walk, its beginning at 0 aside
 
@@ -21,7 +21,6 @@ def figure(setting: Setting) -> Figure:
     queries, keys = experiment.pairs(setting)
     ends = experiment.logits(queries, keys, 1.0)
     spread, root = parts.spread(ends), math.sqrt(setting.d_k)
-    scale, divisor = setting.scale, experiment.divisor(setting.divide, setting.power)
     share, error = parts.mean(np.abs(ends) > root)
     return Figure(
         "walk",
@@ -33,14 +32,18 @@ def figure(setting: Setting) -> Figure:
             Fact("spread of q·k in theory", root, "theory", formula="√d_k"),
             Fact("walks measured", ends.size, "live"),
             Fact("share that ends beyond ±√d_k", share, "live", error),
-            Fact(f"after dividing by {divisor}", spread.sigma * scale, "live",
-                 spread.stderr * scale),
-            Fact("the same in theory", root * scale, "theory", formula=f"√d_k / {divisor}"),
+            *(_divided(one, spread, setting.d_k) for one in ("sqrt", "d_k", "width")),
         ),
         note="Each term q_i k_i has mean 0 and variance 1. Variances of independent terms add up: "
         "after d_k steps the variance is d_k, so walks end about √d_k from where they began, on "
         "either side.",
     )  # fmt: skip
+
+
+def _divided(divide: str, spread: parts.Spread, d_k: int) -> Fact:
+    scale = experiment.scale_of(divide, d_k)
+    label = f"spread {experiment.divided(divide)}"
+    return Fact(label, spread.sigma * scale, "live", spread.stderr * scale)
 
 
 def _chart(queries: NDArray[np.float32], keys: NDArray[np.float32], d_k: int) -> Chart:

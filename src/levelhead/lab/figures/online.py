@@ -1,0 +1,132 @@
+"""Attention without the matrix: keys come in tiles, and a state of a few numbers is all that is kept.
+
+Each tile is observed on its own and merged into the state, as the kernel does with its own tiles; the
+order of tiles may be shuffled. The state after the last tile is the attention.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import levelhead as lh
+from levelhead import state
+from levelhead.lab import experiment
+from levelhead.lab.experiment import Setting, normals, wrong
+from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
+from levelhead.lab.figures import parts
+from levelhead.observation import Observation
+
+DEPENDS = ("d_k", "divide", "keys")
+E = 8  # width of the values
+TILES = 64  # at most: of many keys, a tile holds more than was asked for
+_ORDER = 2**32 - 1
+
+Array = NDArray[Any]
+
+
+def figure(setting: Setting, *, tile: int = 8, order: int = 0) -> Figure:
+    tile = _checked(tile, order, setting.keys)
+    q, k = experiment.row(setting)
+    v = normals(setting.seed, "row values", setting.keys, E)
+    begins = list(range(0, setting.keys, tile))
+    parts_seen = [
+        lh.observe(q, k[i : i + tile], v[i : i + tile], scale=setting.scale) for i in begins
+    ]
+    arrived = _shuffled(len(begins), order)
+    states = _merged([parts_seen[i] for i in arrived])
+    in_order = states[-1] if order == 0 else reduce(lh.merge, parts_seen)
+    whole = lh.attention(q, k, v, scale=setting.scale)
+    difference = _apart(states[-1].output, in_order.output)
+    ranges = [(begins[i], min(begins[i] + tile, setting.keys)) for i in arrived]
+    steps = [_step(*pair) for pair in zip(ranges, states, strict=True)]
+    seen = np.cumsum([end - begin for begin, end in ranges])
+    rows = states[-1].rows
+    given = {"tile": tile, "order": order}
+    return Figure(
+        "online",
+        "The softmax, tile by tile",
+        _charts(seen, steps, setting.keys),
+        setting.python("online", **given),
+        facts=(
+            Fact("keys per tile", tile, "live"),
+            Fact("tiles", len(begins), "live"),
+            Fact("largest difference, shuffled against in order", difference, "live"),
+            Fact("largest difference, merged against at once",
+                 _apart(states[-1].output, whole), "live"),
+            Fact("numbers kept per row, however many keys", len(state.SUMS) + E, "theory",
+                 formula="8 sums and the output's width"),
+            *parts.row_facts(rows),
+        ),
+        gauges=(parts.gauge_of("after the last tile", rows),),
+        note="m is the largest logit so far, l = Σ exp(s - m). A tile with a larger logit rescales "
+        "what is there. Merging is exact in any order, up to the rounding of float32.",
+        extra={
+            "tile": tile,
+            "order": order,
+            "steps": steps,
+            "difference": difference,
+            "whole": np.asarray(whole)[0],
+        },
+    )  # fmt: skip
+
+
+def _checked(tile: int, order: int, keys: int) -> int:
+    """Keys per tile: no more than there are, and no fewer than make `TILES` tiles."""
+    for name, value, low, high in (("tile", tile, 1, 4096), ("order", order, 0, _ORDER)):
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise wrong(name, f"a whole number from {low} to {high}", value)
+    return min(max(tile, -(-keys // TILES)), keys)
+
+
+def _shuffled(tiles: int, order: int) -> list[int]:
+    """In which order tiles arrive; 0: as they are."""
+    if order == 0:
+        return list(range(tiles))
+    return [int(i) for i in np.random.default_rng(order).permutation(tiles)]
+
+
+def _merged(observations: list[Observation]) -> list[Observation]:
+    """The state after each."""
+    states = observations[:1]
+    for one in observations[1:]:
+        states.append(lh.merge(states[-1], one))
+    return states
+
+
+def _step(keys: tuple[int, int], seen: Observation) -> dict[str, Any]:
+    rows = seen.rows
+    return {
+        "keys": keys,
+        "m": float(rows.max.item()),
+        "l": float(seen.state.sums[..., state.L].item()),
+        "entropy": float(rows.entropy.item()),
+        "output": np.asarray(seen.output)[0],
+    }
+
+
+def _apart(a: Any, b: Any) -> float:
+    return float(np.abs(np.asarray(a) - np.asarray(b)).max())
+
+
+def _charts(seen: Array, steps: list[dict[str, Any]], keys: int) -> tuple[Chart, ...]:
+    columns = {name: [step[name] for step in steps] for name in ("m", "l", "entropy")}
+    axis = Axis("keys seen", range=(0.0, float(keys)))
+    entropy = Series("entropy of the state", "live", "line", seen, columns["entropy"])
+    most = Series("at most: ln of the keys seen", "theory", "line", seen, np.log(seen))
+    return (
+        Chart("Running maximum m", axis, Axis("m"), (_line("m", seen, columns["m"]),),
+              f"from {columns['m'][0]:.3g} to {columns['m'][-1]:.3g}, never falling"),
+        Chart("Running sum l", axis, Axis("l = Σ exp(s - m)"), (_line("l", seen, columns["l"]),),
+              f"{columns['l'][-1]:.3g} at the end"),
+        Chart("Entropy so far", axis, Axis("nats"), (entropy, most),
+              f"{columns['entropy'][-1]:.3g} at the end, of at most {math.log(keys):.3g}"),
+    )  # fmt: skip
+
+
+def _line(name: str, x: Array, y: Any) -> Series:
+    return Series(name, "live", "line", x, y)

@@ -1,0 +1,166 @@
+"""The page as one file: its figures computed over a grid, everything inline, no server, no network.
+
+The same index, modules and drawing library as the served page. Modules become data: addresses under
+an import map, so that a browser opens the file from a disk; a policy inside forbids it the network.
+Nothing in the file is live any more, and it says so of every number.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from levelhead.errors import LevelheadError, expected
+from levelhead.lab import figures
+from levelhead.page import follow
+from levelhead.page.about import about
+from levelhead.page.assets import INDEX, PLOTLY, Asset, assets
+from levelhead.page.headers import encoded
+
+__all__ = ["GRID", "LARGEST", "exported"]
+
+GRID: Mapping[str, tuple[int | str, ...]] = {
+    "d_k": tuple(2**n for n in range(13)),
+    "divide": ("none", "sqrt", "d_k", "width"),
+    "keys": (8, 32, 256),
+}
+SEED = 0
+LARGEST = 10_000_000  # bytes
+_DIGITS = 4
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; "
+    "img-src data:; base-uri 'none'; form-action 'none'"
+)
+_STYLE = re.compile(r'<link rel="stylesheet" href="/assets/([\w.-]+)">')
+_MODULE = re.compile(r'<script type="module" src="/assets/([\w.-]+)"></script>')
+_SCRIPT = re.compile(r'<script src="/assets/([\w.-]+)"[^>]*></script>')
+_IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*\(?\s*)(["'])\./([\w.-]+\.js)\2""")
+
+Tell = Callable[[str], None]
+
+
+def exported(*, run: Path | None = None, tell: Tell) -> str:
+    """The file's text. `run` is shown in place of the recorded sample of heads."""
+    shown = {} if run is None else {"heads": {"run": follow.read(run)}}
+    machine = about(export=True, run=False)
+    by = f"levelhead {machine['version']} on {machine['cpu']}"
+    made = f"computed when this page was saved, by {by}"
+    found = {id: dict(_over_grid(id, shown.get(id, {}), made, tell)) for id in figures.IDS}
+    data = {
+        "about": machine,
+        "grid": {name: list(values) for name, values in GRID.items()},
+        "depends": {id: list(figures.DEPENDS[id]) for id in figures.IDS},
+        "figures": found,
+    }
+    text = inlined(assets(), encoded(data).decode())
+    if len(text.encode()) > LARGEST:
+        sizes = {id: len(encoded(each)) for id, each in found.items()}
+        given = ", ".join(f"{id} {size / 1e6:.1f}" for id, size in sizes.items())
+        raise LevelheadError(expected("--export", "10 MB at most", f"MB of {given}", "Report this"))
+    return text
+
+
+def _over_grid(
+    id: str, rest: Mapping[str, Any], made: str, tell: Tell
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A figure for every setting of the controls it depends on; the key joins their values."""
+    names = [name for name in GRID if name in figures.DEPENDS[id]]
+    settings = list(product(*(GRID[name] for name in names)))
+    tell(f"{id}: {len(settings)} settings")
+    seed = {"seed": SEED} if names else {}
+    for values in settings:
+        given = dict(zip(names, values, strict=True))
+        figure = figures.figure(id, **given, **seed, **rest).json()
+        yield "/".join(str(value) for value in values), _kept(figure, made)
+
+
+def _kept(figure: dict[str, Any], made: str) -> dict[str, Any]:
+    """The figure as a record: what was live when it was made no longer is."""
+    found: dict[str, Any] = _recorded(figure)
+    if found != figure and not found["recorded"]:
+        found["recorded"] = made
+    return found | {"charts": _drawn(found["charts"])}
+
+
+def _recorded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: "recorded" if name == "source" and x == "live" else _recorded(x)
+            for name, x in value.items()
+        }
+    return [_recorded(x) for x in value] if isinstance(value, list) else value
+
+
+def _drawn(value: Any) -> Any:
+    """Numbers that are only drawn, with as many digits as a screen can show: it saves a tenth."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: _drawn(x) for name, x in value.items()}
+    return [_drawn(x) for x in value] if isinstance(value, list) else value
+
+
+# ---- one file out of many
+
+
+def inlined(files: Mapping[str, Asset], data: str) -> str:
+    """The index with everything it refers to inside, and the data for its modules."""
+    index = files[INDEX].content.decode()
+    outside = _SCRIPT.sub("", _MODULE.sub("", _STYLE.sub("", index)))
+    if "/assets/" in outside or index.count("<head>") != 1 or len(_MODULE.findall(index)) != 1:
+        raise RuntimeError("the index refers to an asset in a way that the export does not know")
+    policy = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    index = index.replace("<head>", policy)
+    index = _STYLE.sub(lambda tag: _style(files[tag[1]]), index)
+    index = _MODULE.sub(lambda tag: _modules(files, tag[1], data), index)
+    return _SCRIPT.sub(lambda tag: _script(files[tag[1]]), index)
+
+
+def _style(asset: Asset) -> str:
+    text = asset.content.decode()
+    if "</" in text or "/assets/" in text:
+        raise RuntimeError(f"{asset.name} would not survive being inlined")
+    return f"<style>\n{text}</style>"
+
+
+def _script(asset: Asset) -> str:
+    text = asset.content.decode()
+    if "<!--" in text:  # would change how the rest of the file is read
+        raise RuntimeError(f"{asset.name} would not survive being inlined")
+    text = re.sub("</(?=script)", r"<\\/", text, flags=re.IGNORECASE)
+    return f"<script>\n{text}\n</script>"
+
+
+def _modules(files: Mapping[str, Asset], first: str, data: str) -> str:
+    """An import map with every module in it, the data, and the import that begins it all."""
+    modules = {
+        f"levelhead/{name}": _address(_renamed(files, asset))
+        for name, asset in files.items()
+        if name.endswith(".js") and name != PLOTLY
+    }
+    return (
+        f'<script type="application/json" id="levelhead-data">{data}</script>\n'
+        f'<script type="importmap">{encoded({"imports": modules}).decode()}</script>\n'
+        f'<script type="module">import "levelhead/{first}";</script>'
+    )
+
+
+def _renamed(files: Mapping[str, Asset], asset: Asset) -> str:
+    """The module with names of the import map for addresses: a data: address has no neighbours."""
+
+    def rename(found: re.Match[str]) -> str:
+        before, quote, name = found.groups()
+        if name not in files:
+            raise RuntimeError(f"{asset.name} imports {name}, which is no asset")
+        return f"{before}{quote}levelhead/{name}{quote}"
+
+    return _IMPORT.sub(rename, asset.content.decode())
+
+
+def _address(text: str) -> str:
+    return f"data:text/javascript;base64,{b64encode(text.encode()).decode()}"
