@@ -1,6 +1,7 @@
 // A chart of a figure as what Plotly draws: traces and a layout. Solid is live, dots are recorded, dashes are
 // theory, everywhere; series of one name share one colour. Numbers pass through untouched.
 
+import { number } from "./dom.js";
 import { faded } from "./theme.js";
 
 export const DASHES = { live: "solid", recorded: "dot", theory: "dash" };
@@ -116,7 +117,7 @@ export function layout(chart, theme, { whole = false, height = 260 } = {}) {
     height,
     bargap: chart.series.some((series) => series.shape === "bars" && series.x.length > 40) ? 0.04 : 0.15,
     barmode: "overlay",
-    margin: { l: 58, r: 12, t: whole ? 64 : 8, b: 46 },
+    margin: { l: 58, r: 18, t: whole ? 64 : 8, b: 46 },
     paper_bgcolor: whole ? theme.card : "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: theme.font, color: theme.ink, size: 13 },
@@ -132,7 +133,7 @@ export function layout(chart, theme, { whole = false, height = 260 } = {}) {
 function axis(chart, which, theme) {
   const { title, log, range } = chart[which];
   const found = {
-    title: { text: plain(title), standoff: 8, font: { size: 13, color: theme.soft } },
+    title: { text: which === "y" ? broken(plain(title)) : plain(title), standoff: 8, font: { size: 13, color: theme.soft } },
     type: log ? "log" : undefined,
     gridcolor: theme.line,
     zerolinecolor: theme.line,
@@ -140,22 +141,38 @@ function axis(chart, which, theme) {
     tickfont: { color: theme.soft, size: 12 },
     automargin: true,
     fixedrange: true,
+    ticklabeloverflow: "allow",
     nticks: 7,
   };
   if (range) found.range = log ? [Math.log10(range[0]) - EDGE, Math.log10(range[1]) + EDGE] : range;
   return { ...found, ...(log ? ticks(chart, which) : counted(chart, which)) };
 }
 
-/** Powers of two get ticks at powers of four or so; other logarithmic axes at powers of ten. */
+/** Powers of two get ticks at powers of two or four; other logarithmic axes at powers of ten, or finer. */
 function ticks(chart, which) {
-  const values = chart.series.flatMap((series) => series[which]).filter((x) => x > 0);
-  const binary = values.length > 0 && values.every((x) => Number.isInteger(Math.log2(x)));
-  if (!binary) return { dtick: 1, exponentformat: "power" };
-  const [low, high] = [Math.log2(Math.min(...values)), Math.log2(Math.max(...values))];
-  const step = high - low > 7 ? 2 : 1;
+  const bands = (series) => (which === "y" ? [...(series.low ?? []), ...(series.high ?? [])] : []);
+  const values = chart.series.flatMap((series) => [...series[which], ...bands(series)]).filter((x) => x > 0);
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const binary = values.every((x) => Number.isInteger(Math.log2(x)));
   const tickvals = [];
-  for (let power = low; power <= high; power += step) tickvals.push(2 ** power);
-  return { tickvals, ticktext: tickvals.map(String) };
+  if (binary) {
+    const step = high / low > 2 ** 7 ? 4 : 2;
+    for (let tick = low; tick <= high; tick *= step) tickvals.push(tick);
+  } else {
+    const digits = high / low > 40 ? [1] : [1, 2, 5];
+    const step = high / low > 1e7 ? 2 : 1;
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1; power += step) {
+      tickvals.push(...digits.map((digit) => Number(`${digit}e${power}`)));
+    }
+  }
+  return { tickvals, ticktext: tickvals.map(number) };
+}
+
+/** A long title of a y axis in two lines. */
+function broken(text) {
+  if (text.length <= 30) return text;
+  const middle = text.indexOf(" ", Math.floor(text.length / 2) - 3);
+  return middle < 0 ? text : `${text.slice(0, middle)}<br>${text.slice(middle + 1)}`;
 }
 
 /** A few whole numbers get a tick each, and none between them. */

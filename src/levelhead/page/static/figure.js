@@ -43,7 +43,7 @@ export class Drawing {
     const title = this.hero || this.#headed(figure.title) ? [] : [make("b", {}, spelled(figure.title))];
     this.caption.replaceChildren(...title, make("span", { class: "see" }, spelled(figure.note)));
     this.level?.set(figure.gauges[0]);
-    this.gauges.replaceChildren(...(this.hero ? figure.gauges.slice(1) : figure.gauges).map(line));
+    this.gauges.replaceChildren(...(this.hero ? figure.gauges.slice(1) : figure.gauges).map((gauge) => line(gauge, spelled(gauge.label))));
     this.facts.replaceChildren(...grouped(figure.facts));
     this.recorded.textContent = figure.recorded ? `Recorded: ${figure.recorded}` : "";
     this.tools.changed();
@@ -59,6 +59,7 @@ export class Drawing {
     const theme = colours();
     for (const [i, chart] of charts.entries()) {
       const [title, legend, plot] = this.charts.children[i].children;
+      this.charts.children[i].classList.toggle("wide", chart.series.some((one) => one.shape === "bars" && typeof one.x[0] === "string"));
       title.replaceChildren(spelled(chart.title));
       legend.replaceChildren(...entries(chart, theme));
       plot.setAttribute("aria-label", `${chart.title}. ${chart.about}`);

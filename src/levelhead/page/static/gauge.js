@@ -65,10 +65,10 @@ export function vial(level, place) {
 }
 
 /** A gauge of a figure as a line: its label, a vial, the word, the number. */
-export function line(gauge) {
+export function line(gauge, label) {
   return make(
     "div", { class: "gauge-line" },
-    make("span", { class: "soft" }, gauge.label), vial(gauge.level, gauge.bubble),
+    make("span", { class: "soft" }, label), vial(gauge.level, gauge.bubble),
     make("b", {}, gauge.level), make("span", { class: "soft" }, `H / ln n ${number(gauge.normalised_entropy)}`), badge(gauge.source),
   );
 }

@@ -11,6 +11,7 @@ import { rows } from "./table.js";
 import { colours } from "./theme.js";
 
 const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+const PLACES = 8; // of one kind of finding that are listed
 const LARGEST = 256e6; // bytes of a file that a browser reads without complaint
 
 export class Heads {
@@ -34,7 +35,7 @@ export class Heads {
     this.extra = extra;
     this.bounds = extra.bounds ?? this.bounds ?? null; // where levels begin, as the core has it
     this.grid.replaceChildren(this.#table());
-    this.found.replaceChildren(...extra.findings.slice(0, 12).map(finding));
+    this.found.replaceChildren(...told(extra.findings));
     const [row, head] = this.at ?? [0, 0];
     if (this.at && extra.rows[row]?.heads[head]) return this.#look(row, head);
     this.one.replaceChildren();
@@ -86,7 +87,7 @@ export class Heads {
     this.one.replaceChildren(
       make("h3", {}, `${module || "the model"}, head ${i}: ${head.level}`, make("span", { class: "soft" }, ` ${MEANINGS[head.level] ?? ""}`)),
       make("dl", { class: "facts" }, fact("H / ln n", head.normalised_entropy), fact("largest weight", head.top1), fact("largest logit", head.max_logit), fact("share of rows saturated", head.saturated)),
-      ...ours.map(finding), plot,
+      ...told(ours), plot,
     );
     await this.#history(plot, history[`${module}/${i}`]);
   }
@@ -155,13 +156,27 @@ export class Heads {
   }
 }
 
-function finding(found) {
-  const where = [found.module || "the model", found.head === null ? null : `head ${[found.head].flat().join(", ")}`].filter(Boolean).join(", ");
-  const evidence = Object.entries(found.evidence ?? {}).map(([name, x]) => `${name.replaceAll("_", " ")} ${number(x)}`).join(", ");
-  return make(
-    "div", { class: `finding ${found.severity}` },
-    make("b", {}, `${found.severity}: ${found.kind}`), ` ${where} (${evidence}). ${found.why} `, make("i", {}, found.advice),
+/** Findings in words, those of one kind together: why it matters, what to try, and where it is. */
+function told(findings) {
+  const kinds = new Map();
+  for (const found of findings) {
+    const kind = `${found.severity}: ${found.kind}`;
+    kinds.set(kind, [...(kinds.get(kind) ?? []), found]);
+  }
+  return [...kinds].map(([kind, all]) =>
+    make(
+      "div", { class: `finding ${all[0].severity}` },
+      make("b", {}, kind), ` ${all[0].why} `, make("i", {}, all[0].advice),
+      make("ul", {}, ...all.slice(0, PLACES).map((found) => make("li", {}, place(found)))),
+      all.length > PLACES ? `and ${all.length - PLACES} more` : null,
+    ),
   );
+}
+
+function place({ module, head, evidence }) {
+  const heads = head === null ? "" : `, head ${[head].flat().join(", ")}`;
+  const numbers = Object.entries(evidence ?? {}).map(([name, x]) => `${name.replaceAll("_", " ")} ${number(x)}`);
+  return `${module || "the model"}${heads}: ${numbers.join(", ")}`;
 }
 
 /** The number of a layer, where a module's name has one. */
