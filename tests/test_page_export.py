@@ -8,15 +8,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-import page_server
 import pytest
-import runs
-from page_server import stubbed_page  # noqa: F401
 
+import page_server
+import runs
 from levelhead import cli
 from levelhead.lab import figures
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.page import assets, export
+from page_server import stubbed_page  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("stubbed")
 

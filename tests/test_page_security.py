@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from levelhead.page import guard, headers, protocol
+from levelhead.page.headers import sealed
 from page_server import (  # noqa: F401
     Reply,
     Running,
@@ -18,9 +21,6 @@ from page_server import (  # noqa: F401
     serving,
     stubbed_page,
 )
-
-from levelhead.page import guard, headers, protocol
-from levelhead.page.headers import sealed
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -328,7 +328,7 @@ def test_an_answer_that_breaks_a_rule_does_not_leave(own: headers.Headers) -> No
         "/file=/etc/passwd",
         "/file/../../etc/passwd",
         "/component_server/../../etc/passwd",
-        # CVE-2026-28414, CVE-2026-49119 (Gradio): an absolute segment swallows what it is joined to.
+        # CVE-2026-28414, CVE-2026-49119 (Gradio): an absolute segment wins where paths are joined.
         "/assets/%2Fetc/passwd",
         "/assets/C:%5CWindows%5Cwin.ini",
         # CVE-2022-35918, GHSA-8qw9-gf7w-42x5, CVE-2024-42474 (Streamlit): component paths.

@@ -14,18 +14,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import page_server
 import pytest
-import runs
-from page_server import SECONDS, Running, served_page, serving, stubbed_page  # noqa: F401
 
 import levelhead as lh
+import page_server
+import runs
 from levelhead.health.record import Run, Snapshot
 from levelhead.health.sinks.jsonl import JSONL
 from levelhead.lab import figures
 from levelhead.lab.figure import Figure
 from levelhead.page import assets, server
+from page_server import SECONDS, Running, served_page, serving, stubbed_page  # noqa: F401
 
 # ---- files
 
@@ -169,6 +170,15 @@ def test_two_are_computed_at_once_and_abandoned_ones_never(
     assert sorted(seeds) == sorted(set(range(6)) - set(waiting[:2]))
 
 
+def test_answers_leave_at_once(page: Running) -> None:
+    # With Nagle's algorithm on, each waits 40 ms for the client's acknowledgement.
+    with page.connect():
+        while not (open_ones := list(page.page.server.server_state.connections)):
+            time.sleep(0.01)
+        sock = open_ones[0].transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 # ---- work on demand
 
 
@@ -185,8 +195,9 @@ def test_a_sentence_is_passed_on(page: Running) -> None:
     [
         b"", b"{", b"[]", b"null", b'"text"', b"{}", b'{"text": ""}', b'{"text": "  "}',
         b'{"text": 1}', b'{"text": ["a"]}', b'{"text": "a", "layer": -1}',
-        b'{"text": "a", "layer": 1.5}', b'{"text": "a", "layer": "1"}', b'{"text": "a", "head": []}',
-        b'{"text": "a", "layer": true}', b'{"text": "a", "head": NaN}', b'{"text": "a", "head": 1e400}',
+        b'{"text": "a", "layer": 1.5}', b'{"text": "a", "layer": "1"}',
+        b'{"text": "a", "head": []}', b'{"text": "a", "layer": true}',
+        b'{"text": "a", "head": NaN}', b'{"text": "a", "head": 1e400}',
         b'{"text": "a", "head": 99999999999999999999}', b'{"text": "a", "token": {}}',
         b'{"text": "a", "token": ""}', b'{"text": "a", "path": "/etc/passwd"}',
         b'{"text": "a", "text": "b"}', b'{"text": "\\ud800"}', b'{"text": "\xff"}',
@@ -404,6 +415,38 @@ def test_the_command_prints_the_link_and_ends_well(asked: str) -> None:
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (0, "")
     assert token not in err and "Traceback" not in err
+
+
+def test_ctrl_c_does_not_wait_for_a_measurement(stubbed: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from levelhead.cli import main; from levelhead.lab import figures\n"
+        "from levelhead.page import assets\n"
+        f"assets.STATIC = Path({str(stubbed)!r})\n"
+        "def measure(*given, **options):\n"
+        "    print('begun', file=sys.stderr, flush=True); time.sleep(90)\n"
+        "figures.figure = measure\n"
+        "sys.exit(main(['page', '--no-open']))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    link = urlsplit(process.stdout.readline().strip())
+    port, token = link.port, link.query.removeprefix("token=")
+    with socket.create_connection(("127.0.0.1", port), SECONDS) as connection:
+        host = f"127.0.0.1:{port}"
+        connection.sendall(
+            f"POST /api/speed HTTP/1.1\r\nHost: {host}\r\nCookie: levelhead-{port}={token}\r\n"
+            f"Origin: http://{host}\r\nContent-Type: application/json\r\n"
+            "Content-Length: 2\r\n\r\n{}".encode()
+        )
+        assert any(line == "begun\n" for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        assert b"503" in connection.recv(100)
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (0, "")
+    assert "Traceback" not in err
 
 
 def refused(*arguments: str) -> str:

@@ -7,6 +7,7 @@ is said goes to stderr. Bad input is refused before a port is taken or a figure 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import threading
 import webbrowser
@@ -64,6 +65,12 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     if not arguments.no_open:
         threading.Thread(target=_open, args=(page.url,), daemon=True).start()
     page.serve()
+    if page.computing.is_busy:
+        # A model or a measurement takes seconds that nobody will wait for, and cannot be stopped;
+        # the page writes no files, so nothing is left half done.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 

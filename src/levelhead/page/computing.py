@@ -8,8 +8,9 @@ takes both places. What a figure shows is the lab's business.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
 
@@ -33,6 +34,7 @@ class Computing:
         self._threads = ThreadPoolExecutor(AT_ONCE, "levelhead-page")
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._live = asyncio.Semaphore(1)
+        self._begun: deque[Future[bytes]] = deque(maxlen=AT_ONCE)
         self._kept = lru_cache(KEPT)(_computed)
 
     async def figure(
@@ -54,12 +56,19 @@ class Computing:
     def live_is_busy(self) -> bool:
         return self._live.locked()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread is at work, also for somebody who no longer waits."""
+        return any(not work.done() for work in self._begun)
+
     def end(self) -> None:
         """Waits for nobody: what is still waiting for a thread is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _in_thread(self, work: Callable[[], bytes]) -> bytes:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        begun = self._threads.submit(work)
+        self._begun.append(begun)
+        return await asyncio.wrap_future(begun)
 
 
 def _used(id: str) -> list[str]:

@@ -28,8 +28,10 @@ BODY = 1_000_000  # bytes
 BODY_SECONDS = 10.0  # for all of a body
 TARGET = 2_048  # bytes of path and query
 HEAD = 16_384  # bytes of names and values of headers
-INSIDE = 64  # requests at once; a browser holds six connections
+INSIDE = 256  # requests at once: a browser asks six, and leaves behind what sliders moved past
 _DRAINED = 16 * BODY  # of a body that is too large, so that its sender lives to read the answer
+
+_FRAMES = 6  # of a traceback: the last ones are ours, those before are the web server's
 
 _ENTER = "Paste the link that levelhead page printed into the address bar: it carries the token"
 
@@ -91,8 +93,10 @@ class Guard:
             await self._serve(_Request(scope), scope, receive, answer)
         except RefusedError as refusal:
             await answer.refuse(refusal.status, str(refusal))
+        except asyncio.CancelledError:
+            await answer.refuse(503, "The server is ending.")
         except Exception as error:  # the page goes on; the terminal tells the developer
-            traceback.print_exc(file=sys.stderr)
+            traceback.print_exc(limit=-_FRAMES, file=sys.stderr)
             await answer.refuse(500, f"The server failed with {type(error).__name__}.")
         finally:
             self._inside -= 1
@@ -115,7 +119,7 @@ class Guard:
     def _addressed(self, request: _Request) -> bytes:
         """Refuses other hosts' names (DNS rebinding), other methods and endless heads."""
         host = request.one(b"host")
-        if host not in self._hosts:
+        if host is None or host not in self._hosts:
             raise RefusedError(403, "This page answers 127.0.0.1 and localhost alone.")
         if request.method not in ("GET", "HEAD", "POST"):
             raise RefusedError(405, f"{request.method} is not served here.")
@@ -123,7 +127,6 @@ class Guard:
             raise RefusedError(414, f"Expected an address of at most {TARGET} bytes.")
         if request.head > HEAD:
             raise RefusedError(431, f"Expected headers of at most {HEAD} bytes.")
-        assert host is not None
         return host
 
     def _hands_in_token(self, request: _Request) -> bool:
