@@ -1,0 +1,40 @@
+// Attack the assumption: sliders for what training does to q and k, and a choice of cures.
+
+import { segments, slider } from "./controls.js";
+import { make, number } from "./dom.js";
+import { grid } from "./source.js";
+
+const CURES = [["none", "none"], ["1/d_k", "1/dₖ"], ["qk-norm", "QK-norm"], ["softcap", "softcap"]];
+
+export class Attack {
+  constructor(panel, store) {
+    const disabled = grid !== null; // a saved page holds one attack
+    const { state } = store;
+    const factor = (name) => ({
+      value: Math.log2(state[name]), step: 0.25, disabled,
+      shown: (x) => number(2 ** x), told: (x) => store.set({ [name]: Number((2 ** x).toFixed(6)) }),
+    });
+    this.inputs = {
+      sigma: slider({ label: "σ of the entries", min: -2, max: 2, ...factor("sigma") }),
+      rho: slider({
+        label: "correlation ρ", min: 0, max: 1, step: 0.05, value: state.rho, disabled,
+        shown: (x) => x.toFixed(2), told: (rho) => store.set({ rho }),
+      }),
+      growth: slider({ label: "weights grown by", min: -1, max: 3, ...factor("growth") }),
+      cure: segments({ label: "cure", name: "cure", options: CURES, value: state.cure, disabled, told: (cure) => store.set({ cure }) }),
+      cap: slider({
+        label: "cap", min: 1, max: 100, step: 1, value: state.cap, disabled,
+        shown: String, told: (cap) => store.set({ cap }),
+      }),
+    };
+    panel.drawing.above.append(make("div", { class: "controls" }, ...Object.values(this.inputs).map((input) => input.element)));
+    this.#show(state);
+    store.listen((now) => this.#show(now));
+  }
+
+  #show(state) {
+    for (const name of ["sigma", "growth"]) this.inputs[name].set(Math.log2(state[name]));
+    for (const name of ["rho", "cure", "cap"]) this.inputs[name].set(state[name]);
+    this.inputs.cap.element.hidden = state.cure !== "softcap";
+  }
+}

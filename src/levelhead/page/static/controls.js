@@ -1,0 +1,138 @@
+// The strip of shared controls, and sliders like them for panels. Native inputs: the keyboard works by itself.
+
+import { make } from "./dom.js";
+import { grid } from "./source.js";
+import { copied } from "./tools.js";
+
+const powers = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => 2 ** (from + i));
+const D_K = grid?.d_k ?? powers(0, 12);
+const KEYS = grid?.keys ?? powers(1, 12);
+const $ = (id) => document.getElementById(id);
+
+export class Controls {
+  constructor(store) {
+    this.store = store;
+    this.steps = { d_k: D_K, keys: KEYS };
+    const strip = $("strip");
+    strip.addEventListener("submit", (event) => event.preventDefault());
+    for (const name of ["d_k", "keys"]) this.#stepped(name);
+    this.radios = [...strip.elements.divide];
+    for (const radio of this.radios) radio.addEventListener("change", () => store.set({ divide: radio.value }));
+    $("power").addEventListener("input", () => store.set({ power: Number($("power").value) }));
+    $("seed").addEventListener("change", () => this.#seed());
+    $("resample").addEventListener("click", () => store.set({ seed: store.state.seed >= 2 ** 32 - 1 ? 0 : store.state.seed + 1 }));
+    $("reset").addEventListener("click", () => store.reset());
+    $("copy-link").addEventListener("click", () => this.#copy());
+    if (grid) this.#confine();
+    this.show(store.state);
+  }
+
+  /** What the inputs say of this state. */
+  show(state) {
+    for (const name of ["d_k", "keys"]) {
+      $(name).value = nearest(this.steps[name], state[name]);
+      $(name).setAttribute("aria-valuetext", state[name]);
+      $(`${name}-now`).textContent = state[name];
+    }
+    for (const radio of this.radios) radio.checked = radio.value === state.divide;
+    document.querySelector(".power").hidden = state.divide !== "power";
+    $("power").value = state.power;
+    $("power-now").textContent = state.power.toFixed(2);
+    $("seed").value = state.seed;
+    const hidden = state.hide.split(",");
+    for (const control of document.querySelectorAll("[data-control]")) {
+      control.hidden = hidden.includes(control.dataset.control);
+    }
+  }
+
+  #stepped(name) {
+    const input = $(name);
+    input.max = this.steps[name].length - 1;
+    input.addEventListener("input", () => this.store.set({ [name]: this.steps[name][Number(input.value)] }));
+  }
+
+  #seed() {
+    const input = $("seed");
+    if (input.value !== "" && input.checkValidity()) this.store.set({ seed: Number(input.value) });
+    else input.value = this.store.state.seed;
+  }
+
+  async #copy() {
+    const button = $("copy-link");
+    history.replaceState(null, "", this.store.link());
+    button.textContent = (await copied(this.store.link())) ? "copied" : "in the address bar";
+    setTimeout(() => (button.textContent = "copy link"), 1500);
+  }
+
+  /** A saved page holds figures for some values only. */
+  #confine() {
+    const why = "This saved page holds one seed; serve the page to change it";
+    for (const id of ["seed", "resample"]) Object.assign($(id), { disabled: true, title: why });
+    for (const radio of this.radios) {
+      radio.disabled = !grid.divide.includes(radio.value);
+      if (radio.disabled) radio.parentElement.title = "Not in this saved page";
+    }
+    const { state } = this.store;
+    const snapped = { d_k: D_K[nearest(D_K, state.d_k)], keys: KEYS[nearest(KEYS, state.keys)] };
+    if (!grid.divide.includes(state.divide)) snapped.divide = "sqrt";
+    if (state.seed !== 0) snapped.seed = 0;
+    this.store.state = { ...state, ...snapped };
+  }
+}
+
+/** The place of the value that is nearest on a logarithmic scale. */
+function nearest(values, x) {
+  const far = values.map((value) => Math.abs(Math.log(value / x)));
+  return far.indexOf(Math.min(...far));
+}
+
+/** A labelled slider with its value beside it; `told` is called with the number while it moves. */
+export function slider({ label, min, max, step, value, shown, told, disabled = false }) {
+  const output = make("output", {}, shown(value));
+  const input = make("input", { type: "range", min, max, step, disabled });
+  input.value = value;
+  input.addEventListener("input", () => {
+    output.textContent = shown(Number(input.value));
+    told(Number(input.value));
+  });
+  const element = make("label", { class: "control" }, make("span", {}, label), output, input);
+  const set = (to) => {
+    input.value = to;
+    output.textContent = shown(to);
+  };
+  return { element, input, set };
+}
+
+/** Radio buttons side by side; `told` is called with the value that is chosen. */
+export function segments({ label, name, options, value, told, disabled = false }) {
+  const radios = options.map(([option, words]) => {
+    const input = make("input", { type: "radio", name, value: option, disabled, change: () => told(option) });
+    return [input, make("label", {}, input, make("span", {}, words))];
+  });
+  const set = (to) => radios.forEach(([input]) => (input.checked = input.value === to));
+  set(value);
+  const group = make("div", { class: "segments" }, ...radios.map(([, element]) => element));
+  return { element: make("fieldset", { class: "control" }, make("legend", {}, label), group), set };
+}
+
+/** A labelled list to choose from; `fill` makes it the numbers from 0, `forbid` takes options out of reach. */
+export function choose(label, options, told) {
+  const select = make("select", { change: told });
+  const put = (pairs) => select.replaceChildren(...pairs.map(([value, words]) => make("option", { value }, words)));
+  put(options);
+  return {
+    select,
+    element: make("label", {}, label, select),
+    number: () => Number(select.value),
+    fill: (count, chosen) => {
+      put(Array.from({ length: count }, (_, i) => [i, String(i)]));
+      select.value = chosen;
+    },
+    forbid: (when, why) => {
+      for (const option of select.options) {
+        option.disabled = when(option.value);
+        if (option.disabled) option.textContent += ` (${why})`;
+      }
+    },
+  };
+}

@@ -1,0 +1,161 @@
+// Draws a figure in its place on the page: title, what to see, gauges, charts with their legends, facts, tools.
+// It draws whatever numbers it is given, and makes none.
+
+import { DASHES, INDEX, bare, key, layout, palette, traces } from "./chart.js";
+import { badge, make, measurement, shape } from "./dom.js";
+import { Level, line } from "./gauge.js";
+import { plotly } from "./library.js";
+import { colours } from "./theme.js";
+import { Tools } from "./tools.js";
+
+const CONFIG = { displayModeBar: false, displaylogo: false, responsive: true };
+const SOURCES = ["live", "recorded", "theory"];
+const OUTLINES = [ // of the symbols of chart.js, in their order
+  "M3 6a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", "M7 1.5l4 4.5l-4 4.5l-4 -4.5z", "M3 2h8v8h-8z", "M7 2l4.5 8h-9z",
+  "M5.5 2h3v2.5h2.5v3h-2.5v2.5h-3v-2.5h-2.5v-3h2.5z", "M7 1l1.4 3.4l3.6 .3l-2.7 2.4l.8 3.5l-3.1 -1.9l-3.1 1.9l.8 -3.5l-2.7 -2.4l3.6 -.3z",
+  "M7 1.5l4.5 3.3l-1.7 5.2h-5.6l-1.7 -5.2z", "M3 2h8l-8 8h8z",
+];
+const HEIGHT = { hero: 236, chart: 260, matrix: 340 };
+
+export class Drawing {
+  constructor(place, { hero = false } = {}) {
+    this.place = place;
+    this.hero = hero;
+    this.figure = null;
+    this.own = null; // what a panel adds to the tables and the drawing
+    this.level = hero ? new Level() : null;
+    this.caption = make("figcaption");
+    this.above = make("div", { class: "own" }); // for panels with something of their own
+    this.gauges = make("div", { class: "gauges" });
+    this.charts = make("div", { class: "charts" });
+    this.below = make("div", { class: "own" });
+    this.facts = make("dl", { class: "facts" });
+    this.recorded = make("p", { class: "recorded-by soft" });
+    this.tools = new Tools(this);
+    place.prepend(...(hero ? [this.level.element] : [this.caption]));
+    place.append(this.above, this.gauges, this.charts, this.below, this.facts, this.recorded);
+    if (hero) place.append(this.caption);
+    place.append(this.tools.element);
+  }
+
+  async show(figure) {
+    this.figure = figure;
+    const title = this.hero || this.#headed(figure.title) ? [] : [make("b", {}, spelled(figure.title))];
+    this.caption.replaceChildren(...title, make("span", { class: "see" }, spelled(figure.note)));
+    this.level?.set(figure.gauges[0]);
+    this.gauges.replaceChildren(...(this.hero ? figure.gauges.slice(1) : figure.gauges).map((gauge) => line(gauge, spelled(gauge.label))));
+    this.facts.replaceChildren(...grouped(figure.facts));
+    this.recorded.textContent = figure.recorded ? `Recorded: ${figure.recorded}` : "";
+    this.tools.changed();
+    await this.plot();
+  }
+
+  /** Draws the charts again, for example in other colours. */
+  async plot() {
+    const { charts } = this.figure;
+    while (this.charts.children.length > charts.length) this.#drop(this.charts.lastElementChild);
+    while (this.charts.children.length < charts.length) this.charts.append(emptyChart());
+    const library = await plotly();
+    const theme = colours();
+    for (const [i, chart] of charts.entries()) {
+      const [title, legend, plot] = this.charts.children[i].children;
+      this.charts.children[i].classList.toggle("wide", chart.series.some((one) => one.shape === "bars" && typeof one.x[0] === "string"));
+      title.replaceChildren(spelled(chart.title));
+      legend.replaceChildren(...entries(chart, theme));
+      plot.setAttribute("aria-label", `${chart.title}. ${chart.about}`);
+      await library.react(plot, traces(chart, theme), layout(chart, theme, { height: this.height(chart) }), CONFIG);
+    }
+  }
+
+  height(chart) {
+    if (this.hero) return HEIGHT.hero;
+    return chart.series.some((series) => series.shape === "heat") ? HEIGHT.matrix : HEIGHT.chart;
+  }
+
+  /** Marks a place on the x axis of every chart: where the reader is. */
+  async mark(at) {
+    const library = await plotly();
+    const line = { color: colours().ink, width: 1.5 };
+    for (const [i, chart] of this.figure.charts.entries()) {
+      const x = at(chart);
+      const shapes = x === undefined ? [] : [{ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line }];
+      await library.relayout(this.charts.children[i].lastElementChild, { shapes });
+    }
+  }
+
+  /** Whether the heading above says the same. */
+  #headed(title) {
+    const heading = this.place.closest("section").querySelector("h2")?.textContent ?? "";
+    return heading.trim() === title.replaceAll("_", "");
+  }
+
+  #drop(chart) {
+    window.Plotly?.purge(chart.lastElementChild);
+    chart.remove();
+  }
+}
+
+function emptyChart() {
+  return make(
+    "div", { class: "chart" }, make("h3"), make("ul", { class: "legend" }), make("div", { class: "plot", role: "img" }),
+  );
+}
+
+/** A legend in words: a swatch for every colour in all the styles it comes in, then where the numbers are from. */
+function entries(chart, theme) {
+  const found = new Map();
+  for (const series of chart.series.filter((one) => !one.quiet && one.shape !== "heat")) {
+    found.set(key(series), [...(found.get(key(series)) ?? []), series]);
+  }
+  const colour = palette(chart, theme);
+  const items = [...found].map(([name, all]) =>
+    make("li", {}, ...all.map((series) => swatch(series, colour.get(name), chart.series.indexOf(series))), make("span", {}, spelled(name))),
+  );
+  const sources = SOURCES.filter((source) => chart.series.some((series) => series.source === source));
+  return [...items, make("li", {}, ...sources.map(badge))];
+}
+
+function swatch(series, colour, at) {
+  if (series.shape === "bars") {
+    return shape("svg", { viewBox: "0 0 14 12", class: "swatch bar", "aria-hidden": "true" }, shape("rect", { width: 14, height: 12, rx: 2, fill: colour }));
+  }
+  if (series.shape === "points") {
+    const fill = series.source === "live" ? colour : "none";
+    return shape("svg", { viewBox: "0 0 14 12", class: "swatch bar", "aria-hidden": "true" }, shape("path", { d: OUTLINES[at % OUTLINES.length], fill, stroke: colour, "stroke-width": 1.8 }));
+  }
+  const dashes = { solid: "none", dot: "0.1 5", dash: "6 4" }[DASHES[series.source]];
+  const attributes = { d: "M2 6H26", stroke: colour, "stroke-width": 2.6, "stroke-dasharray": dashes, "stroke-linecap": "round", fill: "none" };
+  return shape("svg", { viewBox: "0 0 28 12", class: "swatch", "aria-hidden": "true" }, shape("path", attributes));
+}
+
+/** A text with d_k, W_Q and the like as they should look. */
+export function spelled(text) {
+  const found = make("span");
+  const [first, ...rest] = String(text).split(INDEX); // text, letter, index, text, …
+  found.append(first);
+  for (let i = 0; i < rest.length; i += 3) {
+    const index = make("sub", {}, make("i", {}, rest[i + 1]));
+    found.append(rest[i] === "‖" ? rest[i] : make("i", {}, rest[i]), index, rest[i + 2]);
+  }
+  return found;
+}
+
+/** Facts of one name side by side: what was measured, what theory says. */
+function grouped(facts) {
+  const found = new Map();
+  for (const fact of facts) {
+    const label = bare(fact.label) || fact.label;
+    found.set(label, [...(found.get(label) ?? []), fact]);
+  }
+  return [...found].map(([label, all]) =>
+    make(
+      "div", {}, make("dt", {}, spelled(label)),
+      ...all.map((fact) =>
+        make(
+          "dd", {}, make("b", {}, spelled(measurement(fact.value, fact.stderr))), badge(fact.source),
+          fact.formula ? make("span", { class: "soft" }, spelled(fact.formula)) : null,
+        ),
+      ),
+    ),
+  );
+}

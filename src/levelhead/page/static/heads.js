@@ -1,0 +1,186 @@
+// A level for every head of a model: the recorded sample, the run the server follows, or a file of the reader's own,
+// which is read here and sent nowhere.
+
+import { layout, traces } from "./chart.js";
+import { badge, make, number, shape } from "./dom.js";
+import { MEANINGS, vial } from "./gauge.js";
+import { plotly } from "./library.js";
+import { readRun } from "./runfile.js";
+import { followRun } from "./source.js";
+import { rows } from "./table.js";
+import { colours } from "./theme.js";
+
+const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+const PLACES = 8; // of one kind of finding that are listed
+const LARGEST = 256e6; // bytes of a file that a browser reads without complaint
+
+export class Heads {
+  constructor(panel, store, about) {
+    this.panel = panel;
+    this.at = null; // row and head that is looked at
+    this.file = make("input", { type: "file", accept: ".json,.jsonl,application/json", class: "unseen", id: "run-file", change: () => this.#take(this.file.files[0]) });
+    this.said = make("span", { class: "soft", role: "status" }, "or drop it anywhere on this figure");
+    const choose = make("p", { class: "choose" }, this.file, make("label", { for: "run-file", class: "button" }, "choose a run file"), this.said);
+    this.grid = make("div", { class: "scroll" });
+    this.one = make("div", { class: "one" });
+    this.found = make("div", { class: "findings" });
+    panel.drawing.above.append(choose, this.grid, this.one, this.found);
+    panel.drawing.own = this;
+    for (const name of ["dragover", "dragleave", "drop"]) panel.place.addEventListener(name, (event) => this.#dropped(event));
+    about.then(({ run }) => run && this.#follow());
+  }
+
+  drawn({ extra, gauges, charts }) {
+    this.source = charts[0]?.series[0]?.source ?? gauges[0]?.source ?? "recorded";
+    this.extra = extra;
+    this.bounds = extra.bounds ?? this.bounds ?? null; // where levels begin, as the core has it
+    this.grid.replaceChildren(this.#table());
+    this.found.replaceChildren(...told(extra.findings));
+    const [row, head] = this.at ?? [0, 0];
+    if (this.at && extra.rows[row]?.heads[head]) return this.#look(row, head);
+    this.one.replaceChildren();
+    return null;
+  }
+
+  #table() {
+    const most = Math.max(0, ...this.extra.rows.map(({ heads }) => heads.length));
+    const names = Array.from({ length: most }, (_, i) => make("th", { scope: "col" }, String(i)));
+    this.cells = this.extra.rows.map(({ heads }, row) => heads.map((head, i) => this.#cell(head, row, i)));
+    const body = this.extra.rows.map(({ module }, row) =>
+      make("tr", {}, make("th", { scope: "row", title: module }, short(module)), ...this.cells[row].map((cell) => make("td", {}, cell))),
+    );
+    const [row, head] = this.at ?? [0, 0];
+    (this.cells[row]?.[head] ?? this.cells[0]?.[0])?.setAttribute("tabindex", "0");
+    const caption = make("caption", {}, `${this.extra.model}: layers down, heads across. Arrow keys move, Enter opens a head.`, badge(this.source));
+    return make("table", { class: "levels" }, caption, make("thead", {}, make("tr", {}, make("td"), ...names)), make("tbody", {}, ...body));
+  }
+
+  #cell(head, row, i) {
+    const words = `${short(this.extra.rows[row].module)}, head ${i}: ${head.level}, H over ln n ${number(head.normalised_entropy)}`;
+    return make(
+      "button", { type: "button", class: `cell ${head.finding}`, tabindex: "-1", title: words, "aria-label": words + (head.finding ? `, ${head.finding}` : ""), click: () => this.#look(row, i), keydown: (event) => this.#move(event, row, i) },
+      head.bubble === null ? make("span", { class: "plain" }, number(head.normalised_entropy)) : vial(head.level, head.bubble),
+    );
+  }
+
+  #move(event, row, i) {
+    const move = MOVES[event.key];
+    const to = move && this.cells[row + move[0]]?.[i + move[1]];
+    if (!to) return;
+    event.preventDefault();
+    this.cells[row][i].setAttribute("tabindex", "-1");
+    to.setAttribute("tabindex", "0");
+    to.focus();
+  }
+
+  /** One head: words, numbers, what was found about it, and its history. */
+  async #look(row, i) {
+    this.at = [row, i];
+    const { rows, history, findings } = this.extra;
+    const { module, heads } = rows[row];
+    const head = heads[i];
+    this.cells.flat().forEach((cell) => cell.classList.remove("chosen"));
+    this.cells[row][i].classList.add("chosen");
+    const fact = (name, value) => make("div", {}, make("dt", {}, name), make("dd", {}, make("b", {}, number(value)), badge(this.source)));
+    const plot = make("div", { class: "plots" });
+    const ours = findings.filter((one) => one.module === module && (one.head === null || [one.head].flat().includes(i)));
+    this.one.replaceChildren(
+      make("h3", {}, `${module || "the model"}, head ${i}: ${head.level}`, make("span", { class: "soft" }, ` ${MEANINGS[head.level] ?? ""}`)),
+      make("dl", { class: "facts" }, fact("H / ln n", head.normalised_entropy), fact("largest weight", head.top1), fact("largest logit", head.max_logit), fact("share of rows saturated", head.saturated)),
+      ...told(ours), plot,
+    );
+    await this.#history(plot, history[`${module}/${i}`]);
+  }
+
+  async #history(plot, past) {
+    if (!past || past.step.length < 2) return;
+    const library = await plotly();
+    const theme = colours();
+    for (const [name, title] of [["normalised_entropy", "H / ln n"], ["max_logit", "largest logit"]]) {
+      const series = [{ name: title, source: this.source, shape: "line", x: past.step, y: past[name], quiet: false }];
+      const chart = { title, x: { title: "step" }, y: { title }, series };
+      const place = make("div", { role: "img", "aria-label": `${title} by step` });
+      plot.append(place);
+      await library.newPlot(place, traces(chart, theme), layout(chart, theme, { height: 190 }), { displayModeBar: false, responsive: true });
+    }
+  }
+
+  /** Every head in a row of numbers. */
+  tables() {
+    const names = ["module", "head", "level", "H / ln n", "largest weight", "largest logit", "share of rows saturated"];
+    const cells = this.extra.rows.flatMap(({ module, heads }) =>
+      heads.map((head, i) => [module, i, head.level, head.normalised_entropy, head.top1, head.max_logit, head.saturated]),
+    );
+    return [rows(`${this.extra.model}: every head`, names, cells)];
+  }
+
+  /** The levels as one drawing. */
+  picture() {
+    const most = Math.max(1, ...this.extra.rows.map(({ heads }) => heads.length));
+    const vials = this.extra.rows.flatMap(({ heads }, row) =>
+      heads.map((head, i) => {
+        const one = vial(head.level, head.bubble);
+        for (const [name, value] of Object.entries({ x: 60 + 54 * i, y: 24 * row, width: 50, height: 20 })) one.setAttribute(name, value);
+        return one;
+      }),
+    );
+    const words = this.extra.rows.map(({ module }, row) => shape("text", { x: 50, y: 24 * row + 15, "text-anchor": "end" }, short(module)));
+    return shape("svg", { viewBox: `0 0 ${60 + 54 * most} ${24 * this.extra.rows.length}`, class: "drawn" }, ...words, ...vials);
+  }
+
+  #dropped(event) {
+    event.preventDefault();
+    this.panel.place.classList.toggle("dropping", event.type === "dragover");
+    if (event.type === "drop" && event.dataTransfer.files.length) this.#take(event.dataTransfer.files[0]);
+  }
+
+  /** Reads a file here, in the browser. */
+  async #take(file) {
+    if (!file) return;
+    try {
+      if (file.size > LARGEST) throw new Error("The file is too large for a browser; use levelhead page --run.");
+      const extra = readRun(await file.text(), this.bounds);
+      this.at = null;
+      this.leave?.();
+      const figure = { ...this.panel.figure, title: `${file.name}, read in this browser`, extra, charts: [], facts: [], gauges: [], recorded: `in ${file.name}`, note: extra.note, python: `from levelhead.health import record\nrecord.load(${JSON.stringify(file.name)})` };
+      await this.panel.show(figure);
+      this.said.textContent = `${file.name} was read here and sent nowhere`;
+    } catch (error) {
+      this.panel.tell(`${file.name}: ${error.message}`);
+    }
+  }
+
+  #follow() {
+    this.said.replaceChildren("following the run as it is recorded ", badge("live"));
+    this.leave = followRun((figure) => this.panel.show(figure));
+  }
+}
+
+/** Findings in words, those of one kind together: why it matters, what to try, and where it is. */
+function told(findings) {
+  const kinds = new Map();
+  for (const found of findings) {
+    const kind = `${found.severity}: ${found.kind}`;
+    kinds.set(kind, [...(kinds.get(kind) ?? []), found]);
+  }
+  return [...kinds].map(([kind, all]) =>
+    make(
+      "div", { class: `finding ${all[0].severity}` },
+      make("b", {}, kind), ` ${all[0].why} `, make("i", {}, all[0].advice),
+      make("ul", {}, ...all.slice(0, PLACES).map((found) => make("li", {}, place(found)))),
+      all.length > PLACES ? `and ${all.length - PLACES} more` : null,
+    ),
+  );
+}
+
+function place({ module, head, evidence }) {
+  const heads = head === null ? "" : `, head ${[head].flat().join(", ")}`;
+  const numbers = Object.entries(evidence ?? {}).map(([name, x]) => `${name.replaceAll("_", " ")} ${number(x)}`);
+  return `${module || "the model"}${heads}: ${numbers.join(", ")}`;
+}
+
+/** The number of a layer, where a module's name has one. */
+function short(module) {
+  const layer = module.match(/(?:^|\.)(\d+)(?=\.|$)/);
+  return layer ? layer[1] : module.slice(-16) || "model";
+}

@@ -1,0 +1,106 @@
+// The page: which panels there are, what each depends on, and in what order things happen.
+
+import { Attack } from "./attack.js";
+import { Controls } from "./controls.js";
+import { make, number } from "./dom.js";
+import { vial } from "./gauge.js";
+import { Heads } from "./heads.js";
+import { Online } from "./online.js";
+import { Panel, first } from "./panel.js";
+import { Prediction } from "./predict.js";
+import { Sentence } from "./sentence.js";
+import { askAbout } from "./source.js";
+import { Speed } from "./speed.js";
+import { Store } from "./store.js";
+import { onChange } from "./theme.js";
+import { Training } from "./training.js";
+
+const SHARED = ["d_k", "divide", "power", "keys", "seed"];
+const NEEDS = {
+  logits: SHARED,
+  walk: ["d_k", "seed"],
+  root: ["divide", "power", "keys", "seed"],
+  jacobian: SHARED,
+  training: ["task", "width", "depth"],
+  additive: ["keys", "seed"],
+  attack: [...SHARED, "sigma", "rho", "growth", "cure", "cap"],
+  online: [...SHARED, "tile", "order"],
+  sentence: [],
+  heads: [],
+  speed: [],
+};
+const OWN = { training: Training, attack: Attack, online: Online, sentence: Sentence, heads: Heads, speed: Speed };
+const LATER = 150; // ms of rest before figures that are out of sight are asked for
+const $ = (id) => document.getElementById(id);
+
+const store = new Store();
+const controls = new Controls(store);
+const panels = Object.entries(NEEDS).map(([id, needs]) => {
+  const place = document.querySelector(`[data-figure="${id}"]`);
+  return new Panel(place, { needs, hero: id === "logits" });
+});
+const [hero] = panels;
+const prediction = new Prediction(panels.filter((panel) => panel.needs.includes("seed")), say);
+const seen = new Set();
+
+async function begin() {
+  notes();
+  const about = askAbout();
+  for (const panel of panels) {
+    const Own = OWN[panel.id];
+    if (Own) panel.own = new Own(panel, store, about);
+  }
+  const opened = hero.load(store.state).then(say);
+  first(opened);
+  for (const panel of panels) panel.load(store.state);
+  watch();
+  footer(await about);
+}
+
+/** Figures in sight follow a slider; the others wait until it rests. */
+let later = 0;
+store.listen((state, names) => {
+  controls.show(state);
+  notes();
+  if (state.predict !== "1") prediction.lift();
+  else if (names.some((name) => SHARED.includes(name))) prediction.cover();
+  hero.load(state).then(say);
+  clearTimeout(later);
+  for (const panel of panels) if (seen.has(panel.place)) panel.load(state);
+  later = setTimeout(() => panels.forEach((panel) => panel.load(state)), LATER);
+});
+
+function watch() {
+  const eyes = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) isIntersecting ? seen.add(target) : seen.delete(target);
+  });
+  panels.forEach((panel) => eyes.observe(panel.place));
+  onChange(() => panels.filter((panel) => panel.figure).forEach((panel) => panel.show(panel.figure)));
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // the address after the # is the state's
+    $("logits").focus();
+  });
+}
+
+/** What the bubble says, in words for those who do not see it, and small in the strip. */
+function say() {
+  const gauge = hero.figure?.gauges[0];
+  if (!gauge) return;
+  const covered = prediction.waiting;
+  $("strip-gauge").replaceChildren(
+    ...(covered ? [vial("none", null)] : [vial(gauge.level, gauge.bubble), make("span", {}, gauge.level)]),
+  );
+  if (!covered) $("said").textContent = `${gauge.level}: H over ln n is ${number(gauge.normalised_entropy)}`;
+}
+
+function notes() {
+  $("notes").textContent = store.notes.join(" ");
+  $("notes").hidden = !store.notes.length;
+}
+
+function footer(about) {
+  const where = about.export ? "A saved page: its controls move on a grid of settings computed on" : "Computed on";
+  $("about").textContent = `levelhead ${about.version}. ${where} ${about.cpu}, ${about.isa}, ${about.threads} threads.`;
+}
+
+begin();

@@ -1,0 +1,80 @@
+// The online softmax, scrubbed: which keys have been seen, and what the row's state holds after each tile. All steps
+// come with the figure; moving between them asks nobody.
+
+import { slider } from "./controls.js";
+import { badge, make, number, shape } from "./dom.js";
+import { grid } from "./source.js";
+
+const WIDTH = 720;
+
+export class Online {
+  constructor(panel, store) {
+    this.panel = panel;
+    this.at = 0;
+    const disabled = grid !== null;
+    this.scrub = slider({ label: "tiles seen", min: 1, max: 1, step: 1, value: 1, shown: String, told: (at) => this.#go(at) });
+    this.tile = slider({
+      label: "keys per tile", min: 0, max: 8, step: 1, value: Math.log2(store.state.tile), disabled,
+      shown: (x) => String(Math.round(2 ** x)), told: (x) => store.set({ tile: Math.min(2 ** x, store.state.keys) }),
+    });
+    const another = () => store.set({ order: store.state.order + 1 });
+    this.shuffle = make("button", { type: "button", disabled, click: another }, "shuffle the tiles");
+    this.sorted = make("button", { type: "button", disabled, click: () => store.set({ order: 0 }) }, "in order");
+    const buttons = make("div", { class: "control actions" }, this.shuffle, this.sorted);
+    this.tiles = shape("svg", { viewBox: `0 0 ${WIDTH} 42`, class: "drawn tiles", role: "img" });
+    this.numbers = make("dl", { class: "facts", "aria-live": "off" });
+    this.same = make("p", { class: "soft" });
+    panel.drawing.above.append(
+      make("div", { class: "controls" }, this.scrub.element, this.tile.element, buttons), this.tiles, this.numbers, this.same,
+    );
+    store.listen((state) => this.tile.set(Math.log2(Math.min(state.tile, state.keys))));
+  }
+
+  async drawn({ extra, charts }) {
+    const whole = this.at === 0 || this.at === Number(this.scrub.input.max);
+    this.steps = extra.steps;
+    this.scrub.input.max = this.steps.length;
+    this.keys = Math.max(...this.steps.map((step) => step.keys[1]));
+    this.tile.input.max = Math.log2(this.keys);
+    this.tile.set(Math.log2(extra.tile));
+    this.scrub.set(whole ? this.steps.length : Math.min(this.at, this.steps.length));
+    this.source = charts[0].series[0].source;
+    const same = extra.difference === 0 ? "In order, nothing differs; shuffle the tiles" : `Shuffled, the output differs from the one in order by at most ${number(extra.difference)}`;
+    this.same.replaceChildren(same, badge(this.source));
+    await this.#go(Number(this.scrub.input.value));
+  }
+
+  #go(at) {
+    this.at = at;
+    const step = this.steps[at - 1];
+    const path = (part, steps) => shape("path", { class: part, d: steps.map((one) => block(one.keys, this.keys)).join("") });
+    this.tiles.replaceChildren(
+      path("tile", this.steps), path("tile seen", this.steps.slice(0, at)), path("tile now", [step]),
+      shape("text", { x: 0, y: 40 }, "key 0"), shape("text", { x: WIDTH, y: 40, "text-anchor": "end" }, `key ${this.keys - 1}`),
+    );
+    this.tiles.setAttribute("aria-label", `${at} of ${this.steps.length} tiles seen; the last holds keys ${step.keys[0]} to ${step.keys[1] - 1}`);
+    const fact = (name, ...value) => make("div", {}, make("dt", {}, name), make("dd", {}, ...value, badge(this.source)));
+    this.numbers.replaceChildren(
+      fact("maximum m", make("b", {}, number(step.m))), fact("sum l", make("b", {}, number(step.l))),
+      fact("entropy H", make("b", {}, number(step.entropy))), fact("output so far", outputs(step.output)),
+    );
+    return this.panel.drawing.mark((chart) => chart.series[0].x[at - 1]);
+  }
+}
+
+/** The outline of a tile, where its keys stand among all. */
+function block([from, to], keys) {
+  const wide = ((to - from) / keys) * WIDTH - Math.min(1, WIDTH / keys / 4);
+  return `M${(from / keys) * WIDTH} 4h${wide}v20h${-wide}z`;
+}
+
+/** The first numbers of the output as bars up and down. */
+function outputs(values) {
+  const most = Math.max(...values.map(Math.abs), 1e-9);
+  const bars = values.map((value, i) => {
+    const high = (Math.abs(value) / most) * 13;
+    return shape("rect", { class: value < 0 ? "minus" : "plus", x: i * 12, y: value < 0 ? 14 : 14 - high, width: 9, height: high });
+  });
+  const label = `first ${values.length} entries: ${values.map(number).join(", ")}`;
+  return shape("svg", { viewBox: "0 0 96 28", class: "outputs", role: "img", "aria-label": label }, shape("title", {}, label), ...bars);
+}

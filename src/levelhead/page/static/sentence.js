@@ -1,0 +1,95 @@
+// A sentence through one head: its tokens coloured by what the chosen one gives them, with the scale and without.
+// Recorded until the reader asks for a run; after that every choice is answered by the model on this machine.
+
+import { choose } from "./controls.js";
+import { badge, make, number } from "./dom.js";
+import { askSentence, grid } from "./source.js";
+import { LONGEST } from "./state.js";
+
+const MODELS = [["minilm", "MiniLM, reads both ways"], ["smollm2", "SmolLM2, reads left to right"], ["random", "random weights, d 512"]];
+
+export class Sentence {
+  constructor(panel, store, about) {
+    this.panel = panel;
+    this.store = store;
+    this.text = make("input", { type: "text" });
+    this.text.value = store.state.text;
+    this.model = choose("model", MODELS, () => this.#again());
+    this.layer = choose("layer", [], () => this.#again());
+    this.head = choose("head", [], () => this.#again());
+    this.button = make("button", { type: "submit", class: "run" }, "run it here");
+    const form = make(
+      "form", { class: "ask", submit: (event) => this.#submit(event) },
+      make("label", { class: "wide" }, "sentence", this.text), this.model.element, this.layer.element, this.head.element, this.button,
+    );
+    this.tokens = make("div", { class: "tokens" });
+    this.block = panel.place.querySelector(".block");
+    this.steps = make("div", { class: "scroll" });
+    this.it = make("div", { class: "scroll" });
+    panel.drawing.above.append(form, this.tokens);
+    panel.drawing.below.append(make("div", { class: "pair" }, make("div", {}, make("div", { class: "scroll" }, this.block), this.steps), this.it));
+    if (grid) [this.text, this.button, ...form.querySelectorAll("select")].forEach((input) => (input.disabled = true));
+    about.then(({ models }) => this.model.forbid((name) => models[name] === false, "not installed"));
+  }
+
+  drawn({ extra, gauges, charts }) {
+    this.extra = extra;
+    this.source = charts[0]?.series[0]?.source ?? gauges[0]?.source ?? "recorded";
+    this.model.select.value = extra.model;
+    this.layer.fill(extra.layers, extra.layer);
+    this.head.fill(extra.heads, extra.head);
+    this.#colour(extra.tokens[extra.token] === undefined ? extra.tokens.indexOf(extra.token) : extra.token);
+    this.steps.replaceChildren(table(["step", "shape", ""], extra.steps.map((step) => [step.name, step.shape, step.about])));
+    const looks = extra.it.map((one) => [one.layer, one.head, one.to, number(one.weight)]);
+    const told = make("p", {}, make("b", {}, "Where “it” looks hardest"), badge(this.source));
+    this.it.replaceChildren(...(looks.length ? [told, table(["layer", "head", "to", "weight"], looks)] : []));
+  }
+
+  /** Two lines of tokens; choosing one shows what it attends to, from weights that are already here. */
+  #colour(row) {
+    const { tokens, weights, unscaled } = this.extra;
+    const line = (words, all) =>
+      make(
+        "div", { class: "line", role: "group", "aria-label": words }, make("span", { class: "soft" }, words, badge(this.source)),
+        make("span", {}, ...tokens.map((token, i) => this.#token(token, i, row, all[row][i]))),
+      );
+    this.tokens.replaceChildren(
+      make("p", { class: "soft" }, "Choose a token to see whom it attends to:"),
+      line("divided, as trained", weights), line("not divided", unscaled),
+    );
+  }
+
+  #token(token, i, row, weight) {
+    const label = `${token}: gets ${number(weight)}`;
+    const button = make(
+      "button", { type: "button", class: i === row ? "token chosen" : "token", title: label, "aria-pressed": i === row, click: () => this.#colour(i) },
+      token,
+    );
+    button.style.setProperty("--weight", `${Math.round(100 * (weight ?? 0))}%`);
+    return button;
+  }
+
+  #submit(event) {
+    event.preventDefault();
+    if (this.text.value && this.text.value.length <= LONGEST) this.store.set({ text: this.text.value });
+    this.#run();
+  }
+
+  /** Another head or model: at once, if the reader has asked for a run before. */
+  #again() {
+    if (this.source === "live") this.#run();
+  }
+
+  async #run() {
+    const body = { text: this.text.value, model: this.model.select.value };
+    if (body.model === this.extra?.model) Object.assign(body, { layer: this.layer.number(), head: this.head.number() });
+    this.button.disabled = true;
+    await this.panel.ask((signal) => askSentence(body, signal));
+    this.button.disabled = false;
+  }
+}
+
+function table(names, rows) {
+  const cells = (tag, row) => make("tr", {}, ...row.map((cell) => make(tag, {}, String(cell))));
+  return make("table", {}, make("thead", {}, cells("th", names)), make("tbody", {}, ...rows.map((row) => cells("td", row))));
+}

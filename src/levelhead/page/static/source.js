@@ -1,0 +1,55 @@
+// Where figures come from: the server that sent the page, or, in a page saved to a file, the data inside it.
+// The only module that talks to anybody; it asks its own address, never another.
+
+const embedded = document.getElementById("levelhead-data");
+const data = embedded ? JSON.parse(embedded.textContent) : null;
+const ORDER = ["d_k", "divide", "keys"]; // of the values in a saved figure's key
+
+/** What the controls of a saved page can be set to; null: a server is there, and they are free. */
+export const grid = data?.grid ?? null;
+
+export async function askAbout() {
+  return data ? data.about : answer(await fetch("/api/about"));
+}
+
+/** A figure under these settings. */
+export async function askFigure(id, settings, signal) {
+  if (data) return saved(id, settings);
+  return answer(await fetch(`/api/figure/${id}?${new URLSearchParams(settings)}`, { signal }));
+}
+
+/** A sentence through a model, on the server. */
+export function askSentence(body, signal) {
+  return post("/api/sentence", body, signal);
+}
+
+/** The benchmark, on the server; takes about ten seconds. */
+export function askSpeed() {
+  return post("/api/speed", {});
+}
+
+/** Calls back with the heads of the run that the server follows, whenever they change; what it returns ends that. */
+export function followRun(changed) {
+  const events = new EventSource("/api/run/events");
+  events.addEventListener("message", (event) => changed(JSON.parse(event.data)));
+  return () => events.close();
+}
+
+async function post(address, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return answer(await fetch(address, { method: "POST", headers, body: JSON.stringify(body), signal }));
+}
+
+async function answer(response) {
+  const found = await response.json().catch(() => null);
+  if (response.ok && found) return found;
+  throw new Error(found?.error ?? `The server answered ${response.status} ${response.statusText}.`);
+}
+
+function saved(id, settings) {
+  const figures = data.figures[id] ?? {};
+  const depends = data.depends[id] ?? [];
+  const key = ORDER.filter((name) => depends.includes(name)).map((name) => settings[name]).join("/");
+  if (!Object.hasOwn(figures, key)) throw new Error("This saved page does not hold the figure; serve the page to see it.");
+  return figures[key];
+}

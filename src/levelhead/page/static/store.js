@@ -1,0 +1,55 @@
+// The state as it is now. A change goes into the address at once, and to those who listen once per frame.
+
+import { read, usual, write } from "./state.js";
+
+export class Store {
+  constructor() {
+    this.listeners = [];
+    this.changed = new Set();
+    this.#take(location.hash);
+    addEventListener("hashchange", () => {
+      const before = this.state;
+      this.#take(location.hash);
+      this.#announce(Object.keys(this.state).filter((name) => this.state[name] !== before[name]));
+    });
+  }
+
+  listen(listener) {
+    this.listeners.push(listener);
+  }
+
+  set(changes) {
+    const names = Object.keys(changes).filter((name) => this.state[name] !== changes[name]);
+    this.state = { ...this.state, ...changes };
+    this.notes = [];
+    history.replaceState(null, "", write(this.state));
+    this.#announce(names);
+  }
+
+  /** Back to how the page opens; what a teacher has set in the link stays. */
+  reset() {
+    const { hide, predict } = this.state;
+    this.set({ ...usual(), hide, predict });
+  }
+
+  link() {
+    return location.href.replace(/#.*$/, "") + write(this.state);
+  }
+
+  #take(hash) {
+    const { state, notes } = read(hash);
+    this.state = state;
+    this.notes = notes;
+  }
+
+  #announce(names) {
+    const idle = this.changed.size === 0;
+    for (const name of names) this.changed.add(name);
+    if (!idle || !this.changed.size) return;
+    requestAnimationFrame(() => {
+      const all = [...this.changed];
+      this.changed.clear();
+      for (const listener of this.listeners) listener(this.state, all);
+    });
+  }
+}

@@ -1,0 +1,53 @@
+// The numbers of a figure as tables: a row per x, a column per series. Nothing is rounded here but the display.
+
+import { badge, make, number } from "./dom.js";
+
+const MOST = 1000; // rows; a longer table says what it leaves out
+
+/** A table of anything: a caption, names of columns, rows of cells. */
+export function rows(caption, names, cells) {
+  const head = make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)));
+  const body = cells.map(([first, ...rest]) => make("tr", {}, make("th", { scope: "row" }, number(first)), ...rest.map((cell) => make("td", {}, number(cell)))));
+  return make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
+}
+
+/** A table for every chart, or several where its series have different x. */
+export function tables(figure) {
+  return figure.charts.flatMap((chart) => [...byX(chart).values()].map((all) => table(chart, all)));
+}
+
+function byX(chart) {
+  const found = new Map();
+  for (const series of chart.series) {
+    const x = series.shape === "heat" ? series : JSON.stringify(series.x);
+    found.set(x, [...(found.get(x) ?? []), series]);
+  }
+  return found;
+}
+
+function table(chart, all) {
+  const columns = all[0].shape === "heat" ? matrix(chart, all[0]) : lines(chart, all);
+  const length = columns[0].values.length;
+  const head = make("tr", {}, ...columns.map((column) => make("th", { scope: "col" }, column.name, column.source ? badge(column.source) : null)));
+  const body = [];
+  for (let i = 0; i < Math.min(length, MOST); i += 1) {
+    const [first, ...rest] = columns.map((column) => number(column.values[i]));
+    body.push(make("tr", {}, make("th", { scope: "row" }, first), ...rest.map((cell) => make("td", {}, cell))));
+  }
+  const caption = length > MOST ? `${chart.title}: the first ${MOST} of ${length} rows; the Python has them all` : chart.title;
+  return make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
+}
+
+function lines(chart, all) {
+  const columns = [{ name: chart.x.title, values: all[0].x }];
+  for (const series of all) {
+    columns.push({ name: `${series.name} `, source: series.source, values: series.y });
+    if (series.low) columns.push({ name: "from", values: series.low }, { name: "to", values: series.high });
+  }
+  return columns;
+}
+
+function matrix(chart, series) {
+  const names = { name: `${chart.y.title} \\ ${chart.x.title} `, source: series.source, values: series.y };
+  return [names, ...series.x.map((x, i) => ({ name: String(x), values: series.z.map((row) => row[i]) }))];
+}

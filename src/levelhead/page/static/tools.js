@@ -1,0 +1,110 @@
+// What a reader can take away from a figure: the Python that makes it again, a drawing, a table.
+
+import { layout, traces } from "./chart.js";
+import { make, shape } from "./dom.js";
+import { plotly } from "./library.js";
+import { tables } from "./table.js";
+import { colours } from "./theme.js";
+
+const [WIDTH, GAP] = [760, 16];
+
+export class Tools {
+  constructor(drawing) {
+    this.drawing = drawing;
+    this.code = make("pre", { class: "python", hidden: true, tabindex: "0", "aria-label": "The Python that makes this figure" });
+    this.said = make("span", { class: "soft", role: "status" });
+    this.rows = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The figure's numbers" });
+    this.table = make("details", { class: "table", toggle: () => this.#fill() }, make("summary", {}, "table"), this.rows);
+    this.element = make(
+      "div", { class: "tools" },
+      make("button", { type: "button", class: "copy", click: () => this.copy() }, "copy as Python"),
+      make("button", { type: "button", class: "svg", click: () => this.download() }, "download SVG"),
+      this.said, this.table, this.code,
+    );
+  }
+
+  /** The figure is another one: what was said about the last is taken back. */
+  changed() {
+    this.said.textContent = "";
+    this.code.textContent = this.drawing.figure.python;
+    this.#fill();
+  }
+
+  async copy() {
+    this.code.hidden = false;
+    this.said.textContent = (await copied(this.drawing.figure.python)) ? "copied" : "select it below and copy";
+  }
+
+  async download() {
+    const text = await picture(this.drawing);
+    const address = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+    make("a", { href: address, download: `levelhead-${this.drawing.figure.id}.svg` }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 10000);
+    this.said.textContent = "saved";
+  }
+
+  #fill() {
+    const { own, figure } = this.drawing;
+    this.rows.replaceChildren(...(this.table.open ? [...(own?.tables?.() ?? []), ...tables(figure)] : []));
+  }
+}
+
+/** Puts a text on the clipboard; false where the browser does not let a page do that. */
+export async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** The whole figure as one SVG: its charts below each other, and what the panel has drawn by itself. */
+async function picture(drawing) {
+  const { figure, place } = drawing;
+  const theme = colours();
+  const parts = [];
+  for (const chart of figure.charts) {
+    parts.push(await charted(chart, theme, drawing.height(chart) + 90));
+  }
+  const composed = drawing.own?.picture?.();
+  if (composed) place.append(composed); // it has no look before it stands on the page
+  for (const svg of place.querySelectorAll("svg.drawn")) parts.push(frozen(svg));
+  composed?.remove();
+  let y = 0;
+  for (const part of parts) {
+    part.setAttribute("y", y);
+    y += Number(part.getAttribute("height")) + GAP;
+  }
+  const about = figure.charts.map((chart) => chart.about).join(" ");
+  const whole = shape(
+    "svg", { viewBox: `0 0 ${WIDTH} ${y}`, width: WIDTH, height: y, "font-family": theme.font },
+    shape("title", {}, figure.title), shape("desc", {}, `${figure.note} ${about}`),
+    shape("rect", { width: WIDTH, height: y, fill: theme.card }), ...parts,
+  );
+  return new XMLSerializer().serializeToString(whole);
+}
+
+async function charted(chart, theme, height) {
+  const library = await plotly();
+  const drawn = { data: traces(chart, theme), layout: layout(chart, theme, { whole: true, height }) };
+  const address = await library.toImage(drawn, { format: "svg", width: WIDTH, height });
+  const text = decodeURIComponent(address.slice(address.indexOf(",") + 1));
+  return new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
+}
+
+/** A copy of a drawing of ours that keeps its look without the page's style sheet. */
+function frozen(svg) {
+  const copy = svg.cloneNode(true);
+  const [theirs, ours] = [copy.querySelectorAll("*"), svg.querySelectorAll("*")];
+  ours.forEach((element, i) => {
+    const style = getComputedStyle(element);
+    for (const name of ["fill", "stroke", "stroke-width", "font-size", "text-anchor"]) {
+      theirs[i].setAttribute(name, style.getPropertyValue(name));
+    }
+  });
+  const box = svg.viewBox.baseVal;
+  copy.setAttribute("width", WIDTH);
+  copy.setAttribute("height", (WIDTH * box.height) / box.width);
+  return copy;
+}
