@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
