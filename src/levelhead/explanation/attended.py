@@ -57,7 +57,7 @@ class Attended:
         yield f"{self.name} → {self._counted(look.to for look in self.looks)}."
         words = [look.word for look in self.looks if look.word is not None]
         if words:
-            yield f"Of {self.others} alone: {self.name} → {self._counted(words)}."
+            yield f"Counting {self.others} only: {self.name} → {self._counted(words)}."
         same = sum(look.to == look.unscaled_to for look in self.looks)
         means, near = zip(
             *(
@@ -121,7 +121,7 @@ def attended(
                 Look(layer, head, to, float(row[to]), word, weight, bare_to, float(bare[bare_to]))
             )
     looks.sort(key=lambda look: -look.word_weight)
-    said = "words that are not its neighbours" if ordered else "other words"
+    said = "words beyond its neighbours" if ordered else "other words"
     return Attended(token, tokens, tuple(looks), said)
 
 

@@ -55,12 +55,12 @@ def fitted(text: str, room: int, *, right: bool = False) -> str:
     return gap + text if right else text + gap
 
 
-def painted(cell: str, weight: float, colour: bool) -> str:
-    """A cell on the paper of its weight."""
+def painted(cell: str, weight: float, colour: bool, *, solid: bool = False) -> str:
+    """A cell on the paper of its weight; solid: its ink is the paper's colour."""
     if not colour or not weight >= _FAINT:
         return cell
     step = min(int(weight * len(_PAPER)), len(_PAPER) - 1)
-    ink = 231 if step >= _WHITE_INK_FROM else 16
+    ink = _PAPER[step] if solid else 231 if step >= _WHITE_INK_FROM else 16
     return f"\x1b[38;5;{ink};48;5;{_PAPER[step]}m{cell}\x1b[0m"
 
 
@@ -85,7 +85,7 @@ def window(size: int, shown: int, around: int) -> range:
 def laid_out(
     values: Array, names: Sequence[str], *, digits: range, width: int, rows: int, around: int
 ) -> Layout:
-    """As many digits as let all columns fit; where none do, a window of columns that can be read."""
+    """As many digits as let all columns fit; where none do, a window of readable columns."""
     margin = min(max(map(room_of, names)), _NAME) + 3
     T, S = values.shape
     cells = {n: _cell(values, n) for n in reversed(digits)}
@@ -155,20 +155,18 @@ def beside(
         words = "".join(fitted(" " + names[1][j], cell, right=True) for j in columns)
         yield " " * (room + 3) + words + _GAP + words
     for i in window(T, rows, around):
-        halves = (
-            "".join(painted(_in_cell(x[i, j], cell), x[i, j], colour) for j in columns)
-            for x in (left, right)
-        )
+        halves = ("".join(_in_cell(x[i, j], cell, colour) for j in columns) for x in (left, right))
         yield f"{fitted(names[0][i], room + 2, right=True)} " + _GAP.join(halves)
     if cell == _SHADE:
         steps = ", ".join(f"{glyph * _SHADE} from {low:g}" for low, glyph in _SHADES[1:])
         yield " " * (room + 3) + steps
 
 
-def _in_cell(weight: float, cell: int) -> str:
+def _in_cell(weight: float, cell: int, colour: bool) -> str:
     if cell == _PERCENT:
-        return f"{100 * weight:>{cell}.0f}"
-    return next(glyph for low, glyph in reversed(_SHADES) if not weight < low) * cell
+        return painted(f"{100 * weight:>{cell}.0f}", weight, colour)
+    shade = next(glyph for low, glyph in reversed(_SHADES) if not weight < low)
+    return painted(shade * cell, weight, colour, solid=True)
 
 
 def bar(weight: float, room: int) -> str:

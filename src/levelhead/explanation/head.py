@@ -117,9 +117,8 @@ class Head:
         ]
 
     def values(self, step: str) -> Array:
-        """The numbers of a step."""
-        named = {"masked": self.logits, "weighted sum": self.output[:1]}
-        found: Array = named[step] if step in named else getattr(self, step)
+        """The numbers of a step that is a table."""
+        found: Array = self.logits if step == "masked" else getattr(self, step)
         return found
 
     def to_json(self) -> dict[str, Any]:

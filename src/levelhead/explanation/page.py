@@ -16,6 +16,7 @@ from levelhead.explanation import drawing
 from levelhead.explanation.attended import Attended
 from levelhead.explanation.head import NUMBERED, Array, Gauge, Step, in_brackets
 from levelhead.explanation.story import Story
+from levelhead.explanation.tokens import quoted
 from levelhead.health import vial
 
 __all__ = ["html", "notebook"]
@@ -187,7 +188,7 @@ def _bars(story: Story) -> str:
         if head.logits[row, j] > -np.inf
     )
     return (
-        f"<figure><h3>Where {escape(head.queries[row])} looks in this head</h3>"
+        f"<figure><h3>Where {escape(quoted(head.queries[row]))} looks in this head</h3>"
         f'<div class="bars3"><b></b><b>scores {escape(head.scale)}</b><b>unscaled</b>\n'
         f"{lines}</div></figure>\n"
     )
@@ -210,7 +211,8 @@ def _heads(story: Story) -> str:
         else ""
     )
     return (
-        f"<section>\n<h2>Where {escape(found.name)} looks in every head</h2>\n<ul>{said}</ul>\n"
+        f"<section>\n<h2>Where {escape(quoted(found.name))} looks in every head</h2>\n"
+        f"<ul>{said}</ul>\n"
         f'<figure><div class="scroll"><table>{_TITLES}<tbody>{"".join(rows[:_OPEN])}</tbody>'
         f"</table></div></figure>\n{more}</section>\n"
     )

@@ -16,6 +16,7 @@ from levelhead.explanation import block, grid
 from levelhead.explanation.attended import Attended
 from levelhead.explanation.head import NUMBERED, Array, Gauge, Step, in_brackets
 from levelhead.explanation.story import Story
+from levelhead.explanation.tokens import quoted
 from levelhead.health.report import paint
 
 __all__ = ["lines", "steps"]
@@ -153,7 +154,7 @@ def _gauge(gauge: Gauge, colour: bool) -> str:
 def _bars(story: Story, titles: tuple[str, str], colour: bool, width: int) -> Iterator[str]:
     """The token's row as bars, the largest weights first where there are many keys."""
     head, row = story.head, story.row
-    yield paint(f"Where {head.queries[row]} looks in this head", "bold", colour)
+    yield paint(f"Where {quoted(head.queries[row])} looks in this head", "bold", colour)
     keys = np.flatnonzero(head.weights[row] + head.unscaled[row] > 0)
     if keys.size > _BARS:
         largest = np.argsort(-head.weights[row][keys], kind="stable")[:_BARS]
@@ -173,7 +174,7 @@ def _bars(story: Story, titles: tuple[str, str], colour: bool, width: int) -> It
 
 
 def _heads(found: Attended, colour: bool, width: int) -> Iterator[str]:
-    yield paint(f"Where {found.name} looks in every head", "bold", colour)
+    yield paint(f"Where {quoted(found.name)} looks in every head", "bold", colour)
     for sentence in found.sentences():
         yield from _wrapped(f"  {sentence}", width, hang="    ")
     yield ""

@@ -99,26 +99,30 @@ class TextExplanation(Told):
             token=self.token, attended=self.attended,
         )  # fmt: skip
 
+    @property
+    def note(self) -> str:
+        """What is to be known about the model and the head, in sentences."""
+        return " ".join(f"{x[0].upper()}{x[1:]}." for x in (*self.notes, self.why) if x)
+
     def to_json(self) -> dict[str, Any]:
         """All of the chosen head; of the others their gauges and where they look."""
         return {
-            "sentence": self.sentence,
+            "text": self.sentence,
             "model": self.model,
-            "about": self.reading.about,
-            "notes": list(self.notes),
+            "model_is": self.reading.about,
+            "note": self.note,
             "tokens": list(self.tokens),
             "special": list(self.reading.tokens.special),
             "layers": self.layers,
             "heads": self.heads,
             "layer": self.layer,
             "head": self.head,
-            "why": self.why,
             "token": self.token,
+            **self.explanation.head(self.head).to_json(),
             "steps": [step.to_json() for step in self.steps],
             "it": self.it,
             "counts": [] if self.attended is None else list(self.attended.sentences()),
             "gauges": [[gauge.to_json() for gauge in layer] for layer in self.gauges],
-            "explanation": self.explanation.head(self.head).to_json(),
         }
 
 
@@ -230,7 +234,7 @@ def _choose(
     best = next((x for x in (looks.looks if looks else ()) if (x.layer, x.head) in places), None)
     if looks and best and best.word is not None:
         said = f"most weight to {looks.others} ({looks.named(best.word)}, {best.word_weight:.2f})"
-        why = f"{among}, this one has {looks.name} give {said}"
+        why = f"{among}, in this one {quoted(looks.name)} gives {said}"
         return best.layer, best.head, f"{why}; {_company(read, best, looks)}"
     level = next((place for place in places if gauges[place[0]][place[1]].level == "level"), None)
     if level is None:
@@ -257,6 +261,9 @@ def _check(sentence: object) -> None:
         given, advice = f"{len(sentence)}", "Give one sentence of it"
         wanted = f"at most {CHARACTERS} characters"
         raise LevelheadValueError(expected("sentence", wanted, given, advice))
+    if any("\ud800" <= c <= "\udfff" for c in sentence):  # bytes that are no UTF-8 come like this
+        advice = "Check the encoding of your terminal"
+        raise LevelheadValueError(expected("sentence", "Unicode", "half a character", advice))
     if not any(c.isalnum() for c in sentence):
         given = quoted(sentence) if sentence.strip() else "nothing"
         raise LevelheadValueError(expected("sentence", "words", given, "Write a few words"))
