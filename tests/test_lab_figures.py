@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -215,6 +216,16 @@ def test_the_law_of_logits_is_a_law_and_fits_the_histogram(d_k: int) -> None:
     often = expected * n >= 5  # where χ² is a fair approximation
     chi = ((counts - expected * n) ** 2 / (expected * n))[often].sum()
     assert chi < often.sum() + 4 * math.sqrt(2 * often.sum())
+
+
+def test_a_wide_histogram_fills_the_axis_and_counts_what_is_beyond() -> None:
+    found = figure("logits", d_k=4096, divide="none")  # four deviations are 256 wide
+    live, theory = found.charts[0].series
+    assert np.abs(np.asarray(live.x)).max() < found.charts[0].x.range[1]  # type: ignore[index]
+    inside = np.asarray(theory.y, np.float64).sum() * np.diff(np.asarray(theory.x))[0]
+    assert inside == pytest.approx(math.erf(16 / 64 / math.sqrt(2)), abs=1e-3)
+    counted = np.asarray(live.y).sum() * np.diff(np.asarray(live.x))[0]
+    assert f"{1 - counted:.0%} beyond ±16" in found.charts[0].about
 
 
 def test_products_of_single_entries_follow_their_own_law() -> None:
@@ -568,6 +579,27 @@ def test_what_is_not_finite_is_none_in_json_and_the_rest_has_six_digits() -> Non
     plain = Figure("i", "t", (chart,), "", extra={"a": np.float32("inf"), "b": np.int64(3)}).json()
     assert plain["charts"][0]["series"][0]["y"] == [None, 0.333333]
     assert plain["extra"] == {"a": None, "b": 3}
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_a_notebook_shows_every_chart(id: str) -> None:
+    found = figure(id, **({"d_k": 4096, "divide": "none"} if id in LIVE else {}))
+    page = ElementTree.fromstring(f"<body>{found._repr_html_()}</body>")
+    svg = "{http://www.w3.org/2000/svg}"
+    pictures = page.findall(f"div/{svg}svg")
+    assert [one.findtext(f"{svg}title") for one in pictures] == [x.title for x in found.charts]
+    assert found.facts[0].told() in "".join(page.itertext())
+    for one in pictures:
+        drawn = [x for x in one.iter() if x.tag.removeprefix(svg) in SHAPES]
+        assert drawn
+        assert not any(
+            "nan" in value or "inf" in value for x in drawn for value in x.attrib.values()
+        )
+        for x in drawn:
+            assert float(x.get("width", 1)) > 0 and float(x.get("height", 0)) >= 0
+
+
+SHAPES = ("rect", "polyline", "polygon", "circle")
 
 
 def value(found: Figure, label: str) -> float:
