@@ -24,6 +24,7 @@ from levelhead.lab import experiment, recorded, sweep
 from levelhead.lab.experiment import DIVISORS, Setting
 from levelhead.lab.figure import Axis, Chart, Figure, Series
 from levelhead.lab.figures import DEPENDS, IDS, additive, figure, heads, jacobian, parameters
+from levelhead.lab.figures.attack import CURES
 
 SHARED = ("d_k", "divide", "keys")
 SMALL, LARGEST = 8_000, 40_000  # bytes of JSON: of the hero, of any
@@ -353,6 +354,17 @@ def test_correlated_pairs_have_the_mean_of_theory(cure: str) -> None:
     assert abs(measured - value(found, "mean in theory")) < 4 * stderr(
         found, "mean logit of such pairs"
     )
+
+
+@pytest.mark.parametrize("cure", CURES)
+@pytest.mark.parametrize("d_k", [1, 4096])
+@pytest.mark.parametrize(("rho", "sigma", "growth"), [(0.0, 0.25, 0.5), (1.0, 4.0, 8.0), (1, 1, 1)])
+def test_an_attack_is_whole_at_its_extremes(
+    rho: float, sigma: float, growth: float, d_k: int, cure: str
+) -> None:
+    for cap in (1, 100.0):
+        given = {"rho": rho, "sigma": sigma, "growth": growth, "cure": cure, "cap": cap}
+        check(figure("attack", d_k=d_k, keys=2, divide="none", **given))
 
 
 def test_each_cure_cures_its_own_illness() -> None:

@@ -55,6 +55,8 @@ def spread(s: Array) -> Spread:
     Var(σ̂²) ≈ (m₄ - σ⁴)/N, and σ̂ = √σ̂² halves it over σ."""
     off = s.astype(np.float64) - s.mean(dtype=np.float64)
     second, fourth = float((off**2).mean()), float((off**4).mean())
+    if second == 0:
+        return Spread(0.0, 0.0)
     sigma = math.sqrt(second * s.size / (s.size - 1))
     return Spread(sigma, math.sqrt(max(fourth - second**2, 0.0) / s.size) / (2 * sigma))
 
