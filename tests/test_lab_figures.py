@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from levelhead.lab import experiment, recorded, sweep
 from levelhead.lab.experiment import DIVISORS, Setting
 from levelhead.lab.figure import Axis, Chart, Figure, Series
 from levelhead.lab.figures import DEPENDS, IDS, additive, figure, heads, jacobian, parameters
+from levelhead.lab.figures.attack import CURES
 
 SHARED = ("d_k", "divide", "keys")
 SMALL, LARGEST = 8_000, 40_000  # bytes of JSON: of the hero, of any
@@ -217,6 +219,16 @@ def test_the_law_of_logits_is_a_law_and_fits_the_histogram(d_k: int) -> None:
     assert chi < often.sum() + 4 * math.sqrt(2 * often.sum())
 
 
+def test_a_wide_histogram_fills_the_axis_and_counts_what_is_beyond() -> None:
+    found = figure("logits", d_k=4096, divide="none")  # four deviations are 256 wide
+    live, theory = found.charts[0].series
+    assert np.abs(np.asarray(live.x)).max() < found.charts[0].x.range[1]  # type: ignore[index]
+    inside = np.asarray(theory.y, np.float64).sum() * np.diff(np.asarray(theory.x))[0]
+    assert inside == pytest.approx(math.erf(16 / 64 / math.sqrt(2)), abs=1e-3)
+    counted = np.asarray(live.y).sum() * np.diff(np.asarray(live.x))[0]
+    assert f"{1 - counted:.0%} beyond ±16" in found.charts[0].about
+
+
 def test_products_of_single_entries_follow_their_own_law() -> None:
     """K₀(|x|)/π is far from normal: its median distance from 0 is 0.37 deviations, not 0.67."""
     theory = figure("logits", d_k=1).charts[0].series[1]
@@ -342,6 +354,17 @@ def test_correlated_pairs_have_the_mean_of_theory(cure: str) -> None:
     assert abs(measured - value(found, "mean in theory")) < 4 * stderr(
         found, "mean logit of such pairs"
     )
+
+
+@pytest.mark.parametrize("cure", CURES)
+@pytest.mark.parametrize("d_k", [1, 4096])
+@pytest.mark.parametrize(("rho", "sigma", "growth"), [(0.0, 0.25, 0.5), (1.0, 4.0, 8.0), (1, 1, 1)])
+def test_an_attack_is_whole_at_its_extremes(
+    rho: float, sigma: float, growth: float, d_k: int, cure: str
+) -> None:
+    for cap in (1, 100.0):
+        given = {"rho": rho, "sigma": sigma, "growth": growth, "cure": cure, "cap": cap}
+        check(figure("attack", d_k=d_k, keys=2, divide="none", **given))
 
 
 def test_each_cure_cures_its_own_illness() -> None:
@@ -568,6 +591,27 @@ def test_what_is_not_finite_is_none_in_json_and_the_rest_has_six_digits() -> Non
     plain = Figure("i", "t", (chart,), "", extra={"a": np.float32("inf"), "b": np.int64(3)}).json()
     assert plain["charts"][0]["series"][0]["y"] == [None, 0.333333]
     assert plain["extra"] == {"a": None, "b": 3}
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_a_notebook_shows_every_chart(id: str) -> None:
+    found = figure(id, **({"d_k": 4096, "divide": "none"} if id in LIVE else {}))
+    page = ElementTree.fromstring(f"<body>{found._repr_html_()}</body>")
+    svg = "{http://www.w3.org/2000/svg}"
+    pictures = page.findall(f"div/{svg}svg")
+    assert [one.findtext(f"{svg}title") for one in pictures] == [x.title for x in found.charts]
+    assert found.facts[0].told() in "".join(page.itertext())
+    for one in pictures:
+        drawn = [x for x in one.iter() if x.tag.removeprefix(svg) in SHAPES]
+        assert drawn
+        assert not any(
+            "nan" in value or "inf" in value for x in drawn for value in x.attrib.values()
+        )
+        for x in drawn:
+            assert float(x.get("width", 1)) > 0 and float(x.get("height", 0)) >= 0
+
+
+SHAPES = ("rect", "polyline", "polygon", "circle")
 
 
 def value(found: Figure, label: str) -> float:

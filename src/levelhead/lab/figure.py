@@ -119,8 +119,9 @@ class Figure:
 
     def _repr_html_(self) -> str:
         """The same with pictures, for notebooks."""
+        wrapped = 'style="white-space: pre-wrap"'
         pictures = "".join(sketch.svg(chart) for chart in self.json()["charts"])
-        return f"<div>{pictures}</div><pre>{escape(str(self))}</pre>"
+        return f"<div>{pictures}</div><pre {wrapped}>{escape(str(self))}</pre>"
 
 
 def _plain(value: Any) -> Any:

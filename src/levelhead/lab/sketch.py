@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import groupby
+from itertools import accumulate, compress, groupby
 from typing import Any
 
 __all__ = ["svg"]
@@ -44,8 +44,22 @@ def _lines(chart: Part, series: Sequence[Part]) -> Iterator[str]:
         low, high = _range(chart[name], [_numbers(one, name) for one in series], bars)
         places[name] = _placed(low, high, start, end, chart[name]["log"])
         yield from _ticks(name, low, high)
-    for i, one in enumerate(series):
-        yield from _series(one, COLOURS[i % len(COLOURS)], places["x"], places["y"])
+    low, high = _range(chart["x"], [_numbers(one, "x") for one in series], False)
+    for one, colour in zip(series, _colours(series), strict=True):
+        yield from _series(_within(one, low, high), colour, places["x"], places["y"])
+
+
+def _colours(series: Sequence[Part]) -> list[str]:
+    """Theory has the colour of what it is the theory of: the one before."""
+    measured = accumulate(int(one["source"] != "theory") for one in series)
+    return [COLOURS[max(i - 1, 0) % len(COLOURS)] for i in measured]
+
+
+def _within(one: Part, low: float, high: float) -> Part:
+    """The series without what lies beyond the x axis."""
+    kept = [low <= x <= high for x in _numbers(one, "x")]
+    columns = {name: one[name] for name in ("x", "y", "low", "high") if one[name]}
+    return {**one, **{name: list(compress(values, kept)) for name, values in columns.items()}}
 
 
 def _numbers(one: Part, name: str) -> list[float]:
@@ -150,6 +164,7 @@ def _words(chart: Part) -> Iterator[str]:
 def _legend(named: Sequence[Part], series: Sequence[Part]) -> Iterator[str]:
     for i, one in enumerate(named):
         x, y = LEFT + (i % 2) * (WIDTH - LEFT) / 2, HEIGHT + 6 + 14 * (i // 2)
-        colour = COLOURS[series.index(one) % len(COLOURS)]
+        colour = _colours(series)[series.index(one)]
+        source = "" if one["source"] in one["name"] else f" ({one['source']})"
         yield f'<rect x="{x}" y="{y - 7}" width="8" height="8" fill="{colour}"/>'
-        yield f'<text x="{x + 12}" y="{y}">{escape(one["name"])} ({one["source"]})</text>'
+        yield f'<text x="{x + 12}" y="{y}">{escape(one["name"] + source)}</text>'

@@ -110,7 +110,7 @@ def _rows(keys: int, seed: int, attack: Attack) -> tuple[Array, Array]:
     return q * size, k
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)  # up to 70 MB each
 def _drawn(keys: int, seed: int) -> tuple[Array, Array]:
     widest = sweep.WIDTHS[-1]
     rows = min(_MOST, max(1, _NUMBERS // (keys * widest)))
@@ -130,41 +130,50 @@ def _observed(q: Array, k: Array, setting: Setting, attack: Attack) -> dict[tupl
 
 
 def _logits(setting: Setting, attack: Attack) -> tuple[Chart, tuple[Fact, ...]]:
-    """Pairs of correlation ρ: their logits, and what theory says of them.
-
-    s = q·k · scale has mean ρ d_k v · scale and variance (1 + ρ²) d_k v² · scale², v = σ² growth².
-    """
-    d_k, rho = setting.d_k, np.float32(attack.rho)
-    pairs = Setting(d_k=d_k, seed=setting.seed)
-    q, k = (x[:_PAIRS] for x in experiment.pairs(pairs))
-    k = rho * q + np.sqrt(1 - rho**2) * k
-    size = np.float32(math.sqrt(attack.variance))
-    options = attack.options(attack.cure, setting.scale, d_k)
-    s = experiment.logits(q * size, k * size, **options)
-    found = parts.mean(s), parts.spread(s) if s.std() > 0 else parts.Spread(0.0, 0.0)
-    (mean, error), spread = found
+    """Logits of pairs of correlation ρ, under the cure that was chosen."""
+    s = _pairs(setting, attack)
+    (mean, error), spread, law = parts.mean(s), parts.spread(s), _law(setting, attack)
+    middle, deviation = law or (mean, spread.sigma)
+    _, middles, density = parts.histogram(s, middle, deviation)
+    series = [Series("measured", "live", "bars", middles, density)]
     facts = [
         Fact("mean logit of such pairs", mean, "live", error),
         Fact("their spread", spread.sigma, "live", spread.stderr),
     ]
-    middle, deviation, theory = mean, spread.sigma, []
-    if attack.cure in ("none", "1/d_k"):
-        factor = attack.variance * options["scale"]
-        middle, deviation = attack.rho * d_k * factor, math.sqrt((1 + attack.rho**2) * d_k) * factor
-        facts.insert(
-            1, Fact("mean in theory", middle, "theory", formula="ρ d_k σ² growth² · scale")
-        )
-        theory = [deviation]
-    _, middles, density = parts.histogram(s, middle, deviation)
-    series = [Series("measured", "live", "bars", middles, density)]
-    for one in theory:
-        curve = parts.normal(middles, middle, one)
-        series.append(
-            Series("normal law of this mean and variance", "theory", "line", middles, curve)
-        )
+    if law:
+        curve = parts.normal(middles, *law)
+        series.append(Series("normal law", "theory", "line", middles, curve))
+        facts += [
+            Fact("mean in theory", law[0], "theory", formula="ρ d_k σ² growth² · scale"),
+            Fact(
+                "spread in theory", law[1], "theory", formula="√((1 + ρ²) d_k) σ² growth² · scale"
+            ),
+        ]
     about = f"{s.size} logits, mean {mean:.3g}, standard deviation {spread.sigma:.3g}"
     title = f"Logits of pairs of correlation {attack.rho:g}"
     return Chart(title, Axis("logit s"), Axis("density"), series, about), tuple(facts)
+
+
+def _pairs(setting: Setting, attack: Attack) -> Array:
+    rho = np.float32(attack.rho)
+    q, k = (x[:_PAIRS] for x in experiment.pairs(setting))
+    k = rho * q + np.sqrt(1 - rho**2) * k
+    size = np.float32(math.sqrt(attack.variance))
+    options = attack.options(attack.cure, setting.scale, setting.d_k)
+    return experiment.logits(q * size, k * size, **options)
+
+
+def _law(setting: Setting, attack: Attack) -> tuple[float, float] | None:
+    """Mean and deviation of their logits; None where a cure bends them.
+
+    A term q_i k_i has mean ρv and variance (1 + ρ²)v², v the variance of the entries.
+    """
+    options = attack.options(attack.cure, setting.scale, setting.d_k)
+    if attack.cure not in ("none", "1/d_k"):
+        return None
+    factor = attack.variance * options["scale"]
+    deviation = math.sqrt((1 + attack.rho**2) * setting.d_k) * factor
+    return attack.rho * setting.d_k * factor, deviation
 
 
 def _widths(seen: dict[tuple[str, int], Rows], keys: int, attack: Attack) -> Chart:

@@ -14,7 +14,7 @@ from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.lab.figures import parts
 
 DEPENDS = ("d_k", "divide", "keys")
-SHOWN = 24.0  # to either side of 0: three standard deviations of undivided logits at d_k = 64
+SHOWN = 16.0  # to either side of 0: two standard deviations of undivided logits at d_k = 64
 _NORMAL = 512  # d_k from which a sum of products is normal to the eye: its kurtosis is 3 + 6/d_k
 
 
@@ -45,7 +45,7 @@ def figure(setting: Setting) -> Figure:
 
 
 def _histogram(s: NDArray[np.float32], setting: Setting, sigma: float) -> Chart:
-    edges, middles, density = parts.histogram(s, 0.0, sigma)
+    edges, middles, density = parts.histogram(s, 0.0, sigma, SHOWN)
     live = Series("measured", "live", "bars", middles, density)
     theory = Series("theory", "theory", "line", middles, _law(edges / setting.scale, setting))
     share = float((np.abs(s) > SHOWN).mean())

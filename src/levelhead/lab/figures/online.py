@@ -34,12 +34,10 @@ def figure(setting: Setting, *, tile: int = 8, order: int = 0) -> Figure:
     q, k = experiment.row(setting)
     v = normals(setting.seed, "row values", setting.keys, E)
     begins = list(range(0, setting.keys, tile))
-    parts_seen = [
-        lh.observe(q, k[i : i + tile], v[i : i + tile], scale=setting.scale) for i in begins
-    ]
+    tiles = [lh.observe(q, k[i : i + tile], v[i : i + tile], scale=setting.scale) for i in begins]
     arrived = _shuffled(len(begins), order)
-    states = _merged([parts_seen[i] for i in arrived])
-    in_order = states[-1] if order == 0 else reduce(lh.merge, parts_seen)
+    states = _merged([tiles[i] for i in arrived])
+    in_order = states[-1] if order == 0 else reduce(lh.merge, tiles)
     whole = lh.attention(q, k, v, scale=setting.scale)
     difference = _apart(states[-1].output, in_order.output)
     ranges = [(begins[i], min(begins[i] + tile, setting.keys)) for i in arrived]

@@ -22,13 +22,15 @@ REACH = 6.0  # standard deviations to either side; beyond lies 1 in 1000 where t
 BARS = 128  # of a row; longer ones are shown in groups of neighbouring keys
 
 
-def histogram(s: Array, middle: float, deviation: float) -> tuple[Array, Array, Array]:
+def histogram(
+    s: Array, middle: float, deviation: float, most: float = math.inf
+) -> tuple[Array, Array, Array]:
     """Edges of the bins, their middles, and the density of s in them.
 
-    Bins are as wide as theory says the logits spread, so that a narrow histogram and a wide one
-    are equally fine.
+    Bins reach as far as theory says that logits do, but no farther than `most`, so that narrow
+    histograms and wide ones are equally fine.
     """
-    half = REACH * deviation if deviation > 0 else 1.0
+    half = min(REACH * deviation, most) if deviation > 0 else 1.0
     edges = np.linspace(middle - half, middle + half, BINS + 1)
     counts, _ = np.histogram(s, edges)
     return edges, (edges[1:] + edges[:-1]) / 2, counts / (s.size * np.diff(edges))
@@ -53,6 +55,8 @@ def spread(s: Array) -> Spread:
     Var(σ̂²) ≈ (m₄ - σ⁴)/N, and σ̂ = √σ̂² halves it over σ."""
     off = s.astype(np.float64) - s.mean(dtype=np.float64)
     second, fourth = float((off**2).mean()), float((off**4).mean())
+    if second == 0:
+        return Spread(0.0, 0.0)
     sigma = math.sqrt(second * s.size / (s.size - 1))
     return Spread(sigma, math.sqrt(max(fourth - second**2, 0.0) / s.size) / (2 * sigma))
 
@@ -76,7 +80,7 @@ def row_chart(heights: Array, keys: int, title: str, *, axis: str = "key") -> Ch
     bars = Series("weights", "live", "bars", first, heights)
     flat = Series("flat: 1/n each", "theory", "line", first[[0, -1]], [shared / keys] * 2)
     about = f"the weights of {keys} keys, 1 in all; the largest bar holds {heights.max():.3g}"
-    return Chart(title, Axis(axis), Axis(unit, range=(0.0, 1.0)), (bars, flat), about)
+    return Chart(title, Axis(axis), Axis(unit), (bars, flat), about)
 
 
 def gauge(label: str, entropy: float, saturated: float, source: Source = "live") -> Gauge:
