@@ -370,6 +370,7 @@ def test_figures_and_models_are_names_on_a_list(page: Running) -> None:
 def test_a_body_that_says_it_is_too_large(page: Running) -> None:
     said = {"Content-Length": str(guard.BODY + 1), "Expect": "100-continue"}
     refused(page.ask("POST", "/api/sentence", said), 413)
+    refused(page.ask("POST", "/api/sentence", {"Content-Length": str(10**18)}), 413)
     refused(page.post("/api/sentence", b" " * (guard.BODY + 1)), 413)
     assert page.post("/api/speed", b"{}" + b" " * (guard.BODY - 2)).status == 200
 

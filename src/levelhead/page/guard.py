@@ -12,6 +12,7 @@ import hmac
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -29,7 +30,8 @@ BODY_SECONDS = 10.0  # for all of a body
 TARGET = 2_048  # bytes of path and query
 HEAD = 16_384  # bytes of names and values of headers
 INSIDE = 256  # requests at once: a browser asks six, and leaves behind what sliders moved past
-_DRAINED = 16 * BODY  # of a body that is too large, so that its sender lives to read the answer
+# A body that is too large is thrown away up to here, so that its sender lives to read the answer.
+_DRAINED, _DRAIN_SECONDS = 16 * BODY, 1.0
 
 _FRAMES = 6  # of a traceback: the last ones are ours, those before are the web server's
 
@@ -175,13 +177,16 @@ async def _body(request: _Request, receive: Receive) -> bytes:
     if not length.isdigit():
         raise RefusedError(400, "Expected a whole number as Content-Length.")
     too_large = RefusedError(413, f"Expected a body of at most {BODY} bytes.")
-    if int(length[:20]) > BODY and request.one(b"expect") is not None:
-        raise too_large  # its sender has not begun
+    if int(length) > BODY:
+        if request.one(b"expect") is None:  # else its sender has not begun
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(_read(receive), _DRAIN_SECONDS)
+        raise too_large
     try:
         body = await asyncio.wait_for(_read(receive), BODY_SECONDS)
     except asyncio.TimeoutError:
         raise RefusedError(408, f"Expected the body within {BODY_SECONDS:g} seconds.") from None
-    if body is None or int(length[:20]) > BODY:
+    if body is None:
         raise too_large
     return body
 

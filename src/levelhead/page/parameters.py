@@ -91,8 +91,8 @@ def of_nothing(body: bytes) -> None:
 
 def _object(body: bytes, names: set[str]) -> dict[str, Any]:
     try:
-        found = json.loads(body, parse_constant=_not_json, object_pairs_hook=_once)
-    except (ValueError, RecursionError):  # not JSON, not UTF-8, NaN, a name twice, too deep
+        found = json.loads(body, object_pairs_hook=_once)
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, a name twice, too deep
         found = None
     if not isinstance(found, dict):
         _refuse("the body", "a JSON object", "something else")
@@ -100,10 +100,6 @@ def _object(body: bytes, names: set[str]) -> dict[str, Any]:
         wanted = f"names among {', '.join(sorted(names))}" if names else "{}"
         _refuse("the body", wanted, _short(unknown[0]))
     return found
-
-
-def _not_json(word: str) -> NoReturn:
-    raise ValueError(word)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
