@@ -487,6 +487,15 @@ def test_c12_counts_who_never_gets_there() -> None:
     assert found.measured["steps, d_k 256"] == pytest.approx(300 / 90)
 
 
+def test_c12_counts_a_training_that_falls_apart_as_slow() -> None:
+    def curves(plan: Plan) -> Curves:
+        apart = [4.0, *[math.nan] * 30]
+        steps = falling(90 * jitter(plan))
+        return replace(steps, loss=apart, held_out=apart) if plan.rule == "none" else steps
+
+    assert c12_training.judge(made_up(c12_training, curves)).verdict == "caveat"
+
+
 @pytest.mark.parametrize(
     ("plenty", "few", "verdict"),
     [
@@ -551,6 +560,25 @@ def test_quick_is_what_was_promised(module: ModuleType) -> None:
 def test_all_claims_together_train_no_more_than_thirty_times_at_quick_size() -> None:
     plans = {plan for module in CLAIMS for plan in module.wanted(module.CLAIM.quick, 0)}
     assert sum(plan.steps > 0 for plan in plans) == 18 + 6 + 6
+
+
+@pytest.mark.parametrize("module", CLAIMS, ids=by_id)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"d_k": []}, "d_k"),
+        ({"tasks": ["sums"]}, "retrieval, text"),
+        ({"rules": ["none", "1/d_k"]}, "1/sqrt"),
+        ({"seeds": 1}, "at least 2"),
+        ({"steps": 0}, "at least 1"),
+        ({"depths": [0]}, "depth"),
+    ],
+)
+def test_parameters_that_compare_nothing_are_refused(
+    module: ModuleType, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(LevelheadValueError, match=words):
+        module.CLAIM.experiment({**module.CLAIM.quick, **change}, 0, silent)
 
 
 # ---- the committed file

@@ -72,7 +72,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def ratio(runs: Sequence[Run], measure: Callable[[Run], float]) -> Estimate:
     """A measure without scaling over the same with 1/√d_k; geometric means."""
-    found = by_seed(runs, lambda run, twin: _log(measure(run) / measure(twin)))
+    found = by_seed(runs, lambda run, twin: _log(measure(run)) - _log(measure(twin)))
     return estimate(list(found.values())).exp()
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
 
+from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab import tasks
 from levelhead.lab.claim import Params
 from levelhead.lab.plan import Plan
@@ -30,18 +31,16 @@ __all__ = [
 
 NONE, ROOT, WHOLE = "none", "1/sqrt(d_k)", "1/d_k"
 
-QUICK: Params = MappingProxyType(
-    {
-        "tasks": ["retrieval"],
-        "d_k": [16, 256],
-        "rules": [NONE, ROOT, WHOLE],
-        "depths": [1],
-        "seeds": 3,
-        "steps": 300,
-        "every": 15,
-    }
-)
-FULL: Params = MappingProxyType({"tasks": ["retrieval", "text"], "depths": [1, 2, 8]})
+QUICK: Params = {
+    "tasks": ["retrieval"],
+    "d_k": [16, 256],
+    "rules": [NONE, ROOT, WHOLE],
+    "depths": [1],
+    "seeds": 3,
+    "steps": 300,
+    "every": 15,
+}
+FULL: Params = {"tasks": ["retrieval", "text"], "depths": [1, 2, 8]}
 
 RATES: Mapping[tuple[str, str], float] = MappingProxyType(
     {
@@ -55,6 +54,7 @@ RATES: Mapping[tuple[str, str], float] = MappingProxyType(
 
 def plans(params: Params, seed: int) -> list[Plan]:
     """Every combination that the parameters name."""
+    _check(params)
     axes = (params["tasks"], params["d_k"], params["depths"], params["rules"])
     return [
         Plan(
@@ -71,6 +71,24 @@ def plans(params: Params, seed: int) -> list[Plan]:
         for task, d_k, depth, rule in product(*axes)
         for i in range(params["seeds"])
     ]
+
+
+def _check(params: Params) -> None:
+    """What a comparison needs; each plan checks its own values."""
+    for name in ("tasks", "d_k", "depths"):
+        if not params[name]:
+            raise _wrong(name, "at least one", params[name])
+    if not set(params["tasks"]) <= set(tasks.TASKS):
+        raise _wrong("tasks", f"of {', '.join(tasks.TASKS)}", params["tasks"])
+    if not {NONE, ROOT} <= set(params["rules"]):
+        raise _wrong("rules", f"{NONE} and {ROOT} at least", params["rules"])
+    for name, least in (("seeds", 2), ("steps", 1)):
+        if params[name] < least:
+            raise _wrong(name, f"at least {least}", params[name])
+
+
+def _wrong(name: str, wanted: str, given: object) -> LevelheadValueError:
+    return LevelheadValueError(expected(name, wanted, repr(given), "Change the parameter"))
 
 
 def core(some: Sequence[Plan]) -> list[Plan]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,9 @@ def wanted(params: Params, seed: int) -> list[Plan]:
         "rules": [grid.NONE, grid.ROOT],
         "d_k": params["widths"],
         "seeds": params["begins"],
-        "steps": 0,
     }
-    return grid.plans(params, seed) + grid.plans({**params, **begins}, seed)
+    first = [replace(plan, steps=0) for plan in grid.plans({**params, **begins}, seed)]
+    return grid.plans(params, seed) + first
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:

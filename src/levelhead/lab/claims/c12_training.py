@@ -95,7 +95,7 @@ def _logs(run: Run, twin: Run) -> float:
 
 def _bumps(run: Run, twin: Run) -> float:
     """How much more the held-out loss goes up on its way, in all."""
-    ups = (np.maximum(np.diff(x.curves.held_out), 0).sum() for x in (run, twin))
+    ups = (np.fmax(np.diff(x.curves.held_out), 0).sum() for x in (run, twin))
     return float(next(ups) - next(ups))
 
 

@@ -59,7 +59,7 @@ def verdict(worse: Sequence[Estimate]) -> Verdict:
 
 def _gap(run: Run, twin: Run) -> float:
     """Held-out losses where both have learnt as much: at the lowest training loss both reach."""
-    level = max(LEARNT, min(run.curves.loss), min(twin.curves.loss))
+    level = max(LEARNT, *(float(np.nanmin(x.curves.loss)) for x in (run, twin)))
     return held_out_at(run.curves, level) - held_out_at(twin.curves, level)
 
 
@@ -70,7 +70,7 @@ def held_out_at(curves: Curves, level: float) -> float:
 
 
 def _best(run: Run, twin: Run) -> float:
-    return min(run.curves.held_out) - min(twin.curves.held_out)
+    return float(np.nanmin(run.curves.held_out) - np.nanmin(twin.curves.held_out))
 
 
 def _early(run: Run, twin: Run) -> float:
