@@ -172,6 +172,19 @@ def _tour(arguments: argparse.Namespace) -> Iterator[str]:
     yield from _four_heads()
     yield _heading("4. Is a real model level? levelhead doctor minilm")
     yield from _real_model(arguments)
+    yield _heading("5. Why does one divide by √d_k? levelhead page")
+    yield "  Turn the knobs yourself, in your browser; every number comes from the core:"
+    yield f"    {_command('page')}"
+    yield "  Every claim about it, measured: theory, measurement, verdict:"
+    yield f"    {_command('lab run all')}"
+
+
+def _command(words: str) -> str:
+    """As one types it: the program's path where it would not be found by its name."""
+    program = Path(sys.argv[0])
+    known = shutil.which(program.name)
+    found = known is not None and Path(known).resolve() == program.resolve()
+    return f"{program.name if found else os.path.relpath(program)} {words}"
 
 
 def _real_model(arguments: argparse.Namespace) -> Iterator[str]:
