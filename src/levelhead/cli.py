@@ -180,11 +180,12 @@ def _tour(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _command(words: str) -> str:
-    """As one types it: the program's path where it would not be found by its name."""
+    """As one types it: with its path in a virtual environment that nobody has activated."""
     program = Path(sys.argv[0])
-    known = shutil.which(program.name)
-    found = known is not None and Path(known).resolve() == program.resolve()
-    return f"{program.name if found else os.path.relpath(program)} {words}"
+    if program.name == "__main__.py":
+        return f"python -m levelhead {words}"
+    apart = sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ
+    return f"{os.path.relpath(program) if apart else program.name} {words}"
 
 
 def _real_model(arguments: argparse.Namespace) -> Iterator[str]:
