@@ -5,6 +5,7 @@ Claims are written for the occasion here, as files that the lab's processes impo
 
 from __future__ import annotations
 
+import doctest
 import io
 import json
 import os
@@ -21,13 +22,13 @@ import numpy as np
 import pytest
 
 import levelhead as lh
-import levelhead.lab.figure
 from levelhead import cli
 from levelhead.errors import LevelheadTypeError, LevelheadValueError
 from levelhead.lab import cache, pool, registry, report, runner
 from levelhead.lab.claim import VERDICTS
 from levelhead.lab.progress import Progress
 from levelhead.lab.result import Result, plain
+from support import on_every_isa
 
 IDS = [
     *("C1", "C1a", "C2", "C3", "C4", "C5", "C6", "C7", "C7a", "C8", "C8a", "C9", "C9a", "C10"),
@@ -112,7 +113,7 @@ def test_a_claim_is_complete(id: str) -> None:
 
 
 def test_one_file_is_one_claim() -> None:
-    folder = Path(levelhead.lab.__file__).parent / "claims"
+    folder = Path(lh.lab.__file__).parent / "claims"
     files = {path.stem for path in folder.glob("c*.py")}
     assert files == {name.rsplit(".", 1)[1] for name in registry.MODULES.values()}
 
@@ -178,6 +179,12 @@ def test_a_worker_is_another_process_with_one_thread(bench: Bench) -> None:
     measured = one().measured
     assert measured.pop("process") != os.getpid()
     assert measured == {"threads": 1, "torch": "1"}
+
+
+def test_a_worker_runs_on_the_instruction_set_of_the_caller(bench: Bench) -> None:
+    bench.claim("C1", 'return Outcome(None, lh.info().isa, None, "confirmed")')
+    seen = on_every_isa(lambda: one().measured)
+    assert [isa for isa, _ in seen] == [measured for _, measured in seen]
 
 
 def test_torch_has_one_thread_in_a_worker(bench: Bench) -> None:
@@ -614,15 +621,29 @@ def test_progress_is_a_line_per_claim_elsewhere() -> None:
 # ---- from Python ------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("module", "examples"), [(lh.lab, 3), (registry, 1), (runner, 1)])
+def test_examples_in_docstrings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, examples: int
+) -> None:
+    monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path))
+    assert doctest.testmod(module) == (0, examples)
+
+
 def test_the_lab_from_python(bench: Bench) -> None:
     bench.claim("C1")
     assert [claim.id for claim in lh.lab.claims()] == ["C1"]
     assert [result.verdict for result in lh.lab.run("C1")] == ["confirmed"]
 
 
-def test_figure_is_the_function_although_a_module_has_its_name() -> None:
-    assert callable(lh.lab.figure)
-    assert sys.modules["levelhead.lab.figure"].Figure is lh.lab.Figure
+def test_functions_keep_their_names_although_modules_have_them_too() -> None:
+    check = """
+import levelhead as lh
+import levelhead.lab.claims.c04_softmax
+from levelhead.lab.claims import c01_variance
+from levelhead.lab.figure import Figure
+assert callable(lh.lab.claims) and callable(lh.lab.figure)
+"""
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 def test_input_is_checked_before_anything_is_asked_for() -> None:

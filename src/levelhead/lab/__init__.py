@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
+# Two functions share their names with modules. These are loaded first: what a name is bound to
+# afterwards stays, as a module takes its name in the package only when it is first imported.
+from levelhead.lab import claims as _folder_of_claims  # noqa: F401
 from levelhead.lab.claim import Claim
-
-# First the module of this name, then the function: later imports do not bring the module back.
 from levelhead.lab.figure import Figure
 from levelhead.lab.registry import claims
 from levelhead.lab.result import Result

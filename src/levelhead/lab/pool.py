@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+import levelhead as lh
+
 __all__ = ["Order", "side_by_side"]
 
 Message: TypeAlias = Mapping[str, Any]
@@ -70,7 +72,7 @@ class _Worker:
             [sys.executable, "-c", _START, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | _ONE_THREAD,
+            env=os.environ | _ONE_THREAD | {"LEVELHEAD_ISA": lh.info().isa},
             start_new_session=True,  # Ctrl-C is for the lab, which then ends its workers
         )
         assert self._process.stdin is not None
@@ -89,9 +91,10 @@ class _Worker:
         return [json.loads(line) for line in lines]
 
     def wait(self) -> int:
-        with suppress(BrokenPipeError), self._process:  # closes the pipes, then waits
-            pass
-        return self._process.wait()
+        code = self._process.wait()  # first: closing its stdin would end it with a code of ours
+        with suppress(BrokenPipeError), self._process:
+            pass  # closes the pipes
+        return code
 
     def kill(self) -> None:
         """Ends it and whatever it started."""

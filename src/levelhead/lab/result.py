@@ -14,7 +14,7 @@ import numpy as np
 
 from levelhead.lab.claim import VERDICTS, Claim, Outcome, Params, Verdict
 
-__all__ = ["Result", "plain", "result_of"]
+__all__ = ["PRINTED", "Result", "outcome_json", "plain", "result_of"]
 
 PRINTED = (
     "id", "claim", "theory", "measured", "stderr", "criterion", "expected", "verdict", "params",

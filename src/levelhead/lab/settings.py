@@ -73,9 +73,5 @@ def numbers(name: str, values: list[Any], low: float, high: float, *, least: int
 
 
 def _outside(name: str, what: str, value: object, low: float, high: float) -> LevelheadValueError:
-    wanted = (
-        f"{what} from {low:g} to {high:g}"
-        if isinstance(low, float)
-        else f"{what} from {low} to {high}"
-    )
+    wanted = f"{what} from {low} to {high}"
     return LevelheadValueError(expected(name, wanted, repr(value), "Choose a value in this range"))

@@ -27,7 +27,7 @@ SHAPES: dict[str, tuple[Callable[[np.random.Generator, Any], NDArray[Any]], floa
     "uniform": (lambda random, size: random.random(size, np.float32) * 12**0.5 - 3**0.5, 1.8),
     "laplace": (lambda random, size: random.laplace(0, 0.5**0.5, size), 6.0),
 }
-MOST = 1 << 24  # entries drawn at a time
+MOST = 1 << 22  # entries drawn at a time
 PRECISE = 0.02  # standard error of a slope above which nothing can be said
 
 
@@ -40,7 +40,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     for number, (name, (draw, kappa)) in enumerate(SHAPES.items()):
         seen = []
         for d_k in widths:
-            tell((number + math.log2(d_k) / 13) / len(SHAPES), f"{name} entries, d_k = {d_k}")
+            tell((number + math.log2(d_k) / 16) / len(SHAPES), f"{name} entries, d_k = {d_k}")
             products = _products(random, draw, samples, d_k, shared)
             seen.append(log_variance(products, (kappa**2 - 3) / d_k))
         logs, errors[name] = (list(part) for part in zip(*seen, strict=True))
