@@ -6,7 +6,7 @@ independent of each other. Everything a claim sweeps over d_k is drawn and measu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,11 @@ __all__ = [
     "agree",
     "count",
     "curve",
-    "draw",
+    "gather",
     "measure",
     "number",
     "numbers",
+    "parts",
     "settings",
     "shares_agree",
     "slope",
@@ -40,6 +41,8 @@ Array = NDArray[Any]
 BOUND = (
     4.0  # standard errors; a verdict rests on a few dozen comparisons, and 3 would miss by chance
 )
+
+_NUMBERS = 2**24  # drawn at a time: 64 MB
 
 
 @dataclass(frozen=True)
@@ -134,11 +137,17 @@ def settings(params: Params, seed: int, divide: str) -> list[Setting]:
     return [Setting(d_k=d, divide=divide, keys=params["keys"], seed=seed) for d in widths]
 
 
-def draw(setting: Setting, batches: int, queries: int) -> tuple[Array, Array]:
-    """Normal queries (B, T, D) and keys (B, S, D); every batch has its own keys."""
+def parts(setting: Setting, batches: int, queries: int) -> Iterator[tuple[Array, Array]]:
+    """Normal queries (B, T, D) and keys (B, S, D), so many batches at a time as memory allows.
+
+    Every batch has keys of its own.
+    """
     rng = np.random.default_rng((setting.seed, setting.d_k))
-    q = rng.standard_normal((batches, queries, setting.d_k), np.float32)
-    return q, rng.standard_normal((batches, setting.keys, setting.d_k), np.float32)
+    most = max(1, _NUMBERS // (setting.keys * setting.d_k))
+    for done in range(0, batches, most):
+        B = min(most, batches - done)
+        q = rng.standard_normal((B, queries, setting.d_k), np.float32)
+        yield q, rng.standard_normal((B, setting.keys, setting.d_k), np.float32)
 
 
 def measure(q: Array, k: Array, scale: Any) -> dict[str, Array]:
@@ -156,13 +165,18 @@ def measure(q: Array, k: Array, scale: Any) -> dict[str, Array]:
     }
 
 
+def gather(found: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
+    """What was measured of each part, as one."""
+    each = list(found)
+    return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+
+
 def sweep(params: Params, seed: int, tell: Tell, divide: str) -> Mapping[str, Curve]:
     """Every statistic over the d_k of the parameters, under one divisor."""
     batches, queries = count(params, "batches", 2), count(params, "queries", 1)
-    found: dict[str, list[Array]] = {}
-    chosen = settings(params, seed, divide)
+    chosen, found = settings(params, seed, divide), []
     for done, one in enumerate(chosen):
         tell(done / len(chosen), f"d_k = {one.d_k}, divided by {divide}")
-        for name, values in measure(*draw(one, batches, queries), one.scale).items():
-            found.setdefault(name, []).append(values)
-    return {name: curve([one.d_k for one in chosen], ys) for name, ys in found.items()}
+        found.append(gather(measure(q, k, one.scale) for q, k in parts(one, batches, queries)))
+    widths = [one.d_k for one in chosen]
+    return {name: curve(widths, [one[name] for one in found]) for name in found[0]}

@@ -105,9 +105,14 @@ def overflowing(d_k: int, keys: int, scale: float, limit: float) -> float:
 
 
 def _norms(d_k: int) -> tuple[Floats, Floats]:
-    """Values of |q| and their shares; the bell around √d_k is about 0.71 wide."""
-    middle = math.sqrt(d_k)
-    r = np.linspace(max(middle - 3.2, 1e-3), middle + 3.2, 11)
-    log = (d_k - 1) * np.log(r) - r * r / 2
+    """Values of |q| and their shares.
+
+    Even steps in ln |q|, whose density exp(d_k t - exp(2t)/2) is a bell of width 1/√(2 d_k) with a
+    tail to the left, long where d_k is small.
+    """
+    width = 1 / math.sqrt(2 * d_k)
+    steps = np.arange(-4.5 - 8 / (d_k * width), 4.5, 0.8)
+    t = math.log(math.sqrt(d_k)) + steps * width
+    log = d_k * t - np.exp(2 * t) / 2
     shares = np.exp(log - log.max())
-    return r, shares / shares.sum()
+    return np.exp(t), shares / shares.sum()

@@ -8,7 +8,7 @@ from levelhead.lab import theory
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import Setting, weights
 from levelhead.lab.rounding import LARGEST, rounded
-from levelhead.lab.sampling import Array, count, curve, draw, numbers, shares_agree
+from levelhead.lab.sampling import Array, count, curve, gather, numbers, parts, shares_agree
 
 HALF = "float16"
 
@@ -16,51 +16,62 @@ HALF = "float16"
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     setting = Setting(d_k=params["d_k"], divide="none", keys=params["keys"], seed=seed)
     batches, queries = count(params, "batches", 2), count(params, "queries", 1)
-    q, k = draw(setting, batches, queries)
-    scales = numbers(params, "scales")
-    tell(0.0, "the core at every scale")
-    lost = [float(_lost(weights(q, k, scale)).mean()) for scale in scales]
-    growths = numbers(params, "growths")
-    stored, shifted, core = [], [], []
-    same = True
+    scales, growths = numbers(params, "scales"), numbers(params, "growths")
+    at_scale, grown = [], []
+    for done, scale in enumerate(scales):
+        tell(done / len(scales) / 2, f"the core at a scale of {scale:g}")
+        drawn = parts(setting, batches, queries)
+        at_scale.append(gather({"core": _lost(weights(q, k, scale))} for q, k in drawn))
     for done, growth in enumerate(growths):
-        tell((1 + done) / (1 + len(growths)), f"entries of standard deviation {growth:g}")
-        large_q, large_k = ((growth * x).astype(np.float16) for x in (q, k))
-        wide = large_q.astype(np.float32) @ large_k.astype(np.float32).swapaxes(-1, -2)
-        scores = rounded(wide, HALF)
-        too_large, failed = np.isposinf(scores).any(-1), _lost(shifted_softmax(scores))
-        same = same and bool((too_large == failed).all())
-        stored.append(too_large.mean(-1))
-        shifted.append(failed.mean(-1))
-        core.append(_lost(weights(large_q, large_k, 1.0)).mean(-1))
-    share = curve(growths, stored)
+        tell((1 + done / len(growths)) / 2, f"entries of standard deviation {growth:g}")
+        drawn = parts(setting, batches, queries)
+        grown.append(gather(_in_half(growth * q, growth * k) for q, k in drawn))
+    lost = [float(one["core"].mean()) for one in at_scale]
+    infinite, shifted, core = (
+        curve(growths, [one[name].mean(-1) for one in grown])
+        for name in ("infinite", "shifted", "core")
+    )
+    same = all(bool((one["infinite"] == one["shifted"]).all()) for one in grown)
     expected = [
         theory.overflowing(setting.d_k, setting.keys, growth**2, LARGEST[HALF])
         for growth in growths
     ]
-    as_predicted = shares_agree(share, expected, batches * queries)
-    never = not any(lost) and not np.any(core)
+    as_predicted = shares_agree(infinite, expected, batches * queries)
+    never = not any(lost) and not any(core.y)
     verdict: Verdict = "refuted"
     if never:
-        verdict = "confirmed" if same and as_predicted and share.y[-1] > 0.5 else "caveat"
+        verdict = "confirmed" if same and as_predicted and infinite.y[-1] > 0.5 else "caveat"
     return Outcome(
         theory={"core": [0.0] * len(scales), "float16 score infinite": expected},
-        measured={"core": lost, "float16 score infinite": list(share.y)},
-        stderr={"core": [0.0] * len(scales), "float16 score infinite": list(share.stderr)},
+        measured={"core": lost, "float16 score infinite": list(infinite.y)},
+        stderr={"core": [0.0] * len(scales), "float16 score infinite": list(infinite.stderr)},
         verdict=verdict,
         details={
-            "score infinite": share.json(),
-            "shifted softmax of float16 scores lost": curve(growths, shifted).json(),
-            "core on the same float16 arrays lost": curve(growths, core).json(),
+            "score infinite": infinite.json(),
+            "shifted softmax of float16 scores lost": shifted.json(),
+            "core on the same float16 arrays lost": core.json(),
         },
     )
+
+
+def _in_half(q: Array, k: Array) -> dict[str, Array]:
+    """Of float16 arrays, which rows (B, T) have an infinite float16 score, which of them a shifted
+    float16 softmax loses, and which the core does."""
+    q, k = q.astype(np.float16), k.astype(np.float16)
+    scores = rounded(q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2), HALF)
+    return {
+        "infinite": np.asarray(np.isposinf(scores).any(-1)),
+        "shifted": _lost(shifted_softmax(scores)),
+        "core": _lost(weights(q, k, 1.0)),
+    }
 
 
 def shifted_softmax(scores: Array) -> Array:
     """A float16 softmax that subtracts its maximum, every step rounded."""
     with np.errstate(invalid="ignore", over="ignore"):
         powers = rounded(np.exp(rounded(scores - scores.max(-1, keepdims=True), HALF)), HALF)
-        found: Array = rounded(powers / powers.sum(-1, keepdims=True), HALF)
+        total = rounded(powers.sum(-1, keepdims=True), HALF)
+        found: Array = rounded(powers / total, HALF)
     return found
 
 

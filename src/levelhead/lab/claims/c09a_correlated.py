@@ -88,6 +88,6 @@ CLAIM = Claim(
     ),
     expected="confirmed",
     quick={"d_k": [16, 64, 256, 1024], "keys": 32, "pairs": 1024, "correlation": 0.5},
-    full={"d_k": [16, 64, 256, 1024, 4096], "pairs": 4096},
+    full={"d_k": [16, 32, 64, 128, 256, 512, 1024], "pairs": 4096},
     experiment=experiment,
 )

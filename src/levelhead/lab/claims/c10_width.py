@@ -10,17 +10,18 @@ import levelhead as lh
 from levelhead.lab import theory
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import Setting
-from levelhead.lab.sampling import BOUND, agree, count, curve, draw, measure, numbers
+from levelhead.lab.sampling import BOUND, agree, count, curve, gather, measure, numbers, parts
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     widths = [int(x) for x in numbers(params, "widths")]
     setting = Setting(d_k=params["d_k"], keys=params["keys"], seed=seed)
-    q, k = draw(setting, count(params, "batches", 2), count(params, "queries", 1))
+    batches, queries = count(params, "batches", 2), count(params, "queries", 1)
     found = []
     for done, width in enumerate(widths):
         tell(done / len(widths), f"divided by √{width}")
-        found.append(measure(q, k, lh.scaling.rule("1/sqrt(d)", width=width)))
+        rule = lh.scaling.rule("1/sqrt(d)", width=width)
+        found.append(gather(measure(q, k, rule) for q, k in parts(setting, batches, queries)))
     heads = [width / setting.d_k for width in widths]
     std = curve(heads, [one["std"] for one in found])
     entropy = curve(heads, [one["entropy"] for one in found])
