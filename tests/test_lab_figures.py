@@ -184,7 +184,7 @@ def test_a_bad_parameter_is_named(id: str, given: dict[str, Any]) -> None:
 def test_an_unknown_figure_is_refused_with_those_there_are() -> None:
     with pytest.raises(LevelheadValueError, match="id: expected one of logits, walk"):
         figure("piechart")
-    with pytest.raises(LevelheadValueError, match="recorded run: expected one of .*speed"):
+    with pytest.raises(LevelheadValueError, match="recording: expected one of .*speed"):
         recorded.load("../speed")
 
 
