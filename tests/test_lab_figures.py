@@ -184,7 +184,7 @@ def test_a_bad_parameter_is_named(id: str, given: dict[str, Any]) -> None:
 def test_an_unknown_figure_is_refused_with_those_there_are() -> None:
     with pytest.raises(LevelheadValueError, match="id: expected one of logits, walk"):
         figure("piechart")
-    with pytest.raises(LevelheadValueError, match="recorded run: expected one of .*speed"):
+    with pytest.raises(LevelheadValueError, match="recording: expected one of .*speed"):
         recorded.load("../speed")
 
 
@@ -561,6 +561,31 @@ def test_recorded_speed_shows_where_levelhead_is_behind() -> None:
     assert value(found, "cells where somebody else is faster") == len(behind)
     names = list(found.charts[-1].series[0].x)  # type: ignore[arg-type]
     assert {one["name"] for one in behind} <= set(names)
+
+
+def test_a_live_run_of_the_benchmark_is_shown_as_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark's own result stands in for ten seconds of measuring."""
+    results = Path(__file__).parent.parent / "bench" / "results"
+    committed = json.loads((results / "bench-zen4-avx512bf16.json").read_text())
+    asked = []
+
+    def bench(cases: Any, **options: Any) -> dict[str, Any]:
+        names = [case.name for case in cases]
+        asked.append(options["tell"])
+        return {**committed, "cells": [x for x in committed["cells"] if x["name"] in names]}
+
+    monkeypatch.setattr("levelhead.bench.run.bench", bench)
+
+    def tell(cell: str, doing: str) -> None:
+        pass
+
+    found = figure("speed", live=True, tell=tell)
+    check(found)
+    assert asked == [tell]
+    assert found.recorded == "" and "live=True" in found.python
+    assert {one.source for chart in found.charts for one in chart.series} == {"live"}
+    assert {fact.source for fact in found.facts} == {"live"}
+    assert value(found, "cells compared") == 3
 
 
 def test_recorded_runs_say_where_they_come_from() -> None:

@@ -31,7 +31,7 @@ def load(name: str) -> dict[str, Any]:
     if name not in names():
         advice = "It is part of the installed package; install levelhead again"
         raise LevelheadValueError(
-            expected("recorded run", f"one of {', '.join(names())}", repr(name), advice)
+            expected("recording", f"one of {', '.join(names())}", repr(name), advice)
         )
     found: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return found
