@@ -582,6 +582,7 @@ def a_result(**fields: Any) -> Result:
         ),
         (dict(measured={"a": {"b": 3}}, stderr=None, theory={}), "a, b    3"),
         (dict(measured={"a": 3}, stderr=None, theory={"z": 4}), "z  4"),
+        (dict(measured={"a": 3}, stderr=None, theory="all above 2"), "theory: all above 2"),
         (dict(measured={"why": "no model"}, stderr=None, theory=None), "why    no model"),
         (dict(measured=[1.0, 2.0], stderr=[0.1, 0.2], theory=[1, 2]), "[1.00 ± 0.10, 2.00 ± 0.20]"),
         (dict(measured=list(range(9)), stderr=None), "[0, 1, 2, 3, …, 8]"),
@@ -592,6 +593,7 @@ def a_result(**fields: Any) -> Result:
 def test_numbers_are_told_beside_theory(fields: Any, line: str) -> None:
     lines = list(report.result_lines(a_result(**fields), colour=False))
     assert any(told.strip().endswith(line.strip()) for told in lines), lines
+    assert lines[-1] == "" and all(lines[:-1])
 
 
 class Terminal(io.StringIO):

@@ -66,7 +66,10 @@ def summary(results: Sequence[Result]) -> str:
 
 def _table(result: Result) -> Iterator[str]:
     theory, measured, stderr = result.theory, result.measured, result.stderr
-    paths = dict.fromkeys((*_paths(measured), *_paths(theory)))
+    if isinstance(theory, str) and isinstance(measured, Mapping):  # one sentence about all of them
+        yield _indented(theory, f"{'':5}theory: ")
+        theory = {}
+    paths = dict.fromkeys((*_paths(measured), *_paths({} if theory is None else theory)))
     rows = [
         (
             ", ".join(path),
