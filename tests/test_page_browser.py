@@ -22,10 +22,10 @@ from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
 
 import pytest
-from runs import record as record_of
 
 from levelhead.health.record import Run, Snapshot
 from levelhead.lab import figures
+from runs import record as record_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 MISSING = [
@@ -377,9 +377,8 @@ def test_every_screen_has_room(
     axis = tab.ask("getComputedStyle(document.querySelector('.xtitle')).fill")
     assert axis == tab.ask("getComputedStyle(document.querySelector('.soft')).color")
     if viewport is DESKTOP:  # the experiment is above the fold
-        plots = tab.ask(
-            "[...document.querySelectorAll('.hero .plot')].map(x => x.getBoundingClientRect().bottom)"
-        )
+        bottom = "x => x.getBoundingClientRect().bottom"
+        plots = tab.ask(f"[...document.querySelectorAll('.hero .plot')].map({bottom})")
         assert max(plots) < DESKTOP["height"]
     picture = tab.page.screenshot(path=tmp_path / "page.png", full_page=True)
     assert picture.startswith(b"\x89PNG")
@@ -424,13 +423,15 @@ def test_tools_give_python_a_drawing_and_a_table(opened: Callable[..., Tab]) -> 
 def test_tiles_are_shuffled_and_the_result_stays(opened: Callable[..., Tab]) -> None:
     tab = opened("#keys=256").all_drawn()
     place = "[data-figure=online]"
-    last = tab.text(f"{place} .own .facts")
+    state = f"{place} .own .facts > div:nth-child(-n + 3) b:first-child"  # m, l, H
+    last = tab.text(state)
     tab.page.get_by_role("button", name="shuffle").click()
     tab.until(lambda: "differs" in tab.text(f"{place} .own > p"), "the difference")
     tab.rests()
-    assert [re.findall(r"[\d.]{4}", x) for x in (last, tab.text(f"{place} .own .facts"))][0]
+    numbers = [[float(x) for x in text.split()] for text in (last, tab.text(state))]
+    assert len(numbers[0]) == 3 and numbers[1] == pytest.approx(numbers[0], rel=2e-3)
     tab.slide("tiles seen", "Home")
-    tab.until(lambda: tab.text(f"{place} .own .facts") != last, "the first tile alone")
+    tab.until(lambda: tab.text(state) != last, "the first tile alone")
     assert tab.count(f"{place} .plot .shapelayer path") == 3  # where the reader is, in each chart
 
 
