@@ -117,7 +117,7 @@ export function layout(chart, theme, { whole = false, height = 260 } = {}) {
     height,
     bargap: chart.series.some((series) => series.shape === "bars" && series.x.length > 40) ? 0.04 : 0.15,
     barmode: "overlay",
-    margin: { l: 58, r: 18, t: whole ? 64 : 8, b: 46 },
+    margin: { l: 58, r: 18, t: whole ? 44 : 8, b: 46 },
     paper_bgcolor: whole ? theme.card : "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: theme.font, color: theme.ink, size: 13 },
@@ -125,7 +125,7 @@ export function layout(chart, theme, { whole = false, height = 260 } = {}) {
     dragmode: false,
     hovermode: "closest",
     showlegend: whole && !matrix,
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+    legend: { orientation: "h", y: -0.2, yanchor: "top", x: 0, traceorder: "normal" },
     title: whole ? { text: plain(chart.title), x: 0.02, xanchor: "left", font: { size: 16 } } : undefined,
   };
 }

@@ -86,19 +86,24 @@ function nearest(values, x) {
   return far.indexOf(Math.min(...far));
 }
 
+let sliders = 0;
+
 /** A labelled slider with its value beside it; `told` is called with the number while it moves. */
 export function slider({ label, min, max, step, value, shown, told, disabled = false }) {
-  const output = make("output", {}, shown(value));
-  const input = make("input", { type: "range", min, max, step, disabled });
+  const id = `slider-${(sliders += 1)}`;
+  const output = make("output", { for: id }, shown(value));
+  const input = make("input", { id, type: "range", min, max, step, disabled });
   input.value = value;
   input.addEventListener("input", () => {
     output.textContent = shown(Number(input.value));
+    input.setAttribute("aria-valuetext", output.textContent);
     told(Number(input.value));
   });
-  const element = make("label", { class: "control" }, make("span", {}, label), output, input);
+  const element = make("div", { class: "control" }, make("label", { for: id }, label), output, input);
   const set = (to) => {
     input.value = to;
     output.textContent = shown(to);
+    input.setAttribute("aria-valuetext", output.textContent);
   };
   return { element, input, set };
 }

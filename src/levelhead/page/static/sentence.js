@@ -38,10 +38,10 @@ export class Sentence {
     this.model.select.value = extra.model;
     this.layer.fill(extra.layers, extra.layer);
     this.head.fill(extra.heads, extra.head);
-    this.#colour(extra.tokens[extra.token] === undefined ? extra.tokens.indexOf(extra.token) : extra.token);
+    this.#colour(extra.token);
     this.steps.replaceChildren(table(["step", "shape", ""], extra.steps.map((step) => [step.name, step.shape, step.about])));
     const looks = extra.it.map((one) => [one.layer, one.head, one.to, number(one.weight)]);
-    const told = make("p", {}, make("b", {}, "Where “it” looks hardest"), badge(this.source));
+    const told = make("p", {}, make("b", {}, `Where “${extra.tokens[extra.token]}” looks hardest`), badge(this.source));
     this.it.replaceChildren(...(looks.length ? [told, table(["layer", "head", "to", "weight"], looks)] : []));
   }
 
@@ -62,11 +62,17 @@ export class Sentence {
   #token(token, i, row, weight) {
     const label = `${token}: gets ${number(weight)}`;
     const button = make(
-      "button", { type: "button", class: i === row ? "token chosen" : "token", title: label, "aria-pressed": i === row, click: () => this.#colour(i) },
+      "button", { type: "button", class: i === row ? "token chosen" : "token", title: label, "aria-pressed": String(i === row), click: () => this.#choose(i) },
       token,
     );
     button.style.setProperty("--weight", `${Math.round(100 * (weight ?? 0))}%`);
     return button;
+  }
+
+  #choose(token) {
+    this.#colour(token);
+    this.tokens.querySelector(".chosen").focus();
+    if (this.source === "live") this.#run(token);
   }
 
   #submit(event) {
@@ -80,9 +86,11 @@ export class Sentence {
     if (this.source === "live") this.#run();
   }
 
-  async #run() {
+  async #run(token = null) {
     const body = { text: this.text.value, model: this.model.select.value };
-    if (body.model === this.extra?.model) Object.assign(body, { layer: this.layer.number(), head: this.head.number() });
+    const same = body.text === this.extra?.text && body.model === this.extra.model;
+    if (same) Object.assign(body, { layer: this.layer.number(), head: this.head.number(), token: token ?? this.extra.token });
+    else if (/\bit\b/.test(body.text)) body.token = "it";
     this.button.disabled = true;
     await this.panel.ask((signal) => askSentence(body, signal));
     this.button.disabled = false;

@@ -6,6 +6,7 @@ export class Store {
   constructor() {
     this.listeners = [];
     this.changed = new Set();
+    this.due = false;
     this.#take(location.hash);
     addEventListener("hashchange", () => {
       const before = this.state;
@@ -43,12 +44,13 @@ export class Store {
   }
 
   #announce(names) {
-    const idle = this.changed.size === 0;
     for (const name of names) this.changed.add(name);
-    if (!idle || !this.changed.size) return;
+    if (this.due) return;
+    this.due = true;
     requestAnimationFrame(() => {
       const all = [...this.changed];
       this.changed.clear();
+      this.due = false;
       for (const listener of this.listeners) listener(this.state, all);
     });
   }

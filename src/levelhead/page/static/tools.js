@@ -65,7 +65,7 @@ async function picture(drawing) {
   const theme = colours();
   const parts = [];
   for (const chart of figure.charts) {
-    parts.push(await charted(chart, theme, drawing.height(chart) + 90));
+    parts.push(await charted(chart, theme, drawing.height(chart) + 110));
   }
   const composed = drawing.own?.picture?.();
   if (composed) place.append(composed); // it has no look before it stands on the page

@@ -1,0 +1,578 @@
+"""The page in a real browser: Chromium opens what `levelhead page` serves, and what it exports.
+
+One server and one browser for all tests; every test watches the console and every request. Not
+everybody has Chromium. Without it these tests are left out, with a line that says so; where CI=true
+it is required, and missing it is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+from xml.etree import ElementTree
+
+import pytest
+
+from levelhead.health.record import Run, Snapshot
+from levelhead.lab import figures
+from runs import record as record_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+MISSING = [
+    name
+    for name, there in (("chromium", CHROMIUM), ("playwright", find_spec("playwright")))
+    if there is None
+]
+REQUIRED = os.environ.get("CI") == "true"
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+PANELS = len(figures.IDS)
+PATIENCE = 30_000  # ms for anything to appear; far more than it takes
+
+
+class LeftOut:
+    """A plug-in of this run that takes the tests away, openly."""
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        gone = [item for item in items if item.path == Path(__file__)]
+        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=gone)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(
+            f"left out: the page in a browser, for want of {' and '.join(MISSING)}"
+        )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    plugins = metafunc.config.pluginmanager
+    if MISSING and not REQUIRED and not plugins.has_plugin("left-out-browser"):
+        plugins.register(LeftOut(), "left-out-browser")
+
+
+# ---- one server, one browser
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Where the page is served, with its token."""
+    command = [sys.executable, "-m", "levelhead", "page", "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    assert not MISSING, f"the page's tests need {' and '.join(MISSING)}"
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as player:
+        started = player.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@dataclass
+class Tab:
+    """A page that is open, and what went on in it."""
+
+    page: Any
+    errors: list[str] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
+
+    def all_drawn(self) -> Tab:
+        self.until(lambda: self.count("figure[data-drawn]") == PANELS, "every panel to draw")
+        return self
+
+    def until(self, happened: Callable[[], bool], what: str) -> None:
+        for _ in range(PATIENCE // 50):
+            if happened():
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"waited in vain for {what}; {self.text('.trouble:not([hidden])')}")
+
+    def count(self, selector: str) -> int:
+        return int(self.page.locator(selector).count())
+
+    def text(self, selector: str) -> str:
+        return " ".join(self.page.locator(selector).all_inner_texts())
+
+    def ask(self, script: str) -> Any:
+        return self.page.evaluate(script)
+
+    def rests(self) -> None:
+        """Until no figure is on its way."""
+        self.page.wait_for_timeout(250)  # figures out of sight are asked for after a pause
+        self.until(lambda: self.count("figure[aria-busy]") == 0, "figures to arrive")
+
+    def divide(self, by: str) -> None:
+        self.page.locator(f"#strip input[value={by}]").check(force=True)  # under its own words
+
+    def slide(self, name: str, key: str) -> None:
+        self.page.get_by_role("slider", name=name, exact=True).press(key)
+
+    def bubble(self) -> float:
+        place = self.ask("document.querySelector('.spirit .bubble').style.transform")
+        return float(re.findall(r"[\d.]+", place)[0])
+
+    def fact(self, figure: str, label: str) -> str:
+        facts = self.page.locator(f"[data-figure={figure}] .facts > div")
+        return str(facts.filter(has=self.page.get_by_text(label, exact=True)).first.inner_text())
+
+    def figures_asked(self) -> dict[str, dict[str, list[str]]]:
+        parts = [urlsplit(one.url) for one in self.requests]
+        return {
+            part.path.rsplit("/", 1)[1]: parse_qs(part.query)
+            for part in parts
+            if part.path.startswith("/api/figure/")
+        }
+
+
+@pytest.fixture
+def opened(address: str, browser: Any) -> Iterator[Callable[..., Tab]]:
+    """Opens the page with this state; at the end nothing may have gone wrong."""
+    with tabs(browser) as open_tab:
+        yield lambda state="", **options: open_tab(f"{address}{state}", **options)
+
+
+@contextmanager
+def tabs(browser: Any) -> Iterator[Callable[..., Tab]]:
+    contexts, open_ones = [], []
+
+    def open_tab(url: str, expected_errors: int = 0, **options: Any) -> Tab:
+        context = browser.new_context(**{"viewport": DESKTOP} | options)
+        tab = Tab(context.new_page())
+        tab.page.set_default_timeout(PATIENCE)
+        tab.page.on("console", lambda m: tab.errors.append(m.text) if m.type == "error" else None)
+        tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
+        tab.page.on("request", lambda request: tab.requests.append(request))
+        tab.page.goto(url)
+        contexts.append(context)
+        open_ones.append((tab, url, expected_errors))
+        return tab
+
+    yield open_tab
+    for tab, url, expected_errors in open_ones:
+        assert len(tab.errors) == expected_errors, tab.errors
+        for request in tab.requests:
+            assert_local(request.url, url)
+    for context in contexts:
+        context.close()
+
+
+def assert_local(requested: str, page: str) -> None:
+    there, here = urlsplit(requested), urlsplit(page)
+    inside = there.scheme in ("data", "blob")
+    assert inside or (there.scheme, there.netloc) == (here.scheme, here.netloc), requested
+
+
+def rest_of_the_figures(tab: Tab) -> None:
+    """Every figure holds marks, words and tools, and says where its numbers come from."""
+    for id in figures.IDS:
+        place = f"[data-figure={id}]"
+        assert tab.count(f"{place} .trouble:not([hidden])") == 0, tab.text(f"{place} .trouble")
+        marks = f"{place} .plot :is(.trace path, .bars .point path, .heatmaplayer image, .js-line)"
+        assert tab.count(marks) > 0, id
+        assert tab.count(f"{place} .badge") > 0, id
+        assert tab.text(f"{place} figcaption"), id
+        assert tab.count(f"{place} .tools button") == 2, id
+        labels = tab.ask(f"[...document.querySelectorAll('{place} .plot')].map(x => x.ariaLabel)")
+        assert all(len(label) > 10 for label in labels), id
+
+
+# ---- the experiment
+
+
+def test_every_panel_draws_and_says_where_its_numbers_come_from(
+    opened: Callable[..., Tab],
+) -> None:
+    tab = opened().all_drawn()
+    rest_of_the_figures(tab)
+    assert tab.count("math") >= 8
+    assert "level" in tab.text("#said")
+    assert not tab.ask("document.body.innerText.match(/NaN|undefined|\\[object/)")
+
+
+def test_an_undivided_wide_head_sends_the_bubble_right_and_the_root_brings_it_back(
+    opened: Callable[..., Tab],
+) -> None:
+    tab = opened().all_drawn()
+    scaled, sigma = tab.bubble(), tab.fact("logits", "σ")
+    tab.divide("none")
+    tab.page.locator("#d_k").press("End")
+    tab.until(lambda: "d_k=4096" in tab.page.url and tab.bubble() > scaled + 100, "the bubble")
+    assert tab.text(".level-word strong") == "saturated"
+    assert tab.fact("logits", "σ") != sigma
+    assert "64" in tab.fact("logits", "σ")  # √4096, by theory
+    tab.divide("sqrt")
+    tab.until(lambda: tab.bubble() < scaled + 100, "the bubble to come back")
+    tab.until(lambda: tab.text(".level-word strong") in tab.text("#said"), "it to be said")
+    tab.rests()
+
+
+def test_a_control_asks_for_the_figures_that_depend_on_it_and_for_no_other(
+    opened: Callable[..., Tab],
+) -> None:
+    tab = opened().all_drawn()
+    for name, change in (
+        ("d_k", lambda: tab.page.locator("#d_k").press("ArrowRight")),
+        ("divide", lambda: tab.divide("none")),
+        ("keys", lambda: tab.page.locator("#keys").press("ArrowRight")),
+    ):
+        tab.requests.clear()
+        change()
+        tab.rests()
+        depend = {id for id, names in figures.DEPENDS.items() if name in names}
+        assert set(tab.figures_asked()) == depend, name
+
+
+def test_the_address_holds_the_state_and_brings_it_back(opened: Callable[..., Tab]) -> None:
+    tab = opened().all_drawn()
+    tab.page.locator("#d_k").press("ArrowRight")
+    tab.divide("power")
+    tab.page.locator("#power").press("Home")
+    tab.page.locator("#keys").press("ArrowLeft")
+    tab.page.get_by_label("resample").click()
+    tab.slide("correlation ρ", "End")
+    tab.until(lambda: "rho=1" in tab.page.url, "the address")
+    state = tab.page.url.split("#")[1]
+    wanted = {"d_k": "128", "divide": "power", "power": "0", "keys": "16", "seed": "1", "rho": "1"}
+    assert {name: values[0] for name, values in parse_qs(state).items()} == wanted
+    tab.rests()
+    said = tab.text(".level-big")
+    tab.requests.clear()
+    tab.page.reload()
+    tab.all_drawn()
+    assert tab.text(".level-big") == said
+    assert tab.figures_asked()["attack"] == {name: [value] for name, value in wanted.items()} | {
+        "sigma": ["1"], "growth": ["1"], "cure": ["none"], "cap": ["30"],
+    }  # fmt: skip
+    tab.page.get_by_text("reset").click()
+    tab.until(lambda: tab.text("#d_k-now") == "64" and "rho" not in tab.page.url, "the reset")
+    tab.rests()
+
+
+HOSTILE = {
+    "#d_k=<script>alert(1)</script>": "d_k",
+    "#d_k=1000000000": "d_k",
+    "#keys=NaN&d_k=-1": "keys",
+    "#divide=__proto__&power=1e9": "divide",
+    "#seed=99999999999&sigma=0": "seed",
+    "#cure=%00&order=0x10&tile=2.5": "cure",
+    "#hide=everything&predict=yes": "hide",
+    "#constructor=1&text=" + "x" * 5000: "constructor",
+    "#%E0%A4%A=%&&==&d_k=": "d_k",
+}
+
+
+def assert_refused(tab: Tab, named: str) -> None:
+    tab.until(lambda: named in tab.text("#notes"), f"a note about {named}")
+    assert tab.page.locator("#notes").is_visible()
+    assert tab.text("#d_k-now") == "64" and tab.text("#keys-now") == "32"
+    assert tab.count("#notes *") == 0  # text, and nothing that was parsed
+    assert tab.count(".control:visible") >= 5
+
+
+def test_a_hostile_state_is_told_and_stands_at_its_default(opened: Callable[..., Tab]) -> None:
+    first, *others = HOSTILE.items()
+    tab = opened(first[0]).all_drawn()
+    assert_refused(tab, first[1])
+    for state, named in others:
+        tab.page.evaluate("state => { location.hash = state }", state)
+        assert_refused(tab, named)
+    tab.page.evaluate("location.hash = '#d_k=128'")
+    tab.until(lambda: not tab.page.locator("#notes").is_visible(), "the note to go")
+    assert tab.text("#d_k-now") == "128"
+    tab.rests()
+
+
+def test_teachers_hide_controls_and_ask_before_they_show(opened: Callable[..., Tab]) -> None:
+    tab = opened("#d_k=64&hide=keys,seed&predict=1").all_drawn()
+    assert not tab.page.locator("#keys").is_visible() and not tab.page.locator("#seed").is_visible()
+    assert tab.page.locator("#d_k").is_visible() and not tab.page.locator("#question").is_visible()
+    said = tab.text("#said")
+    tab.divide("none")
+    tab.page.locator("#d_k").press("End")
+    tab.rests()
+    assert tab.page.locator("#question").is_visible()
+    covered = tab.ask("[...document.querySelectorAll('.covered')].map(x => x.dataset.figure)")
+    assert set(covered) == {id for id, names in figures.DEPENDS.items() if names}
+    assert not tab.page.locator(".level-big").is_visible()
+    assert tab.text("#said") == said and "saturated" not in tab.text("#strip-gauge")
+    tab.page.locator("#question").get_by_text("sharp").click()
+    tab.until(lambda: "saturated" in tab.text("#answer"), "the answer")
+    assert tab.count(".covered") == 0
+    assert "saturated" in tab.text("#said")
+
+
+# ---- keyboard, screens
+
+
+def test_the_keyboard_reaches_everything(opened: Callable[..., Tab]) -> None:
+    tab = opened().all_drawn()
+    wanted = tab.ask(
+        """() => {
+          const all = 'a[href], button, input, select, summary, [tabindex="0"]';
+          const seen = [...document.querySelectorAll(all)].filter((x) => x.tabIndex >= 0 &&
+            !x.disabled && (x.checkVisibility({ visibilityProperty: true }) || x.matches('.skip')));
+          window.wanted = seen.filter((x) => x.type !== 'radio' || x.checked);
+          return window.wanted.length;
+        }"""
+    )
+    reached = set()
+    for _ in range(wanted + 5):
+        tab.page.keyboard.press("Tab")
+        reached.add(tab.ask("window.wanted.indexOf(document.activeElement)"))
+    names = tab.ask("window.wanted.map((x) => x.outerHTML.slice(0, 120))")
+    assert reached >= set(range(wanted)), [names[i] for i in set(range(wanted)) - reached]
+
+
+def test_keys_move_sliders_levels_and_tiles(opened: Callable[..., Tab]) -> None:
+    tab = opened().all_drawn()
+    for key, d_k in (
+        ("ArrowRight", "128"),
+        ("ArrowUp", "256"),
+        ("ArrowLeft", "128"),
+        ("Home", "1"),
+    ):
+        tab.page.locator("#d_k").press(key)
+        tab.until(lambda d_k=d_k: tab.text("#d_k-now") == d_k, d_k)
+    tab.page.keyboard.press("Tab")
+    tab.page.keyboard.press("ArrowRight")  # √d_k → d_k
+    tab.until(lambda: "divide=d_k" in tab.page.url, "the radio")
+    tab.rests()
+    seen = tab.text("[data-figure=online] .own .facts")
+    tab.slide("tiles seen", "ArrowLeft")
+    tab.until(lambda: tab.text("[data-figure=online] .own .facts") != seen, "a tile less")
+    tab.page.locator(".levels .cell[tabindex='0']").press("ArrowDown")
+    tab.page.keyboard.press("Enter")
+    tab.until(lambda: "head 0" in tab.text(".one h3"), "the head")
+    focus = tab.ask("getComputedStyle(document.activeElement).outlineStyle")
+    assert focus == "solid"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_every_screen_has_room(
+    opened: Callable[..., Tab], scheme: str, viewport: Mapping[str, int], tmp_path: Path
+) -> None:
+    tab = opened(viewport=viewport, color_scheme=scheme, reduced_motion="reduce").all_drawn()
+    assert tab.ask("document.documentElement.scrollWidth <= innerWidth")
+    paper = tab.ask("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", paper))) > 384) == (scheme == "light")
+    axis = tab.ask("getComputedStyle(document.querySelector('.xtitle')).fill")
+    assert axis == tab.ask("getComputedStyle(document.querySelector('.soft')).color")
+    if viewport is DESKTOP:  # the experiment is above the fold
+        bottom = "x => x.getBoundingClientRect().bottom"
+        plots = tab.ask(f"[...document.querySelectorAll('.hero .plot')].map({bottom})")
+        assert max(plots) < DESKTOP["height"]
+    picture = tab.page.screenshot(path=tmp_path / "page.png", full_page=True)
+    assert picture.startswith(b"\x89PNG")
+
+
+def test_colours_follow_the_reader_while_the_page_is_open(opened: Callable[..., Tab]) -> None:
+    tab = opened(color_scheme="light").all_drawn()
+    fill = "getComputedStyle(document.querySelector('.hero .bars .point path')).fill"
+    light = tab.ask(fill)
+    tab.page.emulate_media(color_scheme="dark")
+    tab.until(lambda: tab.ask(fill) != light, "other colours")
+
+
+# ---- what one can take away
+
+
+def test_tools_give_python_a_drawing_and_a_table(opened: Callable[..., Tab]) -> None:
+    tab = opened(permissions=["clipboard-read", "clipboard-write"]).all_drawn()
+    for id in figures.IDS:
+        place = tab.page.locator(f"[data-figure={id}]")
+        place.get_by_text("copy as Python").click()
+        tab.until(lambda place=place: "copied" in place.locator(".tools").inner_text(), "the copy")
+        assert f'lh.lab.figure("{id}"' in tab.ask("navigator.clipboard.readText()")
+        with tab.page.expect_download() as download:
+            place.get_by_text("download SVG").click()
+        svg = ElementTree.parse(download.value.path()).getroot()
+        assert svg.tag == "{http://www.w3.org/2000/svg}svg", id
+        assert download.value.suggested_filename == f"levelhead-{id}.svg"
+        assert len(list(svg.iter("{http://www.w3.org/2000/svg}path"))) > 10, id
+        place.get_by_text("table", exact=True).click()
+        tab.until(lambda place=place: place.locator(".table tbody tr").count() > 0, "the table")
+        assert place.locator(".table tbody td").first.inner_text(), id
+    tab.page.get_by_text("copy link").click()
+    tab.until(lambda: tab.text("#copy-link") == "copied", "the link")
+    link = tab.ask("navigator.clipboard.readText()")
+    assert link.endswith("#d_k=64&divide=sqrt&keys=32&seed=0") and "token" not in link
+
+
+# ---- panels with something of their own
+
+
+def test_tiles_are_shuffled_and_the_result_stays(opened: Callable[..., Tab]) -> None:
+    tab = opened("#keys=256").all_drawn()
+    place = "[data-figure=online]"
+    state = f"{place} .own .facts > div:nth-child(-n + 3) b:first-child"  # m, l, H
+    last = tab.text(state)
+    tab.page.get_by_role("button", name="shuffle").click()
+    tab.until(lambda: "differs" in tab.text(f"{place} .own > p"), "the difference")
+    tab.rests()
+    numbers = [[float(x) for x in text.split()] for text in (last, tab.text(state))]
+    assert len(numbers[0]) == 3 and numbers[1] == pytest.approx(numbers[0], rel=2e-3)
+    tab.slide("tiles seen", "Home")
+    tab.until(lambda: tab.text(state) != last, "the first tile alone")
+    assert tab.count(f"{place} .plot .shapelayer path") == 3  # where the reader is, in each chart
+
+
+def test_attacks_are_asked_for_and_cures_are_named(opened: Callable[..., Tab]) -> None:
+    tab = opened("#d_k=1024").all_drawn()
+    gauges = tab.text("[data-figure=attack] .gauges")
+    tab.slide("weights grown by", "End")
+    tab.until(lambda: tab.text("[data-figure=attack] .gauges") != gauges, "the attack")
+    tab.page.locator("[data-figure=attack] input[value=softcap]").check(force=True)
+    tab.slide("cap", "Home")
+    tab.until(lambda: "cap=1&" in f"{tab.page.url}&", "the cap")
+    tab.rests()
+    assert tab.figures_asked()["attack"]["growth"] == ["8"]
+    assert "softcap" in tab.text("[data-figure=attack] .gauges")
+
+
+def test_a_sentence_is_recorded_until_it_is_run_here(opened: Callable[..., Tab]) -> None:
+    tab = opened().all_drawn()
+    place = tab.page.locator("[data-figure=sentence]")
+    assert tab.count("[data-figure=sentence] .badge.live") == 0
+    place.get_by_role("combobox", name="model").select_option("random")
+    assert not [one for one in tab.requests if one.method == "POST"]
+    place.get_by_role("textbox").fill("Love Apple <b>phones</b>")
+    place.get_by_text("run it here").click()
+    tab.until(lambda: tab.count("[data-figure=sentence] .badge.recorded") == 0, "the live run")
+    assert "phones" in tab.text(".tokens") and tab.count(".tokens b:not(.badge)") == 0
+    (sent,) = [one for one in tab.requests if one.method == "POST"]
+    assert sent.post_data_json["text"] == "Love Apple <b>phones</b>"
+    chosen = place.locator(".token").first
+    chosen.click()
+    tab.until(lambda: tab.count(".token.chosen[aria-pressed=true]") == 2, "the token")
+    tab.rests()
+
+
+def test_a_sentence_that_is_too_long_gets_an_answer(opened: Callable[..., Tab]) -> None:
+    tab = opened(expected_errors=1).all_drawn()  # the browser itself notes a status of 400
+    place = tab.page.locator("[data-figure=sentence]")
+    place.get_by_role("textbox").fill("long " * 20_000)
+    place.get_by_text("run it here").click()
+    tab.until(lambda: place.locator(".trouble").is_visible(), "the refusal")
+    assert "characters" in place.locator(".trouble").inner_text()
+    tab.page.locator("#d_k").press("ArrowRight")
+    tab.until(lambda: "d_k=128" in tab.page.url, "the page to go on")
+    tab.rests()
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    names = [f"layers.{i}.attention" for i in range(3)]
+    snapshots = tuple(
+        Snapshot(step, tuple(record_of(name, seed=step) for name in names)) for step in (0, 10, 20)
+    )
+    path = tmp_path / "mine.json"
+    Run("a model of mine", snapshots).save(path)
+    return path
+
+
+def test_a_run_file_is_read_in_the_browser_and_sent_nowhere(
+    opened: Callable[..., Tab], run_file: Path
+) -> None:
+    tab = opened().all_drawn()
+    wanted = figures.figure("heads", run=run_file).json()["extra"]["rows"]
+    tab.requests.clear()
+    tab.page.locator("#run-file").set_input_files(run_file)
+    tab.until(lambda: "a model of mine" in tab.text(".levels caption"), "the run")
+    labels = tab.ask("[...document.querySelectorAll('.levels .cell')].map(x => x.ariaLabel)")
+    levels = [head["level"] for row in wanted for head in row["heads"]]
+    assert [label.split(": ")[1].split(",")[0] for label in labels] == levels
+    places = tab.ask("[...document.querySelectorAll('.levels .air')].map(x => x.cx.baseVal.value)")
+    bubbles = [8 + 32 * head["bubble"] for row in wanted for head in row["heads"]]
+    assert places == pytest.approx(bubbles, abs=1e-3)
+    tab.page.locator(".levels .cell").nth(1).click()
+    tab.until(lambda: tab.count(".plots .js-line") == 2, "the head's history")
+    assert tab.requests == []
+
+
+DROP = """([name, text]) => {
+  const dataTransfer = new DataTransfer();
+  dataTransfer.items.add(new File([text], name));
+  const place = document.querySelector('[data-figure=heads]');
+  place.dispatchEvent(new DragEvent('drop', { dataTransfer, bubbles: true, cancelable: true }));
+}"""
+
+
+def test_another_file_dropped_on_the_heads_is_told(
+    opened: Callable[..., Tab], run_file: Path
+) -> None:
+    whole = run_file.read_text()
+    tab = opened().all_drawn()
+    tab.requests.clear()
+    for name, content in (
+        ("cut.json", whole[: len(whole) // 2]),
+        ("other.json", '{"a": 1}'),
+        ("list.json", "[1, 2]"),
+        ("changed.json", whole.replace('"tally"', '"tale"')),
+        ("words.txt", "hello"),
+    ):
+        tab.page.evaluate(DROP, [name, content])
+        tab.until(lambda name=name: name in tab.text("[data-figure=heads] .trouble"), name)
+        assert "Expected a file of levelhead doctor" in tab.text("[data-figure=heads] .trouble")
+    tab.page.evaluate(DROP, ["whole.json", whole])
+    tab.until(lambda: "a model of mine" in tab.text(".levels caption"), "the run")
+    assert tab.count("[data-figure=heads] .trouble:not([hidden])") == 0
+    assert tab.requests == []
+
+
+# ---- the saved page
+
+
+def test_the_export_opens_from_a_disk_and_its_controls_work(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    command = [sys.executable, "-m", "levelhead", "page", "--export", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert path.stat().st_size <= 10_000_000
+    with tabs(browser) as open_tab:
+        tab = open_tab(path.as_uri()).all_drawn()
+        rest_of_the_figures(tab)
+        assert tab.count(".badge.live:not(.key *)") == 0  # nothing in a file is computed now
+        level = tab.bubble()
+        tab.divide("none")
+        tab.page.locator("#d_k").press("End")
+        tab.until(lambda: tab.bubble() > level + 100, "the bubble")
+        assert tab.text("#d_k-now") == "4096" and "d_k=4096" in tab.page.url
+        tab.page.locator("#keys").press("End")
+        tab.until(lambda: tab.text("#keys-now") == "256", "the grid's last number of keys")
+        assert tab.page.locator("#seed").is_disabled()
+        assert tab.page.locator(".segments input[value=power]").first.is_disabled()
+        tab.rests()
+        assert tab.count(".trouble:not([hidden])") == 0
+        assert [one.url for one in tab.requests if not one.url.startswith("data:")] == [
+            path.as_uri()
+        ]
+
+
+def test_one_module_asks_and_none_parses_markup(root: Path) -> None:
+    files = sorted((root / "src" / "levelhead" / "page" / "static").glob("*.js"))
+    texts = {file.name: file.read_text(encoding="utf-8") for file in files}
+    asking = r"\bfetch\(|EventSource|XMLHttpRequest|WebSocket|sendBeacon|import\("
+    assert [name for name, text in texts.items() if re.search(asking, text)] == ["source.js"]
+    parsing = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function"
+    assert [name for name, text in texts.items() if re.search(parsing, text)] == []
+    elsewhere = r"https?://(?!www\.w3\.org/2000/svg)"
+    assert [name for name, text in texts.items() if re.search(elsewhere, text)] == []
