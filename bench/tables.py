@@ -18,9 +18,10 @@ from levelhead.bench.bars import Bar
 from levelhead.bench.report import seconds
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
 DOCUMENTS = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("kernel.md", "health.md", "watch.md")),
+    *(ROOT / "docs" / name for name in ("kernel.md", "health.md", "lab.md", "watch.md")),
 )
 SHOWN = (  # in the README, with all that a peer won
     "dense-d64-1024", "dense-d128-4096", "causal-d64-1024", "causal-d128-4096", "bf16-causal-1024",
@@ -34,10 +35,23 @@ PLACE = re.compile(r"<!-- ([\w.-]+): ([\w. ]+) -->\n(.*?)<!-- end -->\n", re.DOT
 
 
 def table(file: str, name: str) -> str:
-    result = json.loads((ROOT / "bench" / "results" / f"{file}.json").read_text())
+    if name == "verdicts":
+        return "\n".join(verdicts(RESULTS / f"{file}.jsonl")) + "\n"
+    result = json.loads((RESULTS / f"{file}.json").read_text())
     computed = {"families": families, "cells": cells, "memory": memory, "some": some}
     lines = computed[name](result) if name in computed else result["tables"][name]
     return "\n".join(lines) + "\n"
+
+
+def verdicts(file: Path) -> list[str]:
+    """The lab's claims: what each says, its verdict, and when it would be another."""
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    shown = ("id", "claim", "verdict", "criterion")
+    return [
+        "| | claim | verdict | criterion |",
+        "|---|---|---|---|",
+        *(" ".join(f"| {' | '.join(one[key] for key in shown)} |".split()) for one in found),
+    ]
 
 
 def families(result: dict[str, Any]) -> list[str]:

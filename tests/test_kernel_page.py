@@ -17,7 +17,9 @@ RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results"
 LADDERS = sorted(RESULTS.glob("ladder-*.json"))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/kernel.md", "docs/health.md", "docs/watch.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/kernel.md", "docs/health.md", "docs/lab.md", "docs/watch.md"]
+)
 def test_every_table_is_its_file(root: Path, page: str) -> None:
     tables = script(root, "tables")
     assert root / page in tables.DOCUMENTS
