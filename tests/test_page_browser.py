@@ -24,6 +24,7 @@ from xml.etree import ElementTree
 import pytest
 
 from levelhead.health.record import Run, Snapshot
+from levelhead.health.sinks.jsonl import JSONL
 from levelhead.lab import figures
 from runs import record as record_of
 
@@ -65,14 +66,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 # ---- one server, one browser
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+@contextmanager
+def serving(*options: str) -> Iterator[str]:
     """Where the page is served, with its token."""
-    command = [sys.executable, "-m", "levelhead", "page", "--no-open"]
+    command = [sys.executable, "-m", "levelhead", "page", "--no-open", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        yield server.stdout.readline().strip()
-        server.terminate()
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.terminate()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -214,10 +223,10 @@ def test_an_undivided_wide_head_sends_the_bubble_right_and_the_root_brings_it_ba
     scaled, sigma = tab.bubble(), tab.fact("logits", "σ")
     tab.divide("none")
     tab.page.locator("#d_k").press("End")
-    tab.until(lambda: "d_k=4096" in tab.page.url and tab.bubble() > scaled + 100, "the bubble")
+    tab.until(lambda: "\n64" in tab.fact("logits", "σ"), "σ = √4096, by theory")
+    assert "d_k=4096" in tab.page.url and tab.bubble() > scaled + 100
     assert tab.text(".level-word strong") == "saturated"
     assert tab.fact("logits", "σ") != sigma
-    assert "64" in tab.fact("logits", "σ")  # √4096, by theory
     tab.divide("sqrt")
     tab.until(lambda: tab.bubble() < scaled + 100, "the bubble to come back")
     tab.until(lambda: tab.text(".level-word strong") in tab.text("#said"), "it to be said")
@@ -536,6 +545,21 @@ def test_another_file_dropped_on_the_heads_is_told(
     tab.until(lambda: "a model of mine" in tab.text(".levels caption"), "the run")
     assert tab.count("[data-figure=heads] .trouble:not([hidden])") == 0
     assert tab.requests == []
+
+
+def test_a_run_is_followed_while_it_is_recorded(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    sink = JSONL(path, model="a model in training")
+    sink(Snapshot(0, (record_of("layers.0.attention", (1.0, 1.0)),)))
+    with serving("--run", str(path)) as url, tabs(browser) as open_tab:
+        tab = open_tab(url).all_drawn()
+        assert "following" in tab.text("[data-figure=heads] .choose")
+        before = tab.text("[data-figure=heads] .levels caption"), tab.count(".levels .cell")
+        assert "a model in training" in before[0] and before[1] == 2
+        sink(Snapshot(1, (record_of("layers.0.attention", (1.0, 40.0, 1.0)),)))
+        tab.until(lambda: tab.count(".levels .cell") == 3, "the next step")
+        assert tab.count(".levels .liquid.saturated") == 1
+    sink.close()
 
 
 # ---- the saved page

@@ -14,6 +14,7 @@ const KNOWN = [ // divisors have the same colour in every figure
   [/\bd_k(?![\w^])/, 2],
 ];
 const EDGE = 0.02; // of a decade, so that the last tick of a logarithmic axis is on it
+const LONG = 16; // letters of a row's name
 const SYMBOLS = ["circle", "diamond", "square", "triangle-up", "cross", "star", "pentagon", "hourglass"];
 
 /** What is drawn in one colour: the name without the word for its source. */
@@ -185,7 +186,20 @@ function counted(chart, which) {
 /** Words label every row; numbers only some. */
 function squares(chart, which) {
   const values = chart.series[0][which];
-  return typeof values[0] === "string" ? { type: "category", dtick: 1, tickangle: which === "x" ? -45 : 0 } : {};
+  if (typeof values[0] !== "string") return {};
+  const named = { type: "category", tickvals: values.map((_, i) => i), ticktext: distinct(values).map(escaped) };
+  return { ...named, tickangle: which === "x" ? -45 : 0 };
+}
+
+/** Long names without what they all begin and end with. */
+function distinct(names) {
+  if (names.length < 2 || Math.max(...names.map((name) => name.length)) <= LONG) return names;
+  const shared = (at) => names.every((name) => name.length > 1 && name.at(at) === names[0].at(at));
+  const shortest = Math.min(...names.map((name) => name.length));
+  let [begin, end] = [0, 0];
+  while (begin < shortest - 1 && shared(begin)) begin += 1;
+  while (end < shortest - begin - 1 && shared(-end - 1)) end += 1;
+  return names.map((name) => name.slice(begin, name.length - end));
 }
 
 /** A letter with an index: d_k, W_Q, ‖J‖_F. */

@@ -15,6 +15,7 @@ const OUTLINES = [ // of the symbols of chart.js, in their order
   "M5.5 2h3v2.5h2.5v3h-2.5v2.5h-3v-2.5h-2.5v-3h2.5z", "M7 1l1.4 3.4l3.6 .3l-2.7 2.4l.8 3.5l-3.1 -1.9l-3.1 1.9l.8 -3.5l-2.7 -2.4l3.6 -.3z",
   "M7 1.5l4.5 3.3l-1.7 5.2h-5.6l-1.7 -5.2z", "M3 2h8l-8 8h8z",
 ];
+const LONG = 420; // letters of a note that are shown at once
 const HEIGHT = { hero: 236, chart: 260, matrix: 340 };
 
 export class Drawing {
@@ -41,7 +42,7 @@ export class Drawing {
   async show(figure) {
     this.figure = figure;
     const title = this.hero || this.#headed(figure.title) ? [] : [make("b", {}, spelled(figure.title))];
-    this.caption.replaceChildren(...title, make("span", { class: "see" }, spelled(figure.note)));
+    this.caption.replaceChildren(...title, ...told(figure.note));
     this.level?.set(figure.gauges[0]);
     this.gauges.replaceChildren(...(this.hero ? figure.gauges.slice(1) : figure.gauges).map((gauge) => line(gauge, spelled(gauge.label))));
     this.facts.replaceChildren(...grouped(figure.facts));
@@ -59,7 +60,8 @@ export class Drawing {
     const theme = colours();
     for (const [i, chart] of charts.entries()) {
       const [title, legend, plot] = this.charts.children[i].children;
-      this.charts.children[i].classList.toggle("wide", chart.series.some((one) => one.shape === "bars" && typeof one.x[0] === "string"));
+      const named = chart.series.some((series) => series.shape === "bars" && typeof series.x[0] === "string");
+      this.charts.children[i].classList.toggle("wide", named);
       title.replaceChildren(spelled(chart.title));
       legend.replaceChildren(...entries(chart, theme));
       plot.setAttribute("aria-label", `${chart.title}. ${chart.about}`);
@@ -95,6 +97,14 @@ export class Drawing {
   }
 }
 
+/** What to see; of a long story the first sentences, and the rest on demand. */
+function told(note) {
+  const end = note.length > LONG ? note.slice(LONG / 2).search(/\. [A-Z]/) + LONG / 2 + 1 : 0;
+  if (end <= LONG / 2) return [make("span", { class: "see" }, spelled(note))];
+  const rest = make("details", { class: "rest" }, make("summary", {}, "more"), spelled(note.slice(end + 1)));
+  return [make("span", { class: "see" }, spelled(note.slice(0, end))), rest];
+}
+
 function emptyChart() {
   return make(
     "div", { class: "chart" }, make("h3"), make("ul", { class: "legend" }), make("div", { class: "plot", role: "img" }),
@@ -117,11 +127,13 @@ function entries(chart, theme) {
 
 function swatch(series, colour, at) {
   if (series.shape === "bars") {
-    return shape("svg", { viewBox: "0 0 14 12", class: "swatch bar", "aria-hidden": "true" }, shape("rect", { width: 14, height: 12, rx: 2, fill: colour }));
+    const bar = shape("rect", { width: 14, height: 12, rx: 2, fill: colour });
+    return shape("svg", { viewBox: "0 0 14 12", class: "swatch bar", "aria-hidden": "true" }, bar);
   }
   if (series.shape === "points") {
     const fill = series.source === "live" ? colour : "none";
-    return shape("svg", { viewBox: "0 0 14 12", class: "swatch bar", "aria-hidden": "true" }, shape("path", { d: OUTLINES[at % OUTLINES.length], fill, stroke: colour, "stroke-width": 1.8 }));
+    const outline = shape("path", { d: OUTLINES[at % OUTLINES.length], fill, stroke: colour, "stroke-width": 1.8 });
+    return shape("svg", { viewBox: "0 0 14 12", class: "swatch bar", "aria-hidden": "true" }, outline);
   }
   const dashes = { solid: "none", dot: "0.1 5", dash: "6 4" }[DASHES[series.source]];
   const attributes = { d: "M2 6H26", stroke: colour, "stroke-width": 2.6, "stroke-dasharray": dashes, "stroke-linecap": "round", fill: "none" };

@@ -18,7 +18,8 @@ export class Heads {
   constructor(panel, store, about) {
     this.panel = panel;
     this.at = null; // row and head that is looked at
-    this.file = make("input", { type: "file", accept: ".json,.jsonl,application/json", class: "unseen", id: "run-file", change: () => this.#take(this.file.files[0]) });
+    this.file = make("input", { type: "file", accept: ".json,.jsonl,application/json", class: "unseen", id: "run-file" });
+    this.file.addEventListener("change", () => this.#take(this.file.files[0]));
     this.said = make("span", { class: "soft", role: "status" }, "or drop it anywhere on this figure");
     const choose = make("p", { class: "choose" }, this.file, make("label", { for: "run-file", class: "button" }, "choose a run file"), this.said);
     this.grid = make("div", { class: "scroll" });
@@ -57,8 +58,13 @@ export class Heads {
 
   #cell(head, row, i) {
     const words = `${short(this.extra.rows[row].module)}, head ${i}: ${head.level}, H over ln n ${number(head.normalised_entropy)}`;
+    const label = head.finding ? `${words}, ${head.finding}` : words;
     return make(
-      "button", { type: "button", class: `cell ${head.finding}`, tabindex: "-1", title: words, "aria-label": words + (head.finding ? `, ${head.finding}` : ""), click: () => this.#look(row, i), keydown: (event) => this.#move(event, row, i) },
+      "button",
+      {
+        type: "button", class: `cell ${head.finding}`, tabindex: "-1", title: words, "aria-label": label,
+        click: () => this.#look(row, i), keydown: (event) => this.#move(event, row, i),
+      },
       head.bubble === null ? make("span", { class: "plain" }, number(head.normalised_entropy)) : vial(head.level, head.bubble),
     );
   }
@@ -86,7 +92,10 @@ export class Heads {
     const ours = findings.filter((one) => one.module === module && (one.head === null || [one.head].flat().includes(i)));
     this.one.replaceChildren(
       make("h3", {}, `${module || "the model"}, head ${i}: ${head.level}`, make("span", { class: "soft" }, ` ${MEANINGS[head.level] ?? ""}`)),
-      make("dl", { class: "facts" }, fact("H / ln n", head.normalised_entropy), fact("largest weight", head.top1), fact("largest logit", head.max_logit), fact("share of rows saturated", head.saturated)),
+      make(
+        "dl", { class: "facts" }, fact("H / ln n", head.normalised_entropy), fact("largest weight", head.top1),
+        fact("largest logit", head.max_logit), fact("share of rows saturated", head.saturated),
+      ),
       ...told(ours), plot,
     );
     await this.#history(plot, history[`${module}/${i}`]);
@@ -142,8 +151,11 @@ export class Heads {
       const extra = readRun(await file.text(), this.bounds);
       this.at = null;
       this.leave?.();
-      const figure = { ...this.panel.figure, title: `${file.name}, read in this browser`, extra, charts: [], facts: [], gauges: [], recorded: `in ${file.name}`, note: extra.note, python: `from levelhead.health import record\nrecord.load(${JSON.stringify(file.name)})` };
-      await this.panel.show(figure);
+      await this.panel.show({
+        ...this.panel.figure, extra, charts: [], facts: [], gauges: [], note: extra.note, recorded: `in ${file.name}`,
+        title: `${file.name}, read in this browser`,
+        python: `import levelhead as lh\n\nprint(lh.lab.figure("heads", run=${JSON.stringify(file.name)}))\n`,
+      });
       this.said.textContent = `${file.name} was read here and sent nowhere`;
     } catch (error) {
       this.panel.tell(`${file.name}: ${error.message}`);

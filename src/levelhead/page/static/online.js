@@ -39,7 +39,9 @@ export class Online {
     this.tile.set(Math.log2(extra.tile));
     this.scrub.set(whole ? this.steps.length : Math.min(this.at, this.steps.length));
     this.source = charts[0].series[0].source;
-    const same = extra.difference === 0 ? "In order, nothing differs; shuffle the tiles" : `Shuffled, the output differs from the one in order by at most ${number(extra.difference)}`;
+    const same = extra.difference === 0
+      ? "In order, nothing differs; shuffle the tiles"
+      : `Shuffled, the output differs from the one in order by at most ${number(extra.difference)}`;
     this.same.replaceChildren(same, badge(this.source));
     await this.#go(Number(this.scrub.input.value));
   }

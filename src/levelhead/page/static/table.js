@@ -7,7 +7,9 @@ const MOST = 1000; // rows; a longer table says what it leaves out
 /** A table of anything: a caption, names of columns, rows of cells. */
 export function rows(caption, names, cells) {
   const head = make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)));
-  const body = cells.map(([first, ...rest]) => make("tr", {}, make("th", { scope: "row" }, number(first)), ...rest.map((cell) => make("td", {}, number(cell)))));
+  const body = cells.map(([first, ...rest]) =>
+    make("tr", {}, make("th", { scope: "row" }, number(first)), ...rest.map((cell) => make("td", {}, number(cell)))),
+  );
   return make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
 }
 
