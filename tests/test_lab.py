@@ -67,7 +67,7 @@ def experiment(params, seed, tell):
 {textwrap.indent(textwrap.dedent(body).strip(), "    ")}
 
 CLAIM = Claim(id={id!r}, claim="It is so.", derivation="Because.", criterion="If it is.",
-              experiment=experiment, **{given!r})
+              experiment=experiment, forget=lambda: log("forgets"), **{given!r})
 """
         name = f"occasion_{self.folder.name}_{id}".replace("-", "_")
         (self.folder / f"{name}.py").write_text(text)
@@ -362,6 +362,14 @@ def test_what_could_change_a_number_is_measured_again(bench: Bench, changed: Any
     one()
     one(**changed)
     assert bench.runs("C1") == 2
+
+
+def test_fresh_also_drops_what_the_chosen_experiments_keep(bench: Bench) -> None:
+    bench.claim("C1")
+    bench.claim("C2")
+    one()
+    one(fresh=True)
+    assert bench.logged == ["C1 begins", "C1 forgets", "C1 begins"]
 
 
 def test_full_means_the_full_parameters(bench: Bench) -> None:

@@ -45,3 +45,4 @@ class Claim:
     full: Params  # only what differs from quick
     experiment: Callable[[Params, int, Tell], Outcome]  # parameters, seed, progress
     alone: bool = False  # measures time: runs last, with nothing beside it
+    forget: Callable[[], None] | None = None  # drops what the experiment keeps between runs

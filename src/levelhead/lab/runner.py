@@ -75,6 +75,9 @@ def run(
 
 def _results(tasks: Sequence[_Task], jobs: int, fresh: bool, tell: TellLab) -> Iterator[Result]:
     kept = {} if fresh else {task.claim.id: _kept(task) for task in tasks}
+    if fresh:
+        for forget in {task.claim.forget for task in tasks if task.claim.forget}:
+            forget()
     together = [task for task in tasks if not task.claim.alone]
     yield from _side_by_side(together, kept, jobs, tell)
     for task in (task for task in tasks if task.claim.alone):

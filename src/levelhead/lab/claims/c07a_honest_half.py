@@ -23,7 +23,7 @@ from levelhead.lab.curves import (
 )
 from levelhead.lab.experiment import weights
 from levelhead.lab.plan import Plan
-from levelhead.lab.trained import trained
+from levelhead.lab.trained import forget, trained
 
 LEARNT, HALF = 0.5, 0.5  # as in C7
 JACOBIANS = (1, 4, 16, 64, 256, 1024)  # the d_k at which they are measured
@@ -120,4 +120,5 @@ while the loss is above {LEARNT} nats, and how far W_V moves are above {HALF} of
     quick={**grid.QUICK, "widths": [4, 16, 64, 256, 1024], "begins": 8},
     full=grid.FULL,
     experiment=experiment,
+    forget=forget,
 )

@@ -11,7 +11,7 @@ from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.curves import Estimate, Run, by_seed, estimate, outcome, reaches, where
 from levelhead.lab.plan import Curves, Plan
-from levelhead.lab.trained import trained
+from levelhead.lab.trained import forget, trained
 
 LEARNT = 0.5  # nats: how far training losses are followed
 _NAMES = {"retrieval": "sequences", "text": "windows of text"}
@@ -98,4 +98,5 @@ best held-out losses and the entropy at a tenth of the steps are reported beside
     quick=grid.QUICK,
     full=grid.FULL,
     experiment=experiment,
+    forget=forget,
 )
