@@ -24,6 +24,7 @@ LAYERS = [set(layer.split()) for layer in (
     "attention",
     "additive gradients multihead",
     "onnx torch",
+    "distributed",
     "gguf_cache",
     "models",
     "explanation",
@@ -135,7 +136,8 @@ def test_numpy_is_the_only_package_that_importing_needs(name: str) -> None:
     # A front end needs the package it is named after, and who watches a model needs torch;
     # test_package.py shows that nobody pays for it without asking.
     watches = ".".join(name.split(".")[:2]) in WATCHING
-    needed = {"numpy", name.split(".")[0]} | ({"torch"} if watches else set())
+    meets_torch = watches or name.split(".")[0] == "distributed"
+    needed = {"numpy", name.split(".")[0]} | ({"torch"} if meets_torch else set())
     assert roots - sys.stdlib_module_names - {"levelhead"} <= needed
 
 

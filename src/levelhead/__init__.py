@@ -19,7 +19,7 @@ from levelhead.multihead import KeyValueCache, MultiHeadAttention
 from levelhead.observation import Observation, merge
 
 if TYPE_CHECKING:
-    from levelhead import health, models, reference, testing, torch
+    from levelhead import distributed, health, models, reference, testing, torch
     from levelhead.health.watch import watch
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "additive_attention",
     "attention",
     "attention_backward",
+    "distributed",
     "health",
     "info",
     "merge",
@@ -46,6 +47,7 @@ __all__ = [
 ]
 
 _ON_DEMAND = (
+    "distributed",
     "health",
     "lab",
     "models",
