@@ -7,6 +7,7 @@ the test passes; what it returns, or the error it raises, comes back.
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import traceback
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
-TIMEOUT = 60.0  # seconds; a machine under load is slow, a hang is still noticed
+TIMEOUT = 15.0  # seconds; a machine under load is slow, a hang is still noticed
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,14 @@ def serve(rank: int, world: int, port: int, pipe: Any, timeout: float) -> None:
     """A rank's life: does what it is told until it is told nothing."""
     torch.set_num_threads(1)
     meet(rank, world, port, timeout)
-    pipe.send("ready")
+    pipe.send(pickle.dumps("ready"))
     while (told := pipe.recv()) is not None:
         function, given = told
         try:
-            pipe.send(function(rank, *given))
+            pipe.send(pickle.dumps(function(rank, *given)))  # by value, not as shared memory
         except Exception as error:
             kinds = tuple(kind.__name__ for kind in type(error).__mro__)
-            pipe.send(Failure(kinds, str(error), traceback.format_exc()))
+            pipe.send(pickle.dumps(Failure(kinds, str(error), traceback.format_exc())))
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -119,4 +120,4 @@ class Ranks:
     @staticmethod
     def _heard(pipe: Any) -> Any:
         assert pipe.poll(4 * TIMEOUT), "a rank says nothing: it hangs"
-        return pipe.recv()
+        return pickle.loads(pipe.recv())

@@ -109,7 +109,8 @@ def attention(
         "seed": seed,
     }
     found = _run("attention", q, k, v, plan, split, threads, given, group, timeout, verify, trace)
-    return found[0]
+    out: Tensor = found[0]
+    return out
 
 
 def observe(
@@ -186,7 +187,8 @@ def _run(
     asked, refusal = _asked(wire, q, k, v, plan, split, threads, options)
     call = calls.settle(wire, kind, plan, asked, refusal, verify)
     assert asked is not None
-    rows, found = call.rows, {}
+    rows = call.rows
+    found: dict[str, Any] = {}
     out, logsumexp = _Attend.apply(  # type: ignore[no-untyped-call]
         call, found, kind == "observe", rows.q, asked.k, asked.v, rows.scale, rows.mask, rows.sinks
     )

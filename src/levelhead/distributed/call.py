@@ -31,8 +31,8 @@ from levelhead.torch.ops import LevelheadRuntimeError
 PLANS = ("all-gather", "ring", "decode", "ulysses")
 
 # Of the core's keywords, those that the kernel calls of all plans share.
-_SHARED = ("cosine", "log_n", "causal", "left", "right", "softcap", "alibi", "key_lengths")
-_SHARED += ("query_start", "dropout", "seed")
+_SHARED = {"cosine", "log_n", "causal", "left", "right", "softcap", "alibi", "key_lengths"}
+_SHARED |= {"query_start", "dropout", "seed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def _split(wire: Wire, table: Table, of: str, said: Split | Runs | None) -> Spli
             room[: len(said)] = torch.tensor(said)
         every = wire.gather(room, f"the runs of {of}") if max(counts) else []
         pairs = zip(every, counts, strict=True) if every else ((room, 0) for _ in counts)
-        split = Split(tuple(tuple(map(tuple, x[:n].tolist())) for x, n in pairs))  # type: ignore[misc]
+        split = Split(tuple(tuple(map(tuple, x[:n].tolist())) for x, n in pairs))
     if split.world != wire.world:
         what, advice = f"{wire.world} shards, one for each rank", "Make it for this group"
         raise LevelheadValueError(expected("split", what, f"{split.world}", advice))
@@ -252,7 +252,7 @@ def _call(
     with torch.no_grad():
         core = options_for_core(whole, asked.origin, **given)
     rank = 0 if plan == "decode" else wire.rank
-    options = {name: core[name] for name in _SHARED if name in core}
+    options = {name: core[name] for name in _SHARED & core.keys()}
     options |= team_for(asked.threads, asked.origin)
     query_ids = key_ids = None
     if asked.ids is not None:

@@ -24,7 +24,8 @@ def keys_left(rows: Rows, keys: int) -> Array:
     """Keys left to each row by position and segment, (B, T): the n of the "log-n" rule."""
     low, high = _reach(rows, keys)
     if rows.query_ids is None or rows.key_ids is None:
-        return np.maximum(high - low + 1, 0)
+        free: Array = np.maximum(high - low + 1, 0)
+        return free
     found = np.empty_like(low)
     for b, (ids, key_ids) in enumerate(zip(rows.query_ids, rows.key_ids, strict=True)):
         names, place = np.unique(key_ids, return_inverse=True)
@@ -86,7 +87,7 @@ def wrong(counts: Array, rows: Rows, keys: int, *, may_overflow: bool) -> str | 
     Logits that overflow to -inf count as hidden; where some may, a row may have seen fewer.
     """
     wanted = keys_seen(rows, keys)
-    given = counts.reshape(len(wanted), -1, wanted.shape[-1])
+    given = counts.reshape((len(wanted), *counts.shape[-2:]))
     bad = given > wanted if may_overflow else given != wanted
     if not bad.any():
         return None

@@ -56,7 +56,8 @@ def backward(
     into = {x: torch.empty(y.shape, dtype=wide(k.dtype)) for x, y in own.items() if x in wanted}
     block = Block(k, v, call.keys.runs[call.wire.rank])
     local.differentiate(rows, block, result, found | into, call.wire.trace)
-    for name in found.keys() - {"sinks"}:  # those come from the rows alone, which everybody has
+    # In one order on all ranks. Those of sinks come from the rows alone, which everybody has.
+    for name in sorted(found.keys() - {"sinks"}):
         parts = call.wire.gather(found[name], f"summing the gradients of {name}")
         found[name] = functools.reduce(torch.add, parts)
     if "q" in found:

@@ -8,6 +8,8 @@ shards. Gradients of keys and values are summed at their owners, in rank order, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,7 +38,7 @@ def attend(call: Call, rows: Rows, block: Block, *, stats: bool) -> tuple[Seen, 
     shape = tuple(rows.q.shape[:-1])
     out = rows.q.new_empty((*shape, block.v.shape[-1]))
     logsumexp = rows.q.new_empty(shape, dtype=wide(rows.q.dtype))
-    into = {"out": memory(out), "logsumexp": memory(logsumexp)}
+    into: dict[str, Any] = {"out": memory(out), "logsumexp": memory(logsumexp)}
     made: State | None = None
     if stats:
         made = local.unwritten(rows, block)
@@ -113,5 +115,5 @@ def _to_owners(
     for part in heard[1:]:
         total += part
     sizes = [none[name].numel() for name in names]
-    split_up = zip(names, total.split(sizes), strict=True)
+    split_up = zip(names, torch.split(total, sizes), strict=True)
     return {name: x.view(none[name].shape) for name, x in split_up}

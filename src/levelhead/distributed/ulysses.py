@@ -180,7 +180,7 @@ def _to_heads(call: Call, moved: Sequence[tuple[Tensor, Split]]) -> list[Tensor]
     heard = call.wire.exchange(parts, numbers, "dealing out heads")
     found = [x.new_empty(_dealt(x, world, split.n)) for x, split in moved]
     for other, flat in enumerate(heard):
-        pieces = flat.split([math.prod(shape) for shape in shapes[other]])
+        pieces = torch.split(flat, [math.prod(shape) for shape in shapes[other]])
         for i, (_, split) in enumerate(moved):
             split.place(found[i], other, pieces[i].view(shapes[other][i]))
     return found
@@ -201,7 +201,7 @@ def _to_tokens(call: Call, moved: Sequence[tuple[Tensor, Split]]) -> list[Tensor
     shapes = [(*x.shape[:-2], split.lengths[rank], x.shape[-1]) for x, split in moved]
     sizes = [math.prod(shape) for shape in shapes]
     heard = call.wire.exchange(parts, [sum(sizes)] * world, "dealing out tokens")
-    pieces = [flat.split(sizes) for flat in heard]
+    pieces = [torch.split(flat, sizes) for flat in heard]
     return [
         torch.cat([each[i].view(shape) for each in pieces], -3) for i, shape in enumerate(shapes)
     ]

@@ -71,7 +71,7 @@ class Wire:
             advice = "Call torch.distributed.init_process_group first"
             wanted = "torch.distributed to be running"
             raise LevelheadValueError(expected("group", wanted, "no process group", advice))
-        self.group = dist.group.WORLD if group is None else group
+        self.group: Any = dist.group.WORLD if group is None else group
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             advice = "Call only on the ranks of the group"
@@ -109,7 +109,7 @@ class Wire:
         )
         mine = leaving[self.rank]
         self._moved(what, begin, sent=sum(leaving) - mine, received=sum(coming) - mine)
-        return [part.view(dtype) for part in room.cpu().split(coming)]
+        return [part.view(dtype) for part in torch.split(room.cpu(), coming)]
 
     # ---- the ring
 
