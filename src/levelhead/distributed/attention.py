@@ -161,9 +161,21 @@ def observe(
         "dropout": dropout,
         "seed": seed,
     }
+    return look(
+        q, k, v, given, group=group, plan=plan, split=split, threads=threads, timeout=timeout,
+        verify=verify, trace=trace,
+    )[0]  # fmt: skip
+
+
+def look(
+    q: Tensor, k: Tensor, v: Tensor | None, options: dict[str, Any], *, group: Any = None,
+    plan: str = "all-gather", split: Any = None, threads: int | None = None, timeout: Any = None,
+    verify: bool = True, trace: Trace | None = None,
+) -> tuple[Observation, Call]:  # fmt: skip
+    """`observe`, and what the ranks agreed on: where this rank's rows sit in the sequence."""
     values = k[..., :0] if v is None and isinstance(k, Tensor) else v
     out, logsumexp, call, state = _run(
-        "observe", q, k, values, plan, split, threads, given, group, timeout, verify, trace
+        "observe", q, k, values, plan, split, threads, options, group, timeout, verify, trace
     )
     flat = q.dim() == 2
     made = State(
@@ -174,7 +186,7 @@ def observe(
     vars(seen)["logsumexp"] = logsumexp
     if v is not None:
         vars(seen)["output"] = out
-    return seen
+    return seen, call
 
 
 @untraced

@@ -49,6 +49,11 @@ class Call:
     may_overflow: bool  # whether a logit may become -inf and count as hidden
     verify: bool
 
+    @property
+    def positions(self) -> Array:
+        """Where this rank's rows sit in the sequence of queries."""
+        return self.queries.positions(0 if self.plan == "decode" else self.wire.rank)
+
     def check_counts(self, counts: Array, rows: Rows) -> str | None:
         """What is wrong with the keys that rows saw; None: nothing."""
         return counted.wrong(counts, rows, self.keys.n, may_overflow=self.may_overflow)
