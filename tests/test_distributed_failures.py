@@ -81,7 +81,7 @@ MISTAKES = {
     "batch": "batch: expected the same on every rank",
     "scale": "scale: expected the same on every rank, got one on ranks [0, 2], another on ranks [1",
     "causal": "causal: expected the same on every rank",
-    "window": "left: expected the same on every rank",
+    "window": "window: expected the same on every rank",
     "seed": "seed: expected the same on every rank",
     "sinks": "sinks: expected the same on every rank",
     "alibi": "alibi: expected the same on every rank",

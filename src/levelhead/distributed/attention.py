@@ -78,6 +78,8 @@ def attention(
             tokens; heads must divide).
         split: which positions this rank holds: a `Split`, or this rank's own runs as a list; a
             pair where queries and keys lie differently. None: one rank after another, in order.
+            Own runs are compared with those of the others, so that a rank that took another one's
+            shard is noticed; a `Split` only with the shards' lengths.
         scale, causal, window, softcap, sinks, alibi, query_start, dropout: as in
             `levelhead.attention`; positions are those of the whole sequence.
         mask: this rank's queries × all keys by position, boolean or additive.
