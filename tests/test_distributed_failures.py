@@ -22,6 +22,7 @@ from ranks import Failure, Ranks, free_port, meet
 from sharded import PLANS, Case, alone, compute, numpy, together
 
 WORLD, N = 3, 30
+PATIENCE = 6.0  # seconds that calls wait for ranks of which one dies
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +224,8 @@ def dying(rank: int, plan: str, phase: str, victim: int) -> None:
     setattr(module, name, deadly)
     try:
         arrays, options = case.part(rank)
-        compute(arrays, options, lh.distributed, plan=plan, split=case.splits)
+        more = {"plan": plan, "split": case.splits, "timeout": PATIENCE}
+        compute(arrays, options, lh.distributed, **more)
     finally:
         setattr(module, name, right)
 
@@ -242,7 +244,7 @@ def test_a_rank_that_dies_is_an_error_for_the_others_and_a_new_group_works(
     plans: tuple[str, str],
 ) -> None:
     """Five ranks, of which the last is killed four times: twice forward, twice backward."""
-    ranks = Ranks(5, timeout=4.0)
+    ranks = Ranks(5)
     try:
         for plan in plans:
             for phase in ("forward", "backward"):
