@@ -67,6 +67,7 @@ struct Scoring {
   Positions queries, keys;
   double dropout = 0;
   std::uint64_t seed = 0;
+  std::int64_t first_head = 0;  // of the whole model's: dropout tells heads apart by their number there
 };
 
 struct Problem {

@@ -357,7 +357,7 @@ void drop_row(const Job& job, std::int64_t b, std::int64_t head, std::int64_t po
               std::int64_t n) {
   const Scoring& scoring = job.problem->scoring;
   std::uint64_t row = splitmix64(scoring.seed);
-  const std::int64_t parts[] = {b, head, position};
+  const std::int64_t parts[] = {b, scoring.first_head + head, position};
   for (const std::int64_t part : parts) row = splitmix64(row ^ static_cast<std::uint64_t>(part));
   const std::uint32_t low = static_cast<std::uint32_t>(row), high = static_cast<std::uint32_t>(row >> 32);
   const std::uint32_t threshold = static_cast<std::uint32_t>(scoring.dropout * 0x1p32);

@@ -25,6 +25,7 @@ LAYERS = [set(layer.split()) for layer in (
     "attention",
     "additive gradients multihead",
     "onnx torch",
+    "distributed",
     "gguf_cache",
     "models",
     "health",
@@ -139,10 +140,11 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_numpy_is_the_only_package_that_importing_needs(name: str) -> None:
     roots = {dotted.split(".")[0] for dotted in imports(modules()[name], lazy=False)}
-    # A front end needs the package it is named after, who watches or trains a model needs torch,
-    # and who serves the page a web server; test_package.py shows that nobody pays unasked.
-    watches = ".".join(name.split(".")[:2]) in WATCHING | LEARNING
-    needed = {"numpy", name.split(".")[0]} | ({"torch"} if watches else set())
+    # A front end needs the package it is named after, who works on ranks, watches or trains a model
+    # needs torch, who serves the page a web server; test_package.py shows that nobody pays unasked.
+    meets = ".".join(name.split(".")[:2]) in WATCHING | LEARNING
+    meets |= name.split(".")[0] == "distributed"
+    needed = {"numpy", name.split(".")[0]} | ({"torch"} if meets else set())
     needed |= SERVING.get(name, set())
     assert roots - sys.stdlib_module_names - {"levelhead"} <= needed
 

@@ -19,7 +19,7 @@ from levelhead.multihead import KeyValueCache, MultiHeadAttention
 from levelhead.observation import Observation, merge
 
 if TYPE_CHECKING:
-    from levelhead import health, models, reference, testing, torch
+    from levelhead import distributed, health, models, reference, testing, torch
     from levelhead.explanation import explain, explain_text
     from levelhead.health.watch import watch
 
@@ -32,6 +32,7 @@ __all__ = [
     "additive_attention",
     "attention",
     "attention_backward",
+    "distributed",
     "explain",
     "explain_text",
     "health",
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 _ON_DEMAND = (
+    "distributed",
     "health",
     "lab",
     "models",

@@ -271,6 +271,7 @@ class Given {
     require(!scoring.query_segments == !scoring.key_segments, "segments come in pairs");
     scoring.dropout = options.get("dropout", 0.0);
     scoring.seed = options.get("seed", std::uint64_t(0));
+    scoring.first_head = options.get("first_head", std::int64_t(0));
   }
 
   MaybeArray scale_, additive_, alibi_, key_lengths_, query_segments_, key_segments_, query_start_;

@@ -30,7 +30,7 @@ def forward(
     torchs_team: bool = False,
     # scale and, where they are not as usual, additive, cosine, log_n, causal, left, right, mask,
     # softcap, alibi, key_lengths, query_segments, key_segments, query_start, query_runs, key_runs,
-    # dropout, seed: what attention.h has in Scoring
+    # dropout, seed, first_head: what attention.h has in Scoring
     **options: Any,
 ) -> None: ...
 def backward(

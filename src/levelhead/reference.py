@@ -156,7 +156,8 @@ def attention_backward(
             found["q"] = _through_unit(wide_q, found["q"])
             found["k"] = _through_unit(wide_k, found["k"])
     for name in ("k", "v"):  # heads of a group share a key
-        by_group = found[name].reshape(*shape.batch, shape.G, -1, *found[name].shape[-2:])
+        each = shape.H // max(shape.G, 1)
+        by_group = found[name].reshape(*shape.batch, shape.G, each, *found[name].shape[-2:])
         found[name] = by_group.sum(-3).reshape({"k": k, "v": v}[name].shape)
     found["q"] = found["q"].reshape(q.shape)
     for name in ("sinks", "scale"):

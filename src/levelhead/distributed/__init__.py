@@ -1,0 +1,15 @@
+"""Attention over a sequence that is spread over ranks of torch.distributed, exactly.
+
+Importing this imports torch; `import levelhead` does not. The ranks, their addresses and their
+launcher are torch.distributed's: nothing here starts a process or opens a port.
+"""
+
+from __future__ import annotations
+
+from levelhead.distributed.attention import attention, observe
+from levelhead.distributed.split import Split
+from levelhead.distributed.trace import Event, Trace
+from levelhead.distributed.whole import gather
+from levelhead.distributed.wire import LostRankError
+
+__all__ = ["Event", "LostRankError", "Split", "Trace", "attention", "gather", "observe"]

@@ -1,0 +1,163 @@
+"""What one rank computes: a kernel call over a block of keys that sit anywhere in the sequence, its
+gradients, and how the states of two blocks join.
+
+No message is sent here. States are float32 (float64 for float64) whatever the inputs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from levelhead import _core, state
+from levelhead.arrays import Array
+from levelhead.distributed.split import Runs, positions, select
+from levelhead.distributed.trace import Trace, timed
+from levelhead.state import State
+from levelhead.torch.ops import memory, wide
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The queries of a kernel call, and everything about the call but its keys."""
+
+    q: Tensor
+    runs: Runs
+    scale: Tensor  # (H,) float64
+    options: Mapping[str, Any]  # the core's: flags, per-head arrays, lengths, threads
+    mask: Tensor | None = None  # broadcastable to (..., H, T, all keys)
+    sinks: Tensor | None = None  # (H,)
+    query_ids: Array | None = None  # (B, T)
+    key_ids: Array | None = None  # (B, all keys), by position
+
+    def keywords(self, keys: Runs, mask: Tensor | None) -> dict[str, Any]:
+        """The core's keywords for keys at some positions, and `mask` of those keys."""
+        found = dict(self.options)
+        found["scale"] = memory(self.scale.contiguous())
+        found["query_runs"] = list(self.runs) or [(0, 0, 1)]
+        found["key_runs"] = list(keys) or [(0, 0, 1)]
+        if self.query_ids is not None and self.key_ids is not None:
+            found["query_segments"] = self.query_ids
+            found["key_segments"] = np.ascontiguousarray(select(self.key_ids, keys, -1))
+        if mask is not None:
+            n = sum(length for _, length, _ in keys)
+            found["mask"] = memory(mask.expand((*self.q.shape[:-1], n)))
+        return found
+
+    def sink_logits(self) -> Array | None:
+        """The sinks as the core takes them."""
+        return None if self.sinks is None else memory(self.sinks.to(torch.float64).contiguous())
+
+    def columns(self, keys: Runs) -> Tensor | None:
+        """The mask's columns for keys at some positions."""
+        if self.mask is None or self.mask.shape[-1] == 1:
+            return self.mask
+        found: Tensor = select(self.mask, keys, -1)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Keys and values of a kernel call, and their positions."""
+
+    k: Tensor
+    v: Tensor
+    runs: Runs
+
+
+def unwritten(rows: Rows, block: Block) -> State:
+    """Memory for the states of the rows."""
+    real = np.float64 if rows.q.dtype is torch.float64 else np.float32
+    return state.unwritten(tuple(rows.q.shape[:-1]), block.v.shape[-1], real, block.k.shape[-2])
+
+
+def observe(rows: Rows, block: Block, trace: Trace | None = None) -> State:
+    """The states of the rows after the block's keys."""
+    made = unwritten(rows, block)
+    with timed(trace, "compute", "forward"):
+        _core.forward(
+            memory(rows.q), memory(block.k), memory(block.v), sums=made.sums, counts=made.counts,
+            acc=made.acc, **rows.keywords(block.runs, rows.columns(block.runs)),
+        )  # fmt: skip
+    return made
+
+
+def join(a: State, b: State) -> State:
+    """Both together, written over b: a's keys come first where ranks are in order.
+
+    Positions in states are absolute here. On equal maxima the lower one is the arg-maximum, in
+    whatever order shards lie.
+    """
+    assert a.acc is not None and b.acc is not None
+    tied = a.sums[..., state.MAX] == b.sums[..., state.MAX]
+    tied &= (a.counts[..., state.ARGMAX] >= 0) & (b.counts[..., state.ARGMAX] >= 0)
+    lower = np.minimum(a.counts[..., state.ARGMAX], b.counts[..., state.ARGMAX])
+    _core.merge(
+        a.sums, a.counts, a.acc, b.sums, b.counts, b.acc, 0, b.sums, b.counts, b.acc
+    )  # fmt: skip
+    argmax = b.counts[..., state.ARGMAX]
+    argmax[...] = np.where(tied & (argmax >= 0), lower, argmax)
+    return State(b.sums, b.counts, b.acc, a.keys + b.keys)
+
+
+def read(seen: State, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Output and logsumexp of finished states; sinks join here, once."""
+    assert seen.acc is not None
+    sinks = rows.sink_logits()
+    out = torch.empty(seen.acc.shape, dtype=rows.q.dtype)
+    _core.finish(seen.acc, seen.sums, sinks, memory(out))
+    m, l = (seen.sums[..., i].astype(np.float64) for i in (state.MAX, state.L))  # noqa: E741
+    z = np.asarray(-np.inf) if sinks is None else sinks[:, None]
+    with np.errstate(all="ignore"):
+        top = np.where(m == -np.inf, 0.0, m * state.LN2)
+        logsumexp = top + np.log(l + np.exp(z - top))
+    return out, torch.from_numpy(logsumexp.astype(seen.sums.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a backward pass starts from, beside the rows and their keys."""
+
+    out: Tensor
+    logsumexp: Tensor
+    dout: Tensor
+    dlogsumexp: Tensor | None
+
+
+def differentiate(
+    rows: Rows, block: Block, result: Result, into: Mapping[str, Tensor],
+    trace: Trace | None = None,
+) -> None:  # fmt: skip
+    """Writes the gradients in `into` (q, k, v, scale, sinks, mask); that of the mask is added.
+
+    The weights follow from the logsumexp of all keys, so that what several blocks give is a sum.
+    """
+    mask = rows.columns(block.runs)
+    arrays: dict[str, Any] = {f"d{name}": memory(x) for name, x in into.items() if name != "mask"}
+    dmask: Tensor | None = None
+    if "mask" in into and mask is not None:
+        dmask = torch.zeros(mask.shape, dtype=wide(rows.q.dtype))
+        arrays["dmask"] = _stretched(memory(dmask), (*rows.q.shape[:-1], block.k.shape[-2]))
+    dlse = result.dlogsumexp
+    per_row = None if dlse is None else memory(dlse.to(result.logsumexp.dtype).contiguous())
+    with timed(trace, "compute", "backward"):
+        _core.backward(
+            memory(result.dout), memory(rows.q), memory(block.k), memory(block.v),
+            memory(result.out), memory(result.logsumexp), dlogsumexp=per_row,
+            sinks=rows.sink_logits(), **arrays, **rows.keywords(block.runs, mask),
+        )  # fmt: skip
+    if dmask is not None:
+        if into["mask"].shape[-1] == 1:
+            into["mask"].add_(dmask)
+        else:
+            into["mask"].index_add_(-1, torch.from_numpy(positions(block.runs)), dmask)
+
+
+def _stretched(x: Array, shape: tuple[int, ...]) -> Array:
+    """x seen as an array of that shape, writable: elements of a broadcast axis are one."""
+    return np.lib.stride_tricks.as_strided(x, shape, np.broadcast_to(x, shape).strides)

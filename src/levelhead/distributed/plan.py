@@ -1,0 +1,104 @@
+"""What the plans share: the words for what they are given and give back, and keys in one piece of
+memory, as they travel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from levelhead.distributed import counted
+from levelhead.distributed.call import Call
+from levelhead.distributed.local import Block, Rows
+from levelhead.distributed.split import Split
+from levelhead.state import State
+from levelhead.torch.ops import wide
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a forward pass found, for this rank's rows."""
+
+    out: Tensor
+    logsumexp: Tensor
+    state: State | None  # only where statistics were asked for
+    kept: tuple[Tensor, ...] = ()  # for the backward pass, beside out and logsumexp
+
+
+def zeros(rows: Rows, wanted: set[str]) -> dict[str, Tensor]:
+    """Room for the gradients that are sums over blocks: q, scale, sinks and mask."""
+    real = wide(rows.q.dtype)
+    found: dict[str, Tensor] = {}
+    if "q" in wanted:
+        found["q"] = torch.zeros(rows.q.shape, dtype=real)
+    if "mask" in wanted and rows.mask is not None:
+        found["mask"] = torch.zeros(rows.mask.shape, dtype=real)
+    for name in {"scale", "sinks"} & wanted:
+        found[name] = torch.zeros(rows.scale.shape, dtype=torch.float64)
+    return found
+
+
+# ---- the "log-n" rule, where no rank sees all keys
+
+
+def by_row(call: Call) -> tuple[Rows, Tensor | None]:
+    """Rows for kernel calls over a part of the keys, and what their queries were multiplied with.
+
+    The kernel counts the keys it is given; ln(n) of all keys goes into the queries instead, which
+    become float32 at least, so that nothing is lost.
+    """
+    rows = call.rows
+    if not rows.options.get("log_n"):
+        return rows, None
+    n = torch.from_numpy(counted.keys_left(rows, call.keys.n))
+    factor = torch.where(n > 0, n.clamp(min=1).to(torch.float64).log(), 0.0)
+    factor = factor.reshape((*rows.q.shape[:-3], 1, rows.q.shape[-2], 1))
+    q = (rows.q.detach().to(torch.float64) * factor).to(wide(rows.q.dtype))
+    options = {name: value for name, value in rows.options.items() if name != "log_n"}
+    return replace(rows, q=q, options=options), factor
+
+
+def through_rows(dq: Tensor, factor: Tensor | None) -> Tensor:
+    """The gradient of the queries themselves."""
+    return dq if factor is None else (dq * factor).to(dq.dtype)
+
+
+# ---- keys and values as they travel: a shard's keys, then its values, flat
+
+
+class Cargo:
+    """How keys and values (or their gradients) of any rank lie in a flat tensor."""
+
+    def __init__(self, k: Tensor, v: Tensor, split: Split) -> None:
+        self.split = split
+        self._lead = tuple(k.shape[:-2])
+        self._widths = (k.shape[-1], v.shape[-1])
+        self._token = math.prod(self._lead) * sum(self._widths)
+
+    def numbers(self, rank: int) -> int:
+        """Elements of a rank's shard."""
+        return self._token * self.split.lengths[rank]
+
+    @property
+    def most(self) -> int:
+        """Elements of the longest shard."""
+        return max(map(self.numbers, range(self.split.world)))
+
+    def pack(self, k: Tensor, v: Tensor, into: Tensor) -> Tensor:
+        """The shard in the first elements of `into`, which are given back."""
+        for part, x in zip(self.parts(into, k.shape[-2]), (k, v), strict=True):
+            part.copy_(x.detach())
+        return into[: k.numel() + v.numel()]
+
+    def parts(self, flat: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """Views of the keys and the values of so many tokens."""
+        shapes = [(*self._lead, tokens, width) for width in self._widths]
+        first, both = math.prod(shapes[0]), sum(map(math.prod, shapes))
+        return flat[:first].view(shapes[0]), flat[first:both].view(shapes[1])
+
+    def block(self, flat: Tensor, rank: int) -> Block:
+        """A rank's shard, for the kernel."""
+        k, v = self.parts(flat.cpu(), self.split.lengths[rank])
+        return Block(k, v, self.split.runs[rank])

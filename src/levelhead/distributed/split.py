@@ -1,0 +1,219 @@
+"""Who owns which positions of a sequence: a split is data, never implied by a rank's number.
+
+A shard is a list of runs (start, length, stride) that rise; shards may be ragged or empty. Together
+they hold every position 0 … n - 1 exactly once, which is checked when a split is made. This file
+cuts tensors and puts them together again; it sends nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from levelhead.checks import integer
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+
+Run: TypeAlias = tuple[int, int, int]  # start, length, stride
+Runs: TypeAlias = tuple[Run, ...]
+
+_RUN = "runs (start, length, stride) whose positions rise"
+
+
+@dataclass(frozen=True)
+class Split:
+    """The runs of every rank's shard.
+
+    >>> Split.zigzag(8, 2)
+    Split(runs=(((0, 2, 1), (6, 2, 1)), ((2, 4, 1),)))
+    """
+
+    runs: tuple[Runs, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "runs", tuple(rising(shard) for shard in self.runs))
+        _require_whole(self)
+
+    # ---- the usual ones
+
+    @classmethod
+    def contiguous(cls, n: int, world: int) -> Split:
+        """A stretch for each rank, in rank order, as even as it goes."""
+        ends = _cuts(n, world)
+        return cls.lengths_in_order([b - a for a, b in pairwise(ends)])
+
+    @classmethod
+    def lengths_in_order(cls, lengths: Sequence[int]) -> Split:
+        """A stretch of a given length for each rank, in rank order; 0 is an empty shard."""
+        return _in_order(tuple(lengths))
+
+    @classmethod
+    def zigzag(cls, n: int, world: int) -> Split:
+        """2 · world stretches; rank r has the r-th from the front and the r-th from the end, so
+        that under a causal mask all ranks see about as many keys."""
+        ends = _cuts(n, 2 * world)
+        stretch = [(a, b - a, 1) for a, b in pairwise(ends)]
+        return cls(tuple((stretch[r], stretch[2 * world - 1 - r]) for r in range(world)))
+
+    @classmethod
+    def striped(cls, n: int, world: int, block: int = 1) -> Split:
+        """Blocks of `block` tokens, dealt out in turns. Single tokens are one run; blocks are many,
+        which the kernel searches row by row: zigzag is as even, and faster."""
+        _cuts(n, world)
+        if integer("block", block, _WHOLE, "Pass 1 to deal single tokens") < 1:
+            raise LevelheadValueError(expected("block", _WHOLE, block, "Pass 1 for single tokens"))
+        if block == 1:
+            return cls(tuple(((r, len(range(r, n, world)), world),) for r in range(world)))
+        starts = [range(r * block, n, world * block) for r in range(world)]
+        return cls(tuple(tuple((a, min(block, n - a), 1) for a in each) for each in starts))
+
+    @classmethod
+    def balanced(cls, n: int, world: int, *, causal: bool = True) -> Split:
+        """What to take when nothing speaks for another: zigzag under a causal mask."""
+        return cls.zigzag(n, world) if causal else cls.contiguous(n, world)
+
+    # ---- what it says
+
+    @property
+    def world(self) -> int:
+        """How many ranks."""
+        return len(self.runs)
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of every rank."""
+        return tuple(sum(length for _, length, _ in shard) for shard in self.runs)
+
+    @cached_property
+    def n(self) -> int:
+        """Tokens of the sequence."""
+        return sum(self.lengths)
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """A number by which ranks tell whether they mean the same split."""
+        digest = hashlib.blake2b(repr(self.runs).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little", signed=True)
+
+    def positions(self, rank: int) -> NDArray[np.int64]:
+        """The positions of a rank's tokens, in the order of its shard."""
+        return positions(self.runs[rank])
+
+    # ---- cutting, and putting together
+
+    def shard(self, x: Any, rank: int, dim: int = -2) -> Any:
+        """A rank's part of a tensor or array; a view where its tokens are one run."""
+        if x.shape[dim] != self.n:
+            what = f"{self.n} tokens along dimension {dim}"
+            advice = "Shard the whole sequence; dim says where its tokens are"
+            raise LevelheadValueError(expected("x", what, f"shape {tuple(x.shape)}", advice))
+        return select(x, self.runs[rank], dim)
+
+    def unshard(self, parts: Sequence[Any], dim: int = -2) -> Any:
+        """The whole of what `shard` cut, from every rank's part in rank order."""
+        found = tuple(part.shape[dim] for part in parts)
+        if found != self.lengths:
+            what = f"parts of {self.lengths} tokens along dimension {dim}"
+            raise LevelheadValueError(expected("parts", what, found, "One part per rank, in order"))
+        order = np.argsort(np.concatenate([self.positions(r) for r in range(self.world)]))
+        if not isinstance(parts[0], Tensor):
+            return np.concatenate(parts, dim).take(order, dim)
+        return torch.cat(list(parts), dim).index_select(dim, torch.from_numpy(order))
+
+    def place(self, whole: Tensor, rank: int, part: Tensor, dim: int = -2) -> None:
+        """Writes a rank's part to where it belongs in the whole."""
+        runs = self.runs[rank]
+        if len(runs) == 1:
+            select(whole, runs, dim).copy_(part)
+        elif runs:
+            whole.index_copy_(dim, torch.from_numpy(positions(runs)), part)
+
+
+# ---- runs
+
+
+def positions(runs: Iterable[Run]) -> NDArray[np.int64]:
+    """Every position of the runs, one after another."""
+    parts = [start + stride * np.arange(length) for start, length, stride in runs]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def select(x: Any, runs: Runs, dim: int) -> Any:
+    """The elements at the runs' positions along a dimension; a view of one run, else a copy."""
+    if len(runs) <= 1:
+        start, length, stride = runs[0] if runs else (0, 0, 1)
+        index = [slice(None)] * len(x.shape)
+        index[dim] = slice(start, start + length * stride, stride)
+        return x[tuple(index)]
+    if isinstance(x, Tensor):
+        return x.index_select(dim, torch.from_numpy(positions(runs)))
+    return np.take(x, positions(runs), dim)
+
+
+def rising(runs: Any) -> Runs:
+    """Runs in one form: none is empty, none could be joined. An error unless positions rise."""
+    found: list[Run] = []
+    end = 0
+    try:
+        given = [tuple(integer("split", x, _RUN, "") for x in run) for run in runs]
+    except TypeError:
+        raise LevelheadTypeError(expected("split", _RUN, repr(runs)[:60], "See Split")) from None
+    for run in given:
+        if len(run) != 3 or run[1] < 0 or run[2] < 1 or (run[1] and run[0] < end):
+            advice = "Sort a shard's tokens by position, and count from 0"
+            raise LevelheadValueError(expected("split", _RUN, run, advice))
+        start, length, stride = run
+        if not length:
+            continue
+        if found and start == end and stride == found[-1][2] == 1:
+            start, length = found[-1][0], found.pop()[1] + length  # goes on where the last one ends
+        found.append((start, length, stride if length > 1 else 1))
+        end = start + (length - 1) * stride + 1
+    return tuple(found)
+
+
+_WHOLE = "an integer of at least 1"
+
+
+def _cuts(n: int, parts: int) -> list[int]:
+    """Where n tokens are cut into so many parts as even as it goes."""
+    if integer("n", n, "an integer of at least 0", "Pass the number of tokens") < 0:
+        raise LevelheadValueError(expected("n", "at least 0 tokens", n, "Pass their number"))
+    if integer("world", parts, _WHOLE, "Pass the number of ranks") < 1:
+        raise LevelheadValueError(expected("world", _WHOLE, parts, "Pass the number of ranks"))
+    return [n * i // parts for i in range(parts + 1)]
+
+
+@lru_cache(maxsize=256)  # decoding meets a new length at every step
+def _in_order(lengths: tuple[int, ...]) -> Split:
+    ends = np.cumsum([0, *lengths]).tolist()
+    return Split(tuple(((a, n, 1),) for a, n in zip(ends, lengths, strict=False)))
+
+
+def _require_whole(split: Split) -> None:
+    """Every position once: else an error that names a position, and who has it."""
+    flat = [run for shard in split.runs for run in shard]
+    end = 0
+    for start, length, _ in flat if all(run[2] == 1 for run in flat) else ():
+        if start != end:
+            break
+        end += length
+    if end == split.n:
+        return  # one after another, as most are
+    held = [split.positions(rank) for rank in range(split.world)]
+    every = np.concatenate(held)
+    times = np.bincount(every, minlength=split.n)
+    for position in np.flatnonzero(times != 1)[:1].tolist():
+        owners = [rank for rank, mine in enumerate(held) if position in mine]
+        given = f"position {position} on ranks {owners}" if owners else f"nobody with {position}"
+        what = f"every position 0 … {split.n - 1} on one rank, as there are {split.n} tokens"
+        advice = "A shard is missing, given twice or in a wrong place"
+        raise LevelheadValueError(expected("split", what, given, advice))

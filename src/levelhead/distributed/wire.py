@@ -1,0 +1,191 @@
+"""The group of ranks, as the plans use it: tensors as bytes, every wait bounded, every failure one
+error.
+
+Tensor collectives and plain sends and receives of torch.distributed; nothing is pickled. Bytes are
+moved because not every back end knows every dtype. After an error the group is not to be used
+again: what was in flight may still arrive. Make a new one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from levelhead.checks import number
+from levelhead.distributed.trace import Trace, timed
+from levelhead.errors import LevelheadValueError, expected
+from levelhead.torch.ops import LevelheadRuntimeError
+
+
+class LostRankError(LevelheadRuntimeError):
+    """A rank that did not answer: it died, went another way, or was too slow."""
+
+
+class Pending:
+    """Transfers under way. Their memory is held until they are done."""
+
+    def __init__(self, wire: Wire, works: list[Any], held: list[Tensor], what: str) -> None:
+        self._wire, self._works, self._held, self._what = wire, works, held, what
+        self._error: RuntimeError | None = None
+        self._watcher: Thread | None = None
+        if wire.trace is not None and works:  # only somebody who waits knows when it was done
+            self._watcher = Thread(target=self._watch, args=(time.perf_counter(),), daemon=True)
+            self._watcher.start()
+
+    def wait(self) -> None:
+        """Until all is here, or the time is up."""
+        with timed(self._wire.trace, "wait", self._what):
+            if self._watcher is None:
+                self._finish()
+            else:
+                self._watcher.join()
+        if self._error is not None:
+            raise self._wire.lost(self._what, self._error) from self._error
+        self._works, self._held = [], []
+
+    def _finish(self) -> None:
+        try:
+            for work in self._works:
+                work.wait() if self._wire.timeout is None else work.wait(self._wire.timeout)
+        except RuntimeError as error:
+            self._error = error
+
+    def _watch(self, begin: float) -> None:
+        self._finish()
+        assert self._wire.trace is not None
+        self._wire.trace.note("transfer", self._what, begin)
+
+
+class Wire:
+    """The ranks of a group, and how long to wait for them."""
+
+    def __init__(self, group: Any, timeout: Any, trace: Trace | None) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            advice = "Call torch.distributed.init_process_group first"
+            wanted = "torch.distributed to be running"
+            raise LevelheadValueError(expected("group", wanted, "no process group", advice))
+        self.group: Any = dist.group.WORLD if group is None else group
+        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if self.rank < 0:
+            advice = "Call only on the ranks of the group"
+            raise LevelheadValueError(expected("group", "a group of mine", "another", advice))
+        self.timeout = _span(timeout)
+        self.trace = trace
+        # Where the back end wants its tensors; the kernel wants them on the CPU.
+        self._device = torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
+
+    # ---- collectives
+
+    def gather(self, x: Tensor, what: str) -> list[Tensor]:
+        """Everybody's x, of one shape and dtype, in rank order."""
+        mine = _bytes(x).to(self._device)
+        parts = [torch.empty_like(mine) for _ in range(self.world)]
+        begin = self._begin()
+        self._wait(lambda: dist.all_gather(parts, mine, group=self.group, async_op=True), what)
+        others = (self.world - 1) * mine.numel()
+        self._moved(what, begin, sent=others, received=others)
+        return [part.cpu().view(x.dtype).view(x.shape) for part in parts]
+
+    def exchange(self, parts: Sequence[Tensor], numbers: Sequence[int], what: str) -> list[Tensor]:
+        """parts[r] goes to rank r; back come flat tensors of `numbers` elements, in rank order."""
+        dtype, size = parts[0].dtype, parts[0].element_size()
+        packed = torch.cat([_bytes(part) for part in parts]).to(self._device)
+        leaving = [part.numel() * size for part in parts]
+        coming = [n * size for n in numbers]
+        room = packed.new_empty(sum(coming))
+        begin = self._begin()
+        self._wait(
+            lambda: dist.all_to_all_single(
+                room, packed, coming, leaving, group=self.group, async_op=True
+            ),
+            what,
+        )
+        mine = leaving[self.rank]
+        self._moved(what, begin, sent=sum(leaving) - mine, received=sum(coming) - mine)
+        return [part.view(dtype) for part in torch.split(room.cpu(), coming)]
+
+    # ---- the ring
+
+    def shift(self, leaving: Tensor | None, room: Tensor | None, tag: int, what: str) -> Pending:
+        """Sends to the next rank and receives from the one before; the receive is posted first.
+
+        Nothing goes or comes where there is nothing (None, or no element); both ends know.
+        """
+        works: list[Any] = []
+        held: list[Tensor] = []
+        following, before = ((self.rank + step) % self.world for step in (1, -1))
+        sent = received = 0
+        try:
+            if room is not None and room.numel():
+                target = _bytes(room)
+                works.append(dist.irecv(target, self._peer(before), group=self.group, tag=tag))
+                held.append(target)
+                received = target.numel()
+            if leaving is not None and leaving.numel():
+                source = _bytes(leaving)
+                works.append(dist.isend(source, self._peer(following), group=self.group, tag=tag))
+                held.append(source)
+                sent = source.numel()
+        except RuntimeError as error:
+            raise self.lost(what, error) from error
+        if self.trace is not None:
+            self.trace.moved(sent=sent, received=received)
+        return Pending(self, works, held, what)
+
+    def buffer(self, numbers: int, dtype: torch.dtype) -> Tensor:
+        """Memory that the back end can send from and receive into."""
+        return torch.empty(numbers, dtype=dtype, device=self._device)
+
+    # ---- what all of them share
+
+    def lost(self, what: str, error: BaseException) -> LostRankError:
+        """The error of a wait that failed, with the reason the back end gives."""
+        others = [rank for rank in range(self.world) if rank != self.rank]
+        reason = " ".join(str(error).split())[:200]
+        return LostRankError(
+            expected(
+                "group", f"ranks {others} to take part in {what}", f"on rank {self.rank}: {reason}",
+                "A rank died, raised an error or is too slow: see its own output; make a new group",
+            )
+        )  # fmt: skip
+
+    def _peer(self, rank: int) -> int:
+        return dist.get_global_rank(self.group, rank)
+
+    def _begin(self) -> float:
+        return time.perf_counter()
+
+    def _wait(self, start: Any, what: str) -> None:
+        try:
+            work = start()
+            work.wait() if self.timeout is None else work.wait(self.timeout)
+        except RuntimeError as error:
+            raise self.lost(what, error) from error
+
+    def _moved(self, what: str, begin: float, *, sent: int, received: int) -> None:
+        if self.trace is not None:
+            self.trace.moved(sent=sent, received=received)
+            self.trace.note("transfer", what, begin)
+            self.trace.note("wait", what, begin)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """A tensor's elements in order, as bytes; in place where they lie so."""
+    return x.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _span(timeout: Any) -> timedelta | None:
+    if timeout is None or isinstance(timeout, timedelta):
+        return timeout
+    what, advice = "seconds above 0", "Leave it out for the group's own"
+    seconds = number("timeout", timeout, what, advice)
+    if seconds <= 0:
+        raise LevelheadValueError(expected("timeout", what, seconds, advice))
+    return timedelta(seconds=seconds)

@@ -1,0 +1,211 @@
+"""A sequence over several ranks gives what one process gives: every plan, every option, every
+split, worlds of 1 to 4. One set of processes serves the whole file.
+
+Where the kernel meets the same tiles the bits are the same, and held to that; elsewhere results are
+held to the bounds that the kernel itself is held to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import levelhead as lh
+from levelhead import reference
+from levelhead.distributed import Split
+from ranks import Ranks
+from sharded import (
+    FEATURES,
+    PLANS,
+    SPLITS,
+    Case,
+    Found,
+    alone,
+    numpy,
+    plain_options,
+    split_of,
+    together,
+    work,
+)
+from support import check_output, check_rows, magnitude, same_bits
+
+WORLDS = (1, 2, 3, 4)
+# Of the largest gradient, as in test_gradients.py; sums over ranks are taken in float32.
+GRADIENTS = {"float32": 4e-6, "float64": 1e-11, "float16": 2e-3, "bfloat16": 2e-2}
+SUMMED = 4  # what is summed over all rows cancels, and its error with it less than it does
+SAME_TILES = ("all-gather", "ulysses")
+FEW = 16  # rows that the kernel tiles in another way: a shard of so few has other bits
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    made = Ranks(max(WORLDS))
+    yield made
+    made.close()
+
+
+def found_by(ranks: Ranks, cases: list[Case]) -> list[Found]:
+    """The whole of each case, from all ranks."""
+    by_rank = ranks.run(work, cases)
+    return [
+        together(case, [found[i] for found in by_rank[: case.world]])
+        for i, case in enumerate(cases)
+    ]
+
+
+@cache
+def truth_of(feature: str, crossed: bool, world: int, n: int, dtype: str) -> tuple[Any, Any]:
+    """The reference's, and its gradients; they know of no plan and no split."""
+    case = Case("ring", feature, "crossed" if crossed else "contiguous", world, n, dtype)
+    q, k, v, dout, dlse = (numpy(x) for x in case.arrays.values())
+    options = plain_options(case)
+    seen = reference.observe(q, k, v, **options)
+    given = np.where(np.isfinite(seen.logsumexp), dlse, 0.0)
+    gradients = reference.attention_backward(dout, q, k, v, dlogsumexp=given, **options)
+    if np.ndim(options.get("scale")) == 0:
+        gradients["scale"] = gradients["scale"].sum()
+    return seen, gradients
+
+
+def check(case: Case, found: Found) -> None:
+    """Within the kernel's own bounds of the reference."""
+    seen, gradients = truth_of(
+        case.feature, case.split == "crossed", case.world, case.n, case.dtype
+    )
+    M = max(magnitude(seen.rows.max), magnitude(seen.rows.min))
+    largest = magnitude(numpy(case.arrays["v"])) / (1.0 - case.options.get("dropout", 0.0))
+    for out in (found.out, found.plain):
+        check_output(numpy(out), seen.output, largest, M=M)
+    sinks = case.options.get("sinks")
+    check_rows(found.rows, seen.rows, sinks=None if sinks is None else sinks.numpy())
+    lse = numpy(found.logsumexp)
+    np.testing.assert_allclose(lse, seen.logsumexp, rtol=1e-5, atol=1e-5)
+    for name, x in found.gradients.items():
+        want = gradients[name]
+        assert x.shape == np.shape(want), name
+        error = np.abs(numpy(x).astype(np.float64) - want).max(initial=0.0)
+        bound = GRADIENTS[case.dtype] * (1 + np.abs(want).max(initial=0.0))
+        bound *= SUMMED if name in ("scale", "sinks") else 1
+        assert error <= bound * max(1.0, M / 8), (name, error, bound)
+
+
+def check_bits(case: Case, found: Found) -> None:
+    """Not close to what one process finds: the same."""
+    one = alone(case)
+    same_bits(numpy(found.out), numpy(one.out))
+    same_bits(numpy(found.plain), numpy(one.out))
+    same_bits(numpy(found.logsumexp), numpy(one.logsumexp))
+    for name in type(one.rows).__dataclass_fields__:
+        same_bits(getattr(found.rows, name), getattr(one.rows, name))
+    # All-gather adds the parts of ranks up for keys and values; and which keys a row of dq skips
+    # together with its neighbours depends on who these are.
+    for name in ("q", "k", "v") if case.plan == "ulysses" else ():
+        same_bits(numpy(found.gradients[name]), numpy(one.gradients[name]))
+
+
+def same_tiles(case: Case) -> bool:
+    few = any(0 < n <= FEW for n in case.splits[0].lengths)
+    return case.plan == "ulysses" or (case.plan == "all-gather" and not few)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_option(ranks: Ranks, world: int, plan: str) -> None:
+    """Each feature on two splits, of which one has ragged and empty shards."""
+    splits = {feature: SPLITS[i % 4] for i, feature in enumerate(FEATURES)}
+    cases = [Case(plan, feature, splits[feature], world) for feature in FEATURES]
+    cases += [Case(plan, feature, "ragged", world) for feature in FEATURES]
+    checked = 0
+    for case, found in zip(cases, found_by(ranks, cases), strict=True):
+        try:
+            check(case, found)
+            if same_tiles(case):
+                check_bits(case, found)
+                checked += 1
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from error
+    assert (checked > 0) == (plan in SAME_TILES)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_split(ranks: Ranks, plan: str) -> None:
+    features = ("causal", "alibi", "bias", "log-n", "dropout")
+    cases = [
+        Case(plan, feature, split, world)
+        for feature in features
+        for split in SPLITS
+        for world in (2, 3)
+    ]
+    for case, found in zip(cases, found_by(ranks, cases), strict=True):
+        check(case, found)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_every_dtype(ranks: Ranks, dtype: str) -> None:
+    cases = [
+        Case(plan, feature, "zigzag", 3, dtype=dtype)
+        for plan in PLANS
+        for feature in ("causal", "log-n")
+    ]
+    for case, found in zip(cases, found_by(ranks, cases), strict=True):
+        assert found.out.dtype is getattr(torch, dtype)
+        assert all(found.gradients[x].dtype is found.out.dtype for x in "qkv")
+        check(case, found)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_few_tokens_for_many_ranks(ranks: Ranks, plan: str) -> None:
+    """Fewer tokens than ranks, one token, and none at all."""
+    cases = [Case(plan, "causal", "contiguous", 4, n) for n in (3, 1, 0)]
+    cases += [Case(plan, "sinks", "zigzag", 4, n) for n in (3, 1, 0)]
+    for case, found in zip(cases, found_by(ranks, cases), strict=True):
+        check(case, found)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_bits_repeat(ranks: Ranks, plan: str) -> None:
+    """The same call again has the same bits: every sum has its order."""
+    case = Case(plan, "causal", "striped", 4)
+    first, second = found_by(ranks, [case, case])
+    same_bits(numpy(first.out), numpy(second.out))
+    for name, x in first.gradients.items():
+        same_bits(numpy(x), numpy(second.gradients[name]))
+
+
+def regather(rank: int, kind: str, dim: int) -> torch.Tensor:
+    """A rank's shard, made whole again."""
+    split = split_of(kind, 23, max(WORLDS))
+    x = torch.arange(2 * 23 * 3).reshape(2, 23, 3).movedim(1, dim)
+    return lh.distributed.gather(split.shard(x, rank, dim), split, dim=dim)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("kind", ["contiguous", "zigzag", "blocks", "ragged"])
+def test_gather_undoes_a_split(ranks: Ranks, kind: str, dim: int) -> None:
+    whole = torch.arange(2 * 23 * 3).reshape(2, 23, 3).movedim(1, dim)
+    for found in ranks.run(regather, kind, dim):
+        assert torch.equal(found, whole)
+
+
+def flat(rank: int) -> tuple[tuple[int, ...], bool]:
+    """One head without its axis, and statistics without values."""
+    q, k, v = (torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (5, 40, 40))
+    split = Split.zigzag(40, max(WORLDS))
+    mine = [split.shard(x, rank) for x in (k, v)]
+    seen = lh.distributed.observe(q, *mine, plan="decode", split=(None, split))
+    only = lh.distributed.observe(q, mine[0], plan="decode", split=(None, split))
+    whole = lh.observe(q, k, v)
+    torch.testing.assert_close(seen.output, whole.output)
+    np.testing.assert_allclose(only.rows.entropy, whole.rows.entropy, rtol=1e-5)
+    with pytest.raises(lh.LevelheadError, match="statistics only"):
+        _ = only.output
+    return tuple(seen.output.shape), bool((seen.rows.count == 40).all())
+
+
+def test_one_head_without_its_axis(ranks: Ranks) -> None:
+    assert ranks.run(flat) == [((5, 8), True)] * max(WORLDS)
