@@ -32,6 +32,7 @@ LAYERS = [set(layer.split()) for layer in (
     "testing",
     "__init__",
     "bench",
+    "cluster",
     "lab",
     "page",
     "commands",
@@ -136,7 +137,7 @@ def test_numpy_is_the_only_package_that_importing_needs(name: str) -> None:
     # A front end needs the package it is named after, and who watches a model needs torch;
     # test_package.py shows that nobody pays for it without asking.
     watches = ".".join(name.split(".")[:2]) in WATCHING
-    meets_torch = watches or name.split(".")[0] == "distributed"
+    meets_torch = watches or name.split(".")[0] == "distributed" or name == "cluster.measure"
     needed = {"numpy", name.split(".")[0]} | ({"torch"} if meets_torch else set())
     assert roots - sys.stdlib_module_names - {"levelhead"} <= needed
 

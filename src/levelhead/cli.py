@@ -1,4 +1,4 @@
-"""The command line: `levelhead info`, `tour`, `bench` and `doctor`.
+"""The command line: `levelhead info`, `tour`, `bench`, `doctor` and `cluster-bench`.
 
 Parses, calls the public API, prints. It computes nothing that the library does not offer, and keeps
 stdout for data: errors go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage; `doctor`: 1 if it
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import levelhead as lh
-from levelhead.commands import doctor
+from levelhead.commands import cluster_bench, doctor
 from levelhead.health.report import colour_wanted
 
 _EXAMPLES = """examples:
@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     tour.set_defaults(run=_tour, whole=parser)
     _add_bench(commands)
     doctor.add(commands)
+    cluster_bench.add(commands)
     return parser
 
 
