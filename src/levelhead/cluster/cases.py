@@ -32,7 +32,7 @@ class Effort:
 
 TINY = Effort("tiny", strong=(96,), weak=(48,), keys=256, queries=4, rounds=1, width=16)
 QUICK = Effort("quick", strong=(1024,), weak=(512,), keys=8192, queries=8, rounds=3)
-FULL = Effort("full", strong=(2048, 6144), weak=(1024, 2048), keys=65536, queries=8, rounds=7)
+FULL = Effort("full", strong=(1024, 3072), weak=(384, 768), keys=49152, queries=8, rounds=5)
 EFFORTS = {effort.name: effort for effort in (TINY, QUICK, FULL)}
 
 
