@@ -134,7 +134,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="attention over ranks, as one file")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--json", type=Path, metavar="FILE", help="measure, and write there")
-    what.add_argument("--plot", nargs=2, type=Path, metavar=("FILE", "DIR"), help="draw the winners")
+    what.add_argument(
+        "--plot", nargs=2, type=Path, metavar=("FILE", "DIR"), help="draw the winners"
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--tiny", action="store_const", const="tiny", dest="size")
     size.add_argument("--quick", action="store_const", const="quick", dest="size")

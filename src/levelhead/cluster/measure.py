@@ -1,4 +1,4 @@
-"""The measurement itself: every rank of a torch.distributed group runs this, rank 0 keeps the books.
+"""The measurement itself: every rank of a group runs this, and rank 0 keeps the books.
 
 A cell is run in rounds; in each round everybody starts together, once untraced, which is the time
 that counts (of the slowest rank), and once traced, which tells where it went and how many bytes
@@ -97,7 +97,7 @@ def _single(
         q, k, v = _leaves(arrays, passes)
         out: Tensor = lh.attention(q, k, v, causal=problem.causal, threads=threads)
         if passes == "train":
-            out.backward(arrays["dout"])
+            out.backward(arrays["dout"])  # type: ignore[no-untyped-call]
         return out.detach()
 
     return call
@@ -158,7 +158,7 @@ class _Part:
             split=(None, self.split) if cell.plan == "decode" else self.split,
         )  # fmt: skip
         if cell.passes == "train":
-            out.backward(self.arrays["dout"])
+            out.backward(self.arrays["dout"])  # type: ignore[no-untyped-call]
         return out.detach()
 
     def told(self, alone: dict[str, dict[str, float]]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def report(run: dict[str, Any]) -> Iterator[str]:
         f"{run['hosts']} machines with {machine['threads']} CPUs, {machine['cpu']}, "
         f"{machine['isa']}; {run['backend']}, {run['date']}"
     )
-    yield f"{effort['heads']} heads of width {effort['width']}, float32; medians of the slowest rank"
+    yield f"{effort['heads']} heads of width {effort['width']}, float32; the slowest rank's median"
     for kind, words in (("strong", "the same sequence"), ("weak", "as many tokens on each rank")):
         yield f"\n-- {kind} scaling: {words}, whatever the world"
         yield from aligned([HEAD, *(row(c) for c in run["cells"] if c["kind"] == kind)])

@@ -133,9 +133,7 @@ def _ring(
     wire = float(sum(x.sum() for x in wires)) + talk + (2 * sums if len(wires) > 1 else 0.0)
     if not overlap:
         return Prediction(cpu, wire, wire)
-    exposed = sum(
-        float(np.maximum(x - y, 0).sum()) for x, y in zip(wires, behind, strict=True)
-    )
+    exposed = sum(float(np.maximum(x - y, 0).sum()) for x, y in zip(wires, behind, strict=True))
     return Prediction(cpu, wire, exposed + last + talk)
 
 

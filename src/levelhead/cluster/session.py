@@ -27,8 +27,8 @@ from levelhead.errors import LevelheadValueError, expected
 COMMAND = "torchrun --nproc-per-node 2 -m levelhead cluster-bench"
 PATIENCE = timedelta(minutes=20)  # for a rank that runs a whole problem alone
 METHOD = (
-    "Every round starts at a barrier; the slowest rank's time counts. Once untraced (seconds), once "
-    "traced (ranks: seconds, compute, transfer, wait, sent and received bytes, and what is left). "
+    "Every round starts at a barrier; the slowest rank's time counts. Once not traced (seconds), "
+    "once traced (ranks: seconds, compute, transfer, wait, bytes sent and received, other). "
     "alone: rank 0 computes the whole problem while the others sleep, with the threads of one rank "
     "and with all CPUs. error: largest distance of a row from that answer."
 )

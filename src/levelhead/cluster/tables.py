@@ -138,7 +138,10 @@ def model(result: Result) -> list[str]:
             kinds.append((f"never seen: {_ranks(run)} ranks", measured(run), None))
     for run in linked(result):
         kinds.append((f"never seen: {_ranks(run)}", measured(run), link_of(run)))
-    lines = ["| measurements | cells | median error | largest | too slow by |", "|---|---|---|---|---|"]
+    lines = [
+        "| measurements | cells | median error | largest | too slow by |",
+        "|---|---|---|---|---|",
+    ]
     for words, cells, link in kinds:
         off = errors(found, cells, link)
         lines.append(
@@ -150,7 +153,10 @@ def model(result: Result) -> list[str]:
 def links(result: Result) -> list[str]:
     """On limited links: measured, predicted, and predicted if nothing overlapped."""
     found = machine(result)
-    lines = ["| link | plan | passes | measured | model | without overlap |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| link | plan | passes | measured | model | without overlap |",
+        "|---|---|---|---|---|---|",
+    ]
     for run in linked(result):
         for passes in ("forward", "train"):
             for cell in _balanced(run, passes):
