@@ -95,9 +95,11 @@ def _link(gbit: float) -> Iterator[tuple[list[str], list[str], list[str]]]:
     names = [f"levelhead-{mark}-{rank}" for rank in range(2)]
     interfaces = [f"lh{mark}r{rank}" for rank in range(2)]
     addresses = [f"10.203.77.{rank + 1}" for rank in range(2)]
+    made = []
     try:
         for name in names:
             _ip("ip", "netns", "add", name)
+            made.append(name)
         _ip(
             "ip", "link", "add", interfaces[0], "netns", names[0],
             "type", "veth", "peer", interfaces[1], "netns", names[1],
@@ -110,7 +112,7 @@ def _link(gbit: float) -> Iterator[tuple[list[str], list[str], list[str]]]:
             _ip(*inside, *_limit(interface, gbit))
         yield names, interfaces, addresses
     finally:
-        for name in names:
+        for name in made:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 

@@ -25,7 +25,7 @@ from levelhead.cluster import cases, paper_tables, report, simulate, tables, win
 from levelhead.cluster.fit import Measured, errors, fit, non_negative
 from levelhead.cluster.problem import FORWARD, PASSES, SPLITS, Problem, load
 from levelhead.cluster.scaling_model import KINDS, Link, Machine, amounts, predict
-from levelhead.cluster.traffic import PLANS, memory, traffic
+from levelhead.cluster.traffic import ALONE, PLANS, memory, traffic
 from levelhead.distributed import Split, Trace, attention
 from levelhead.errors import LevelheadValueError
 from ranks import Ranks
@@ -305,7 +305,7 @@ def test_too_few_measurements_are_refused() -> None:
 
 def test_winners_on_paper() -> None:
     paper = winners.Paper()
-    assert winners.winner(paper, CORE, 256, 4096, 1.0).plan == winners.ALONE
+    assert winners.winner(paper, CORE, 256, 4096, 1.0).plan == ALONE
     few = winners.winner(paper, CORE, 2**20, 8, 1.0)
     assert few.plan == "ulysses" and few.every["ulysses"] < few.every["ring"]
     many = winners.winner(paper, CORE, 2**20, 16, 1.0)
@@ -409,6 +409,20 @@ def test_two_ranks_through_torchrun(tmp_path: Path) -> None:
 def test_worlds_that_heads_do_not_divide_by_do_without_ulysses() -> None:
     assert cases.left_out(cases.FULL, 5) == {"ulysses": "12 heads do not divide by 5 ranks"}
     assert not any(cell.plan == "ulysses" for cell in cases.cells(cases.FULL, 5))
+
+
+def test_links_that_may_not_be_made_are_named(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = script(root, "cluster_scaling")
+    file = tmp_path / "cluster.json"
+    monkeypatch.setattr(bench, "measured", lambda world, size: {"world": world, "size": size})
+    monkeypatch.setenv("PATH", str(tmp_path))  # where no `ip` is
+    monkeypatch.setattr(sys, "argv", ["cluster_scaling.py", "--tiny", "--json", str(file)])
+    bench.main()
+    found = json.loads(file.read_text())
+    assert found["runs"] == [{"world": world, "size": "tiny"} for world in (1, 2, 3, 4)]
+    assert found["left_out"] == dict.fromkeys(("1 Gbit/s", "0.25 Gbit/s"), "ip is not installed")
 
 
 # ---- the page

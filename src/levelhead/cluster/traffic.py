@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from levelhead.cluster.problem import Problem
 
 PLANS = ("all-gather", "ring", "ulysses", "decode")
+ALONE = "alone"  # no plan: one rank has everything
 AGREEMENT = 48 * 8  # bytes of one rank's message before and after a call
 SUM = 2 * 8  # bytes of the message that says that ranks hold the same numbers
 STATISTICS = 8 * 4 + 2 * 8  # bytes of a row's state beside its output
@@ -106,6 +107,8 @@ def memory(plan: str, problem: Problem, world: int, passes: str) -> float:
     gradients = 0 if passes == "forward" else 4
     q = rows * p.heads * p.width
     held = (2 * q + own * p.kv) * (p.size + gradients)
+    if plan == ALONE:
+        return held
     if plan == "all-gather":
         # Gathered parts and, from them, keys in order; then the gradients of all keys.
         return held + p.tokens * p.kv * (2 * p.size + 2 * gradients)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 from levelhead.cluster.problem import FORWARD, Problem
 from levelhead.cluster.scaling_model import Link, Machine, Prediction, predict
-from levelhead.cluster.traffic import memory
+from levelhead.cluster.traffic import ALONE, memory
 
-ALONE = "alone"
 PLANS = ("all-gather", "ring", "ulysses")
 GBIT = 1e9 / 8  # bytes per second
 
@@ -60,7 +59,7 @@ def winner(
     """The fastest way to attend over so many tokens on so many hosts."""
     problem, host, link = paper.problem(tokens), paper.host(core), paper.link(gbit)
     found: dict[str, Prediction] = {}
-    if memory("ulysses", problem, 1, passes) <= paper.memory:
+    if memory(ALONE, problem, 1, passes) <= paper.memory:
         found[ALONE] = predict(
             "all-gather", problem, 1, host, passes=passes, split="contiguous"
         )  # fmt: skip
