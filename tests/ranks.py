@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
-TIMEOUT = 15.0  # seconds; a machine under load is slow, a hang is still noticed
+TIMEOUT = 60.0  # seconds; a machine under load is slow, a hang is still noticed
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,12 @@ class Ranks:
         for rank, x in enumerate(found):
             assert not isinstance(x, Failure), f"rank {rank}: {x.trace}"
         return found
+
+    def drop_last(self) -> None:
+        """Forgets the last rank, which is dead."""
+        self.world -= 1
+        self.pipes.pop().close()
+        self.processes.pop()
 
     def close(self) -> None:
         for pipe, process in zip(self.pipes, self.processes, strict=True):

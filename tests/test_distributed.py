@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+import levelhead as lh
 from levelhead import reference
+from levelhead.distributed import Split
 from ranks import Ranks
 from sharded import (
     FEATURES,
@@ -26,6 +28,7 @@ from sharded import (
     alone,
     numpy,
     plain_options,
+    split_of,
     together,
     work,
 )
@@ -34,6 +37,7 @@ from support import check_output, check_rows, magnitude, same_bits
 WORLDS = (1, 2, 3, 4)
 # Of the largest gradient, as in test_gradients.py; sums over ranks are taken in float32.
 GRADIENTS = {"float32": 4e-6, "float64": 1e-11, "float16": 2e-3, "bfloat16": 2e-2}
+SUMMED = 4  # what is summed over all rows cancels, and its error with it less than it does
 SAME_TILES = ("all-gather", "ulysses")
 FEW = 16  # rows that the kernel tiles in another way: a shard of so few has other bits
 
@@ -86,6 +90,7 @@ def check(case: Case, found: Found) -> None:
         assert x.shape == np.shape(want), name
         error = np.abs(numpy(x).astype(np.float64) - want).max(initial=0.0)
         bound = GRADIENTS[case.dtype] * (1 + np.abs(want).max(initial=0.0))
+        bound *= SUMMED if name in ("scale", "sinks") else 1
         assert error <= bound * max(1.0, M / 8), (name, error, bound)
 
 
@@ -170,3 +175,37 @@ def test_bits_repeat(ranks: Ranks, plan: str) -> None:
     same_bits(numpy(first.out), numpy(second.out))
     for name, x in first.gradients.items():
         same_bits(numpy(x), numpy(second.gradients[name]))
+
+
+def regather(rank: int, kind: str, dim: int) -> torch.Tensor:
+    """A rank's shard, made whole again."""
+    split = split_of(kind, 23, max(WORLDS))
+    x = torch.arange(2 * 23 * 3).reshape(2, 23, 3).movedim(1, dim)
+    return lh.distributed.gather(split.shard(x, rank, dim), split, dim=dim)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("kind", ["contiguous", "zigzag", "blocks", "ragged"])
+def test_gather_undoes_a_split(ranks: Ranks, kind: str, dim: int) -> None:
+    whole = torch.arange(2 * 23 * 3).reshape(2, 23, 3).movedim(1, dim)
+    for found in ranks.run(regather, kind, dim):
+        assert torch.equal(found, whole)
+
+
+def flat(rank: int) -> tuple[tuple[int, ...], bool]:
+    """One head without its axis, and statistics without values."""
+    q, k, v = (torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (5, 40, 40))
+    split = Split.zigzag(40, max(WORLDS))
+    mine = [split.shard(x, rank) for x in (k, v)]
+    seen = lh.distributed.observe(q, *mine, plan="decode", split=(None, split))
+    only = lh.distributed.observe(q, mine[0], plan="decode", split=(None, split))
+    whole = lh.observe(q, k, v)
+    torch.testing.assert_close(seen.output, whole.output)
+    np.testing.assert_allclose(only.rows.entropy, whole.rows.entropy, rtol=1e-5)
+    with pytest.raises(lh.LevelheadError, match="statistics only"):
+        _ = only.output
+    return tuple(seen.output.shape), bool((seen.rows.count == 40).all())
+
+
+def test_one_head_without_its_axis(ranks: Ranks) -> None:
+    assert ranks.run(flat) == [((5, 8), True)] * max(WORLDS)

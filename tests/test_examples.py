@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,3 +25,16 @@ def test_it_runs_and_is_short(file: Path, tmp_path: Path) -> None:
     assert run.stdout.strip()
     assert len(file.read_text().splitlines()) <= 60
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+def test_long_context_on_two_processes(root: Path, tmp_path: Path) -> None:
+    """As its first lines say: started by torchrun."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = subprocess.run(
+        [sys.executable, *launch, str(root / "examples" / "long_context.py")],
+        capture_output=True, text=True, timeout=200, cwd=tmp_path,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    said = sorted(line for line in run.stdout.splitlines() if line.startswith("rank"))
+    assert [line[:19] for line in said] == ["rank 0 of 2: 501 to", "rank 1 of 2: 500 to"]

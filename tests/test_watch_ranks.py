@@ -11,12 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
+from torch import Tensor
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import levelhead as lh
+from levelhead.distributed import Split
 from levelhead.health import tally
-from levelhead.health.record import Snapshot
-from watched import BATCH, TOKENS, batch, sdpa, stack
+from levelhead.health.record import Record, Snapshot
+from watched import BATCH, TOKENS, Attend, batch, sdpa, stack
 
 WORLD = 2
 
@@ -76,6 +79,104 @@ def test_ranks_add_up_to_what_one_process_would_have_seen(tmp_path: Path) -> Non
 def test_ranks_with_different_models_are_refused_on_every_rank(tmp_path: Path) -> None:
     for found in run(tmp_path, differ=True):
         assert found["error"].startswith("ranks: expected the same modules everywhere, got 4 heads")
+
+
+# ---- one model over ranks, by its tokens or by its heads
+
+
+LONG = 37  # tokens of one sequence; need not divide
+
+
+def spread(rank: int, directory: str) -> None:
+    """The same model over two ranks, in each way; and what `gather` makes of it."""
+    torch.set_num_threads(1)
+    meeting = f"file://{directory}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD)
+    found: dict[str, Any] = {}
+    try:
+        split = Split.zigzag(LONG, WORLD)
+        for plan in ("all-gather", "ring", "ulysses"):
+            model = stack(by_tokens(plan, split), kv_heads=2)
+            with lh.watch(model, counterfactual=True) as w:
+                model(split.shard(batch(tokens=LONG), rank)).sum().backward()
+                found[plan] = w.gather()
+        model = stack(by_tokens("decode", split), kv_heads=2)
+        with lh.watch(model) as w:
+            model(batch(tokens=LONG))
+            found["decode"] = w.gather()
+        model = stack(by_heads(rank))
+        with lh.watch(model, counterfactual=True) as w:
+            model(batch(tokens=LONG))
+            found["heads"] = w.gather(heads="split")
+    finally:
+        dist.destroy_process_group()
+    Path(directory, f"{rank}.pickle").write_bytes(pickle.dumps(found))
+
+
+def by_tokens(plan: str, split: Split) -> Attend:
+    """Attention over all tokens, of which each rank has some; in decode, some keys."""
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if plan == "decode":
+            k, v = (split.shard(x, dist.get_rank()) for x in (k, v))
+        return lh.distributed.attention(q, k, v, plan=plan, split=split, causal=True)
+
+    return attend
+
+
+def by_heads(rank: int) -> Attend:
+    """Each rank computes half of the heads."""
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mine = (x.chunk(WORLD, 1)[rank] for x in (q, k, v))
+        own = functional.scaled_dot_product_attention(*mine, is_causal=True)
+        parts = [torch.empty_like(own) for _ in range(WORLD)]
+        dist.all_gather(parts, own.detach().contiguous())
+        return torch.cat(parts, 1)
+
+    return attend
+
+
+def in_one_process(**options: Any) -> Snapshot:
+    model = stack(sdpa(is_causal=True, enable_gqa=True), **options)
+    with lh.watch(model, counterfactual=True) as w:
+        model(batch(tokens=LONG))
+    return w.last
+
+
+def test_tokens_and_heads_over_ranks_report_the_heads_of_one_process(tmp_path: Path) -> None:
+    processes.spawn(spread, (str(tmp_path),), nprocs=WORLD)
+    by_rank = [pickle.loads(Path(tmp_path, f"{r}.pickle").read_bytes()) for r in range(WORLD)]
+    shared, own = in_one_process(kv_heads=2), in_one_process()
+    for found in by_rank:
+        for way, given in found.items():
+            one = own if way == "heads" else shared
+            assert [r.module for r in given.records] == [r.module for r in one.records]
+            for record in given.records:
+                alike(record, one[record.module], way)
+
+
+def alike(given: Record, one: Record, way: str) -> None:
+    """The same statistics of the same heads, wherever their rows were."""
+    for name, wanted in tally.values(one.heads).items():
+        value = getattr(given.heads, name)
+        np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5, err_msg=f"{way}: {name}")
+    for rule, found in given.counterfactual.items():
+        entropies = [tally.read(x).mean_entropy for x in (found, one.counterfactual[rule])]
+        np.testing.assert_allclose(*entropies, rtol=1e-4, atol=1e-5)
+    # A rank with some of the heads does not know the model's width, which 1/√d asks for.
+    unknown = {"heads": {"1/sqrt(d)"}, "decode": set(one.counterfactual)}.get(way, set())
+    assert set(given.counterfactual) == set(one.counterfactual) - unknown
+    for name in ("queries", "keys", "kv_heads", "d_k", "causal"):
+        assert getattr(given.facts, name) == getattr(one.facts, name), (way, name)
+
+
+def test_heads_are_the_same_or_split() -> None:
+    model = stack(sdpa())
+    with lh.watch(model) as w:
+        model(batch())
+    with pytest.raises(lh.LevelheadError, match="'same' or 'split'"):
+        w.gather(heads="both")
 
 
 def test_merging_with_nothing_changes_nothing() -> None:

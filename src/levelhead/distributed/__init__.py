@@ -9,6 +9,7 @@ from __future__ import annotations
 from levelhead.distributed.attention import attention, observe
 from levelhead.distributed.split import Split
 from levelhead.distributed.trace import Event, Trace
+from levelhead.distributed.whole import gather
 from levelhead.distributed.wire import LostRankError
 
-__all__ = ["Event", "LostRankError", "Split", "Trace", "attention", "observe"]
+__all__ = ["Event", "LostRankError", "Split", "Trace", "attention", "gather", "observe"]

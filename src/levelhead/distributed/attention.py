@@ -78,6 +78,8 @@ def attention(
             tokens; heads must divide).
         split: which positions this rank holds: a `Split`, or this rank's own runs as a list; a
             pair where queries and keys lie differently. None: one rank after another, in order.
+            Own runs are compared with those of the others, so that a rank that took another one's
+            shard is noticed; a `Split` only with the shards' lengths.
         scale, causal, window, softcap, sinks, alibi, query_start, dropout: as in
             `levelhead.attention`; positions are those of the whole sequence.
         mask: this rank's queries × all keys by position, boolean or additive.
@@ -161,9 +163,21 @@ def observe(
         "dropout": dropout,
         "seed": seed,
     }
+    return look(
+        q, k, v, given, group=group, plan=plan, split=split, threads=threads, timeout=timeout,
+        verify=verify, trace=trace,
+    )[0]  # fmt: skip
+
+
+def look(
+    q: Tensor, k: Tensor, v: Tensor | None, options: dict[str, Any], *, group: Any = None,
+    plan: str = "all-gather", split: Any = None, threads: int | None = None, timeout: Any = None,
+    verify: bool = True, trace: Trace | None = None,
+) -> tuple[Observation, Call]:  # fmt: skip
+    """`observe`, and what the ranks agreed on: where this rank's rows sit in the sequence."""
     values = k[..., :0] if v is None and isinstance(k, Tensor) else v
     out, logsumexp, call, state = _run(
-        "observe", q, k, values, plan, split, threads, given, group, timeout, verify, trace
+        "observe", q, k, values, plan, split, threads, options, group, timeout, verify, trace
     )
     flat = q.dim() == 2
     made = State(
@@ -174,7 +188,7 @@ def observe(
     vars(seen)["logsumexp"] = logsumexp
     if v is not None:
         vars(seen)["output"] = out
-    return seen
+    return seen, call
 
 
 @untraced

@@ -49,6 +49,11 @@ class Call:
     may_overflow: bool  # whether a logit may become -inf and count as hidden
     verify: bool
 
+    @property
+    def positions(self) -> Array:
+        """Where this rank's rows sit in the sequence of queries."""
+        return self.queries.positions(0 if self.plan == "decode" else self.wire.rank)
+
     def check_counts(self, counts: Array, rows: Rows) -> str | None:
         """What is wrong with the keys that rows saw; None: nothing."""
         return counted.wrong(counts, rows, self.keys.n, may_overflow=self.may_overflow)
@@ -167,10 +172,9 @@ def _said(asked: Asked, plan: str, verify: bool) -> tuple[dict[str, int], dict[s
         "split": mark([_kind(x) for x in asked.splits]),
         "seed": mark(options["seed"]),
     }
-    for name in ("scale", "cosine", "log_n", "causal", "left", "right", "softcap", "sinks"):
+    for name in ("scale", "cosine", "log_n", "causal", "softcap", "sinks", "alibi", "dropout"):
         same[name] = _option(core.get(name))
-    for name in ("alibi", "dropout"):
-        same[name] = _option(core.get(name))
+    same["window"] = mark(core.get("left"), core.get("right"))
     for name in ("key_lengths", "query_start"):
         same[name] = _option(arrays.option(name, options[name]))
     if plan == "decode":
@@ -207,8 +211,11 @@ def _option(value: Any) -> int:
 
 
 def _largest(x: Tensor) -> float:
-    """The largest magnitude, NaN if there is one; 0 of nothing."""
-    return float(x.detach().abs().amax()) if x.numel() else 0.0
+    """The largest magnitude, NaN if there is one; 0 of nothing. Makes no copy."""
+    if not x.numel():
+        return 0.0
+    low, high = (float(end) for end in torch.aminmax(x.detach()))
+    return max(-low, high) if low == low else low
 
 
 def _split(wire: Wire, table: Table, of: str, said: Split | Runs | None) -> Split:

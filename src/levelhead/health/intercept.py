@@ -21,6 +21,8 @@ from torch.nn import functional
 
 from levelhead.attention import attention as levelhead_attention
 from levelhead.attention import observe
+from levelhead.distributed.attention import attention as sharded_attention
+from levelhead.distributed.attention import look
 from levelhead.health import amend, operator, transformers_calls
 from levelhead.health.measure import Call, from_scores, plain
 from levelhead.health.places import Frame, current, traced
@@ -52,6 +54,7 @@ class Interception:
             originals = (sdpa.ORIGINAL, sdpa.scaled_dot_product_attention)
             instead: dict[Function, Function] = {f: _sdpa_over(f) for f in originals}
             instead[levelhead_attention] = _attention_over(levelhead_attention)
+            instead[sharded_attention] = _sharded_over(sharded_attention)
             instead[functional.softmax] = _softmax_over(functional.softmax)
             whole = functional.multi_head_attention_forward
             instead[whole] = _multihead_over(whole)
@@ -214,6 +217,34 @@ def _attention_over(original: Function) -> Function:
         return seen.output
 
     return attention
+
+
+def _sharded_over(original: Function) -> Function:
+    """Over `levelhead.distributed.attention`. All ranks must look at the same steps, as they all
+    take part in each other's statistics; a rank that does not is an error there."""
+
+    def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        frame = current()
+        if frame is None or frame.busy or not isinstance(q, Tensor) or _unseen(frame, q, k):
+            return original(q, k, v, **options)
+        watch = frame.place.watch
+        watch.follow(frame, q, k, v)
+        if not watch.wanted():
+            return original(q, k, v, **options)
+        scoring = dict.fromkeys(_SCORING) | {"causal": False, "dropout": 0.0}
+        given = scoring | {name: x for name, x in options.items() if name in scoring}
+        how = {name: x for name, x in options.items() if name not in scoring}
+        seen, call = look(q, k, v, given, **how)
+        watch.saw_shard(frame, seen, q, k, (given, how), call)
+        return seen.output
+
+    return attention
+
+
+_SCORING = (
+    "scale", "causal", "window", "mask", "softcap", "sinks", "alibi", "key_lengths", "segments",
+    "query_start", "dropout", "seed",
+)  # fmt: skip
 
 
 def _operator_over(original: Function) -> Function:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from levelhead import scaling
 from levelhead.attention import observe
+from levelhead.distributed.attention import look
 from levelhead.health import measure, reading, tally
 from levelhead.health.intercept import WEIGHTS
 from levelhead.health.measure import Call
@@ -45,6 +46,16 @@ class _Sheet:
     fused: bool = False
     sampled: bool = False
     rules: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """Rows that are some of a longer sequence's, on one rank of several."""
+
+    positions: Tensor
+    queries: int  # of the whole sequence
+    keys: int
+    told: bool  # whether this rank tells of them
 
 
 @dataclass
@@ -119,7 +130,35 @@ class Ledger:
         self, frame: Frame, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any
     ) -> None:
         """A call of `levelhead.attention`."""
-        given, q, k = (q.detach(), k.detach()), _four(q), _four(k)
+        given = (q.detach(), k.detach())
+
+        def again(factor: Any) -> Observation:
+            return observe(*given, **(options | {"scale": factor}))
+
+        self._add_seen(frame, how, seen, q, k, options, again)
+
+    def add_shard(
+        self, frame: Frame, seen: Observation, q: Tensor, k: Tensor, options: Any, call: Any
+    ) -> None:
+        """This rank's rows of a call of `levelhead.distributed.attention`. Where every rank has
+        all rows, the first one tells of them."""
+        given = (q.detach(), k.detach())
+        scoring, how = options
+
+        def again(factor: Any) -> Observation:
+            return look(*given, None, scoring | {"scale": factor}, **how)[0]
+
+        positions = torch.from_numpy(call.positions)
+        told = call.plan != "decode" or call.wire.rank == 0
+        shard = _Shard(positions, call.queries.n, call.keys.n, told)
+        name = f"levelhead.distributed, {call.plan}"
+        self._add_seen(frame, name, seen, q, k, scoring, again, shard)
+
+    def _add_seen(
+        self, frame: Frame, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any,
+        again: Callable[[Any], Observation], shard: _Shard | None = None,
+    ) -> None:  # fmt: skip
+        q, k = _four(q), _four(k)
         H, D = q.shape[1], q.shape[3]
         rule = scaling.resolve(options.get("scale"), heads=H, d_k=D)
         plain = not (rule.cosine or rule.log_n)  # else it is no number, and has no variations
@@ -132,26 +171,31 @@ class Ledger:
         def tallied(seen: Observation) -> Tensor:
             shape, state = tuple(q.shape[:3]), seen.state
             sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (state.sums, state.counts))
-            return measure.from_core(sums, counts, seen.sinks, call)
+            if shard is None:
+                return measure.from_core(sums, counts, seen.sinks, call)
+            found = measure.from_core(sums, counts, seen.sinks, call, shard.positions)
+            return found if shard.told else _keys_alone(found)
 
         def at(times: float) -> Tensor:
             with torch.no_grad():
-                return tallied(observe(*given, **(options | {"scale": rule.factor * times})))
+                return tallied(again(rule.factor * times))
 
         rules = self._rules(q, at) if plain else {}
         factor = call.scale if plain else None
-        self._enter(frame, how, call, tallied(seen), q, k, factor, rules, fused=True)
+        tokens = None if shard is None else (shard.queries, shard.keys)
+        self._enter(frame, how, call, tallied(seen), q, k, factor, rules, fused=True, tokens=tokens)
 
     def _enter(
         self, frame: Frame, how: str, call: Call, found: Tensor, q: Tensor, k: Tensor,
         scale: float | Tensor | None, rules: dict[str, Tensor], *, fused: bool = False,
-        sampled: bool = False,
+        sampled: bool = False, tokens: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         place, heads = self.place, found.shape[0]
         for listener in self.watch.listeners:
             listener(place, call, found, q, k)
         kv_heads = frame.kv_heads or k.shape[1]
-        shape = (q.shape[0], kv_heads, call.q.shape[2], call.k.shape[2], q.shape[3])
+        queries, keys = tokens or (call.q.shape[2], call.k.shape[2])
+        shape = (q.shape[0], kv_heads, queries, keys, q.shape[3])
         sheet = _Sheet(
             found, how, shape, str(q.dtype).removeprefix("torch."), scale, call.softcap,
             call.causal, call.mask is not None and not call.ready, call.sinks is not None, fused,
@@ -284,7 +328,15 @@ def _four(x: Tensor) -> Tensor:
     x = x.detach()
     if x.dim() < 4:
         return x.reshape(*(1,) * (4 - x.dim()), *x.shape)
-    return x.reshape(-1, *x.shape[-3:])
+    return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+
+
+def _keys_alone(found: Tensor) -> Tensor:
+    """The tally of a rank whose rows another rank tells of: of its keys, and nothing else."""
+    kept = torch.from_numpy(tally.nothing(len(found))).to(found)
+    for name in ("k_squares", "k_count"):
+        kept[:, tally.INDEX[name]] = found[:, tally.INDEX[name]]
+    return kept
 
 
 def _one_number(scale: float | Tensor | None) -> float | None:

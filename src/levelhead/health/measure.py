@@ -87,10 +87,13 @@ def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
     return found
 
 
-def from_core(sums: Any, counts: Any, sinks: Any, call: Call) -> Tensor:
-    """The same from the states that a fused pass left: (B, H, T, ...) NumPy arrays."""
+def from_core(
+    sums: Any, counts: Any, sinks: Any, call: Call, positions: Tensor | None = None
+) -> Tensor:
+    """The same from the states that a fused pass left: (B, H, T, ...) NumPy arrays; `positions`:
+    where the rows sit, if they are but some of a sequence."""
     rows = stats.rows(sums, counts, sinks)
-    found = summed(_as_fields(rows, call.q.shape[:3]), None)
+    found = summed(_as_fields(rows, call.q.shape[:3]), positions)
     fill_squares(found, call.q, call.k)
     return found
 

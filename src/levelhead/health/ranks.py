@@ -1,12 +1,14 @@
 """One step of all ranks together: one packed tensor, gathered once.
 
-Called at log time, never while a model runs. Ranks that watch the same modules add up; ranks whose
-modules or heads differ are refused on every rank alike, because what each packed says so.
+Called at log time, never while a model runs. Ranks that watch the same heads add up (data and
+context parallelism); those that have some heads each are put side by side (tensor parallelism).
+Ranks whose modules differ are refused on every rank alike, because what each packed says so.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,25 +17,34 @@ import torch
 
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.health import tally
-from levelhead.health.record import Snapshot
+from levelhead.health.record import Record, Snapshot
 
 
-def gathered(snapshot: Snapshot, group: Any = None) -> Snapshot:
-    """The snapshots of all ranks of a group as one, folded in the order of the ranks.
+def gathered(snapshot: Snapshot, group: Any = None, *, heads: str = "same") -> Snapshot:
+    """The snapshots of all ranks of a group as one, in the order of the ranks.
 
     A rank that saw nothing in this step must still call; it adds nothing, and gets nothing.
+
+    Args:
+        heads: "same": every rank's rows of the same heads add up. "split": each rank has heads of
+            its own, as many as the others.
     """
     import torch.distributed as dist
+
+    if heads not in ("same", "split"):
+        advice = "Pass split where heads are spread over ranks"
+        raise LevelheadValueError(expected("heads", "'same' or 'split'", repr(heads), advice))
 
     if not dist.is_available() or not dist.is_initialized():
         advice = "Call init_process_group first; in one process, read w.last"
         wanted = "torch.distributed to be running"
         raise LevelheadValueError(expected("group", wanted, "no process group", advice))
     device, world = _device(dist, group), dist.get_world_size(group)
-    names = "\n".join(f"{r.module}:{len(r.tally)}:{[*r.counterfactual]}" for r in snapshot.records)
+    lines = [f"{r.module}:{len(r.tally)}:{[*r.counterfactual]}" for r in snapshot.records]
+    names = "\n".join([heads, *lines])
     parts = [x for r in snapshot.records for x in (r.tally, *r.counterfactual.values())]
-    heads = sum(len(record.tally) for record in snapshot.records)
-    sizes = [zlib.crc32(names.encode()), sum(map(len, parts)), heads]
+    watched = sum(len(record.tally) for record in snapshot.records)
+    sizes = [zlib.crc32(names.encode()), sum(map(len, parts)), watched]
     layout = torch.tensor(sizes, device=device)
     layouts = [torch.empty_like(layout) for _ in range(world)]
     dist.all_gather(layouts, layout, group=group)  # three numbers, so that a mistake is no hang
@@ -47,15 +58,27 @@ def gathered(snapshot: Snapshot, group: Any = None) -> Snapshot:
     packed = torch.from_numpy(np.concatenate(parts or [tally.nothing(total)])).to(device)
     everything = [torch.empty_like(packed) for _ in range(world)]
     dist.all_gather(everything, packed, group=group)
-    whole = tally.nothing(total)
-    for part in everything:
-        whole = tally.merge(whole, part.cpu().numpy())
-    rest = iter(np.split(whole, np.cumsum([len(part) for part in parts])[:-1]))
-    records = [
-        replace(r, tally=next(rest), counterfactual={rule: next(rest) for rule in r.counterfactual})
-        for r in snapshot.records
-    ]
-    return Snapshot(snapshot.step, tuple(records))
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    if heads == "split":
+        cut = [np.split(part.cpu().numpy(), ends) for part in everything]
+        rest = iter([np.concatenate(pieces) for pieces in zip(*cut, strict=True)])
+    else:
+        whole = tally.nothing(total)
+        for part in everything:
+            whole = tally.merge(whole, part.cpu().numpy())
+        rest = iter(np.split(whole, ends))
+    times = world if heads == "split" else 1
+    return Snapshot(snapshot.step, tuple(_joined(r, rest, times) for r in snapshot.records))
+
+
+def _joined(record: Record, rest: Iterator[tally.Floats], times: int) -> Record:
+    """A record with its next tallies; `times` as many heads as one rank had."""
+    whole = next(rest)
+    rules = {rule: next(rest) for rule in record.counterfactual}
+    if times > 1:
+        rules.pop("1/sqrt(d)", None)  # computed from the width that one rank sees, not the model's
+    facts = replace(record.facts, kv_heads=record.facts.kv_heads * times)
+    return replace(record, tally=whole, counterfactual=rules, facts=facts)
 
 
 def _device(dist: Any, group: Any) -> torch.device:

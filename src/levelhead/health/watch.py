@@ -268,6 +268,13 @@ class Watch:
         with self._timed(), torch.no_grad():
             self._ledger(frame).add_observation(frame, how, seen, q, k, options)
 
+    def saw_shard(
+        self, frame: Frame, seen: Observation, q: Tensor, k: Tensor, options: Any, call: Any
+    ) -> None:
+        """The same of `levelhead.distributed.attention`: this rank's rows of the call."""
+        with self._timed(), torch.no_grad():
+            self._ledger(frame).add_shard(frame, seen, q, k, options, call)
+
     def follow(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None) -> None:
         """Has the gradients of a call counted, if they are asked for."""
         if self.gradients and self.observing and torch.is_grad_enabled():
@@ -317,11 +324,18 @@ class Watch:
         """Writes everything seen so far to a file that `diagnose` and the page read."""
         self.run().save(path)
 
-    def gather(self, group: Any = None) -> Snapshot:
-        """The latest step of all ranks together; every rank calls it, and gets the same."""
+    def gather(self, group: Any = None, *, heads: str = "same") -> Snapshot:
+        """The latest step of all ranks together; every rank calls it, and gets the same.
+
+        Args:
+            group: of torch.distributed; None is all ranks.
+            heads: "same" where every rank has all heads (data and context parallelism): their rows
+                add up. "split" where each has some (tensor parallelism): they are put side by
+                side, in rank order. For both at once `health.ranks.gathered` takes a snapshot.
+        """
         from levelhead.health.ranks import gathered
 
-        return gathered(self.last, group)
+        return gathered(self.last, group, heads=heads)
 
     def __str__(self) -> str:
         from levelhead.health.report import text

@@ -1,0 +1,164 @@
+"""Ranks in network namespaces of their own, made here: something real crosses a network, over a
+link whose rate is limited where overlap is to be seen.
+
+Making namespaces takes root. Where that is not given these tests are left out, with a line that
+says so; where CI=true they are required, and fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharded import PLANS, Case, together
+from test_distributed import check
+
+REQUIRED = os.environ.get("CI") == "true"
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+RATE = "100mbit"
+
+
+def ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20)
+    if done.returncode:
+        raise PermissionError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+class Network:
+    """Two namespaces and a cable between them."""
+
+    def __init__(self) -> None:
+        mark = os.getpid() % 100_000
+        self.spaces = [f"lh{mark}-{i}" for i in range(2)]
+        self.cables = [f"lhv{mark}{i}" for i in "ab"]
+        self.made: list[str] = []
+        try:
+            self._make()
+        except BaseException:
+            self.remove()
+            raise
+
+    def _make(self) -> None:
+        for space in self.spaces:
+            ip("netns", "add", space)
+            self.made.append(space)
+        (a, b), (one, other) = self.spaces, self.cables
+        ip("link", "add", one, "netns", a, "type", "veth", "peer", "name", other, "netns", b)
+        for space, cable, address in zip(self.spaces, self.cables, ADDRESSES, strict=True):
+            ip("-n", space, "addr", "add", f"{address}/24", "dev", cable)
+            ip("-n", space, "link", "set", cable, "up")
+            ip("-n", space, "link", "set", "lo", "up")
+
+    def limit(self) -> None:
+        """Both directions to RATE."""
+        shape = ["root", "tbf", "rate", RATE, "burst", "32kb", "latency", "100ms"]
+        for space, cable in zip(self.spaces, self.cables, strict=True):
+            command = ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", cable, *shape]
+            subprocess.run(command, check=True, capture_output=True, timeout=20)
+
+    def run(self, what: str, directory: Path) -> list[Any]:
+        """`what` of network_rank.py on a rank in each namespace; what they left behind."""
+        script = Path(__file__).with_name("network_rank.py")
+        started = []
+        for rank, (space, cable) in enumerate(zip(self.spaces, self.cables, strict=True)):
+            env = {**os.environ, "GLOO_SOCKET_IFNAME": cable, "MASTER_ADDR": ADDRESSES[0]}
+            env |= {"MASTER_PORT": "29517", "RANK": str(rank), "WORLD_SIZE": "2"}
+            command = ["ip", "netns", "exec", space, sys.executable, str(script), what]
+            command += [str(directory / f"{rank}.pickle"), cable]
+            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            started.append(subprocess.Popen(command, env=env, text=True, **pipes))
+        try:
+            told = [process.communicate(timeout=200)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        assert all(process.returncode == 0 for process in started), "\n".join(told)
+        return [pickle.loads((directory / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+
+    def remove(self) -> None:
+        for space in self.made:
+            ip("netns", "del", space)
+        self.made = []
+
+
+def _reason() -> str:
+    try:
+        Network().remove()
+    except (PermissionError, FileNotFoundError) as error:
+        return str(error)
+    return ""
+
+
+REASON = _reason()
+
+
+class LeftOut:
+    """A plug-in of this run that takes the tests away, openly."""
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        gone = [item for item in items if item.path == Path(__file__)]
+        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=gone)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(f"left out: ranks in network namespaces ({REASON})")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    plugins = metafunc.config.pluginmanager
+    if REASON and not REQUIRED and not plugins.has_plugin("left-out-network"):
+        plugins.register(LeftOut(), "left-out-network")
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    made = Network()
+    yield made
+    made.remove()
+
+
+def test_ranks_with_addresses_of_their_own(network: Network, tmp_path: Path) -> None:
+    """What crosses the cable gives what one process gives; and it does cross it."""
+    found = network.run("cases", tmp_path)
+    cases: list[Case] = found[0]["cases"]
+    assert {case.plan for case in cases} == set(PLANS)
+    for i, case in enumerate(cases):
+        check(case, together(case, [rank["found"][i] for rank in found]))
+    for rank in found:
+        assert rank["sent"] > 0
+        assert rank["on the cable"] >= rank["sent"]
+
+
+def test_transfers_overlap_the_kernel(network: Network, tmp_path: Path) -> None:
+    """On a slow link: while a block is computed on, the next one is on its way, both passes."""
+    network.limit()
+    for rank in network.run("ring", tmp_path):
+        assert rank["on the cable"] >= rank["sent"] > 0
+        events = [tuple(event) for event in json.loads(rank["events"])]
+
+        def only(kind: str, what: str, events: list[Any] = events) -> list[tuple[float, float]]:
+            return [(begin, end) for k, w, begin, end in events if (k, w) == (kind, what)]
+
+        forward, backward = only("compute", "forward"), only("compute", "backward")
+        assert len(forward) == len(backward) == 2  # one for each block
+        blocks = only("transfer", "block 1 of the ring")
+        sums = only("transfer", "gradients of step 0 of the ring")
+        assert len(blocks) == 2  # forward and backward
+        assert len(sums) == 1
+        # Posted before the kernel begins, still on its way then: they run side by side.
+        for (posted, arrived), (begun, _) in (
+            (blocks[0], forward[0]),
+            (blocks[1], backward[0]),
+            (sums[0], backward[1]),
+        ):
+            assert posted < begun < arrived
