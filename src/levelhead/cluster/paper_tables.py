@@ -28,9 +28,16 @@ def paper(result: Result) -> list[str]:
     lines = [f"| tokens | hosts | {head} |", f"|---|---|{'---|' * len(LINKS)}"]
     for tokens, world in PLACES:
         found = [winner(hosts, core, tokens, world, gbit) for gbit in LINKS]
-        told = [f"{x.plan}, {seconds(x.seconds)}: {x.why}" if x.every else x.why for x in found]
+        told = [f"{x.plan}, {_long(x.seconds)}: {x.why}" if x.every else x.why for x in found]
         lines.append(f"| {tokens:,} | {world:,} | {' | '.join(told)} |")
     return lines
+
+
+def _long(taken: float) -> str:
+    """Seconds as people say them."""
+    if taken < 120:
+        return seconds(taken)
+    return f"{taken / 60:.0f} min" if taken < 7200 else f"{taken / 3600:.1f} h"
 
 
 def hide(result: Result) -> list[str]:

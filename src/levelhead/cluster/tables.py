@@ -47,6 +47,22 @@ def link_of(run: Result) -> Link:
 # ---- what was measured
 
 
+def about(result: Result) -> list[str]:
+    """When and where, how large and how often."""
+    run = local(result)[0]
+    effort, versions = run["effort"], run["versions"]
+    told = {
+        "machine": f"{run['machine']['cpu']}, {run['machine']['threads']} cores, "
+        f"{run['machine']['isa']}; torch {versions['torch']}, {run['backend']}",
+        "when": run["date"][:10],
+        "effort": f"{effort['name']}: {effort['rounds']} rounds",
+        "problem": f"{effort['heads']} heads of width {effort['width']}, float32; decode: "
+        f"{effort['queries']} queries",
+        "links left out": "; ".join(f"{k}: {v}" for k, v in result["left_out"].items()) or "none",
+    }
+    return ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in told.items())]
+
+
 def strong(result: Result) -> list[str]:
     """Forward / forward and backward, of the longest sequence."""
     runs = local(result)
@@ -224,6 +240,6 @@ def _rate(per_unit: float, unit: str) -> str:
 
 
 TABLES: dict[str, Callable[[Result], list[str]]] = {
-    "strong": strong, "weak": weak, "where": where, "traffic": traffic,
+    "about": about, "strong": strong, "weak": weak, "where": where, "traffic": traffic,
     "constants": constants, "model": model, "links": links,
 }  # fmt: skip

@@ -62,6 +62,7 @@ def _svg(core: Machine, paper: Paper, theme: Theme) -> Iterator[str]:
 def _field(core: Machine, paper: Paper, gbit: float, left: float, theme: Theme) -> Iterator[str]:
     colours, bottom = _colours(theme), TOP + SQUARE * len(TOKENS)
     yield text(left, TOP - 8, f"{gbit:g} Gbit/s", theme.ink, weight=600)
+    yield text(left - 4, TOP - 8, "tokens", theme.ink, anchor="end")
     for i, world in enumerate(WORLDS):
         for j, tokens in enumerate(reversed(TOKENS)):
             found = winner(paper, core, tokens, world, gbit)
