@@ -91,16 +91,13 @@ class Asked:
 
 
 def ask(
-    q: Any, k: Any, v: Any, plan: Any, split: Any, threads: Any, options: Mapping[str, Any]
-) -> Asked:
+    q: Tensor, k: Tensor, v: Tensor, plan: Any, split: Any, threads: Any,
+    options: Mapping[str, Any],
+) -> Asked:  # fmt: skip
     """Checks what can be checked on one rank; every refusal names its argument."""
     if plan not in PLANS:
         advice = "all-gather is for training, ring saves memory, decode is for few queries"
         raise LevelheadValueError(expected("plan", f"one of {PLANS}", repr(plan), advice))
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            advice = "Convert it with torch.from_numpy"
-            raise LevelheadTypeError(expected(name, "a torch tensor", type(x).__name__, advice))
     with torch.no_grad():
         *views, origin = arrays.take(q, k, v)
         shape = scoring.shape_of(*(tuple(x.shape) for x in views))
@@ -167,7 +164,7 @@ def _said(asked: Asked, plan: str, verify: bool) -> tuple[dict[str, int], dict[s
         "width of values": shape.E or 0,
         "requires_grad": mark([learns and _learns(x) for x in tensors]),
         "verify": int(verify),
-        "mask": mark(None if mask is None else (str(mask.dtype), *_without_rows(mask, shape))),
+        "mask": mark(None if mask is None else (str(mask.dtype), *_without_rows(mask))),
         "segments": int(asked.ids is not None),
         "split": mark([_kind(x) for x in asked.splits]),
         "seed": mark(options["seed"]),
@@ -190,7 +187,7 @@ def _learns(x: Any) -> bool:
     return isinstance(x, Tensor) and x.requires_grad
 
 
-def _without_rows(mask: Any, shape: scoring.Shape) -> tuple[int, ...]:
+def _without_rows(mask: Any) -> tuple[int, ...]:
     sizes = list(mask.shape)
     if len(sizes) > 1:
         sizes[-2] = -1

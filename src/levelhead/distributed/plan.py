@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,8 +102,3 @@ class Cargo:
         """A rank's shard, for the kernel."""
         k, v = self.parts(flat.cpu(), self.split.lengths[rank])
         return Block(k, v, self.split.runs[rank])
-
-
-def as_dtypes(found: dict[str, Tensor], of: dict[str, Any]) -> dict[str, Tensor]:
-    """Gradients in the dtypes of what they are gradients of."""
-    return {name: x.to(of[name].dtype) for name, x in found.items()}
