@@ -21,7 +21,16 @@ import numpy as np
 import pytest
 import torch
 
-from levelhead.cluster import cases, paper_tables, report, simulate, tables, winners, winners_plot
+from levelhead.cluster import (
+    cases,
+    paper_tables,
+    report,
+    session,
+    simulate,
+    tables,
+    winners,
+    winners_plot,
+)  # fmt: skip
 from levelhead.cluster.fit import Measured, errors, fit, non_negative
 from levelhead.cluster.problem import FORWARD, PASSES, SPLITS, Problem, load
 from levelhead.cluster.scaling_model import KINDS, Link, Machine, amounts, predict
@@ -351,7 +360,7 @@ def launch(*arguments: str, ranks: int | None = None) -> subprocess.CompletedPro
     if ranks is not None:
         start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
         inside = [*start, *inside]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    environment = {k: v for k, v in os.environ.items() if k not in session.TOLD}
     return subprocess.run(
         [sys.executable, *inside], capture_output=True, encoding="utf-8", timeout=240,
         env=environment | {"PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"},
@@ -378,8 +387,9 @@ def test_bad_input_is_refused_before_ranks_meet(
     arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")  # the other one never comes: nobody may wait for it
+    # Of two ranks; the other one never comes: nobody may wait for it.
+    for name, value in zip(session.TOLD, ("0", "2", "127.0.0.1", "1"), strict=True):
+        monkeypatch.setenv(name, value)
     from levelhead import cli
 
     assert cli.main(["cluster-bench", *arguments]) == 2

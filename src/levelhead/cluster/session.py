@@ -25,6 +25,7 @@ from levelhead.cluster.cases import Effort, cells, left_out
 from levelhead.errors import LevelheadValueError, expected
 
 COMMAND = "torchrun --nproc-per-node 2 -m levelhead cluster-bench"
+TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # by torchrun, to every rank
 PATIENCE = timedelta(minutes=20)  # for a rank that runs a whole problem alone
 METHOD = (
     "Every round starts at a barrier; the slowest rank's time counts. Once not traced (seconds), "
@@ -39,14 +40,11 @@ def launched() -> tuple[int, int]:
     if find_spec("torch") is None:
         advice = f'pip install "levelhead[torch]", then {COMMAND}'
         raise LevelheadValueError(expected("torch", "to be installed", "nothing", advice))
-    try:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        what = "to be started by torchrun on every rank"
-        advice = f"Run: {COMMAND}"
-        raise LevelheadValueError(
-            expected("cluster-bench", what, "no RANK and WORLD_SIZE", advice)
-        ) from None
+    missing = [name for name in TOLD if not os.environ.get(name)]
+    if missing:
+        what, given = "to be started by torchrun on every rank", f"no {' and no '.join(missing)}"
+        raise LevelheadValueError(expected("cluster-bench", what, given, f"Run: {COMMAND}"))
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def checked_threads(threads: int | None) -> int:
