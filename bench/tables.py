@@ -16,12 +16,17 @@ from typing import Any
 
 from levelhead.bench.bars import Bar
 from levelhead.bench.report import seconds
+from levelhead.cluster import paper_tables
+from levelhead.cluster import tables as cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DOCUMENTS = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("kernel.md", "health.md", "lab.md", "watch.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("kernel.md", "health.md", "lab.md", "scaling.md", "watch.md")
+    ),
 )
 SHOWN = (  # in the README, with all that a peer won
     "dense-d64-1024", "dense-d128-4096", "causal-d64-1024", "causal-d128-4096", "bf16-causal-1024",
@@ -39,6 +44,7 @@ def table(file: str, name: str) -> str:
         return "\n".join(verdicts(RESULTS / f"{file}.jsonl")) + "\n"
     result = json.loads((RESULTS / f"{file}.json").read_text())
     computed = {"families": families, "cells": cells, "memory": memory, "some": some}
+    computed |= cluster.TABLES | paper_tables.TABLES
     lines = computed[name](result) if name in computed else result["tables"][name]
     return "\n".join(lines) + "\n"
 

@@ -33,6 +33,7 @@ LAYERS = [set(layer.split()) for layer in (
     "testing",
     "__init__",
     "bench",
+    "cluster",
     "lab",
     "page",
     "commands",
@@ -143,7 +144,7 @@ def test_numpy_is_the_only_package_that_importing_needs(name: str) -> None:
     # A front end needs the package it is named after, who works on ranks, watches or trains a model
     # needs torch, who serves the page a web server; test_package.py shows that nobody pays unasked.
     meets = ".".join(name.split(".")[:2]) in WATCHING | LEARNING
-    meets |= name.split(".")[0] == "distributed"
+    meets |= name.split(".")[0] == "distributed" or name == "cluster.measure"
     needed = {"numpy", name.split(".")[0]} | ({"torch"} if meets else set())
     needed |= SERVING.get(name, set())
     assert roots - sys.stdlib_module_names - {"levelhead"} <= needed

@@ -1,4 +1,4 @@
-"""The command line: `levelhead info`, `tour`, `bench`, `doctor`, `explain`, `lab` and `page`.
+"""The command line: info, tour, bench, doctor, explain, lab, page and cluster-bench.
 
 Parses, calls the public API, prints. It computes nothing that the library does not offer, and keeps
 stdout for data: errors go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage or bad input;
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import levelhead as lh
-from levelhead.commands import doctor, explain, lab, page
+from levelhead.commands import cluster_bench, doctor, explain, lab, page
 from levelhead.health.report import colour_wanted
 
 _EXAMPLES = """examples:
@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add(commands)
     lab.add(commands)
     page.add(commands)
+    cluster_bench.add(commands)
     return parser
 
 

@@ -1,0 +1,195 @@
+"""The measurement itself: every rank of a group runs this, and rank 0 keeps the books.
+
+A cell is run in rounds; in each round everybody starts together, once untraced, which is the time
+that counts (of the slowest rank), and once traced, which tells where it went and how many bytes
+moved. Rank 0 also runs every problem alone while the others sleep, and every rank holds its rows
+against that answer. Numbers travel as tensors.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import levelhead as lh
+from levelhead.cluster.cases import Cell
+from levelhead.cluster.problem import PASSES, Problem
+from levelhead.cluster.traffic import traffic
+from levelhead.distributed import Split, Trace, attention
+
+TOLERANCE = 1e-4  # of rows against one process, relative: beyond rounding, the answer is wrong
+TRACED = ("seconds", "compute", "transfer", "wait", "sent", "received")
+
+Tell = Callable[[str, str], None]
+Save = Callable[[list[dict[str, Any]]], None]
+
+
+def measure(
+    cells: list[Cell], *, threads: int, cpus: int, rounds: int, tell: Tell, save: Save
+) -> list[dict[str, Any]]:
+    """Every cell's numbers, on rank 0; the other ranks get the same list without reports.
+
+    Args:
+        threads: of each rank's kernel.
+        cpus: of this machine, all of which one process may use for comparison.
+        tell: hears (problem, what is going on), on every rank.
+        save: gets what is there so far, on rank 0.
+    """
+    torch.set_num_threads(threads)
+    found: list[dict[str, Any]] = []
+    for (name, problem), group in groupby(cells, key=lambda cell: (cell.about, cell.problem)):
+        every = list(group)
+        tell(name, "one process alone")
+        arrays = _arrays(problem)
+        alone, truth = _alone(problem, arrays, threads, cpus, rounds)
+        parts = [_Part(cell, arrays, threads) for cell in every]
+        for part in parts:
+            tell(name, f"{part.cell.way}, warming up")
+            part.warm(truth)
+        for number in range(rounds):  # in turns, so that a slow minute is everybody's
+            for part in parts:
+                tell(name, f"{part.cell.way}, round {number + 1} of {rounds}")
+                part.round()
+        found += [part.told(alone) for part in parts]
+        if dist.get_rank() == 0:
+            save(found)
+    return found
+
+
+def _arrays(problem: Problem) -> dict[str, Tensor]:
+    """The whole sequence, the same on every rank."""
+    draw = torch.Generator().manual_seed(problem.tokens)
+    rows = (1, problem.heads, problem.rows, problem.width)
+    keys = (1, problem.groups, problem.tokens, problem.width)
+    shapes = {"q": rows, "k": keys, "v": keys, "dout": rows}
+    return {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+
+
+def _alone(
+    problem: Problem, arrays: dict[str, Tensor], threads: int, cpus: int, rounds: int
+) -> tuple[dict[str, dict[str, float]], Tensor]:
+    """Seconds of rank 0 alone, by threads and passes; and its output, which everybody gets."""
+    taken: dict[str, dict[str, float]] = {}
+    out = torch.empty_like(arrays["dout"])
+    if dist.get_rank() == 0:
+        for name, team in (("same_threads", threads), ("all_cpus", cpus)):
+            taken[name] = {}
+            for passes in PASSES:
+                call = _single(problem, arrays, passes, team)
+                out.copy_(call())
+                taken[name][passes] = statistics.median(_timed(call) for _ in range(rounds))
+    dist.broadcast(out, 0)
+    return taken, out
+
+
+def _single(
+    problem: Problem, arrays: dict[str, Tensor], passes: str, threads: int
+) -> Callable[[], Tensor]:
+    def call() -> Tensor:
+        q, k, v = _leaves(arrays, passes)
+        out: Tensor = lh.attention(q, k, v, causal=problem.causal, threads=threads)
+        if passes == "train":
+            out.backward(arrays["dout"])  # type: ignore[no-untyped-call]
+        return out.detach()
+
+    return call
+
+
+def _leaves(arrays: dict[str, Tensor], passes: str) -> list[Tensor]:
+    """q, k and v as fresh leaves of autograd: nothing adds up from call to call."""
+    return [arrays[name].detach().requires_grad_(passes == "train") for name in "qkv"]
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+@dataclass
+class _Part:
+    """A cell on this rank."""
+
+    cell: Cell
+    whole: dict[str, Tensor]
+    threads: int
+    seconds: list[float] = field(default_factory=list)
+    traced: list[list[float]] = field(default_factory=list)  # as TRACED
+    gap: float = 0.0
+
+    def __post_init__(self) -> None:
+        world = dist.get_world_size()
+        self.split: Split = getattr(Split, self.cell.split)(self.cell.problem.tokens, world)
+        self.arrays = {name: self._own(x, name in "kv") for name, x in self.whole.items()}
+
+    def _own(self, x: Tensor, keys: bool) -> Tensor:
+        if self.cell.plan == "decode" and not keys:
+            return x
+        part: Tensor = self.split.shard(x, dist.get_rank())
+        return part.contiguous()
+
+    def warm(self, truth: Tensor) -> None:
+        """The first call, whose rows are held against one process's."""
+        rows, wanted = self._call(None), self._own(truth, False)
+        self.gap = float((rows - wanted).abs().max()) if rows.numel() else 0.0
+
+    def round(self) -> None:
+        dist.barrier()
+        self.seconds.append(_timed(lambda: self._call(None)))
+        trace = Trace()
+        dist.barrier()
+        took = _timed(lambda: self._call(trace))
+        times = [trace.seconds(kind) for kind in ("compute", "transfer", "wait")]
+        self.traced.append([took, *times, float(trace.sent), float(trace.received)])
+
+    def _call(self, trace: Trace | None) -> Tensor:
+        cell = self.cell
+        q, k, v = _leaves(self.arrays, cell.passes)
+        out = attention(
+            q, k, v, plan=cell.plan, causal=cell.problem.causal, threads=self.threads, trace=trace,
+            split=(None, self.split) if cell.plan == "decode" else self.split,
+        )  # fmt: skip
+        if cell.passes == "train":
+            out.backward(self.arrays["dout"])  # type: ignore[no-untyped-call]
+        return out.detach()
+
+    def told(self, alone: dict[str, dict[str, float]]) -> dict[str, Any]:
+        """The cell's numbers from all ranks."""
+        cell, world = self.cell, dist.get_world_size()
+        seconds = _gathered(torch.tensor([*self.seconds, self.gap], dtype=torch.float64))
+        traced = _gathered(torch.tensor(self.traced, dtype=torch.float64).mean(0))
+        slowest = seconds[:, :-1].amax(0).tolist()
+        by_rank = dict(zip(TRACED, traced.T.tolist(), strict=True))
+        by_rank["other"] = (traced[:, 0] - traced[:, 1] - traced[:, 3]).tolist()
+        lengths = self.split.lengths
+        due = [
+            traffic(
+                cell.plan, cell.problem, world, cell.passes, own=own, longest=max(lengths)
+            )
+            for own in lengths
+        ]  # fmt: skip
+        return dict(
+            kind=cell.kind, plan=cell.plan, passes=cell.passes, split=cell.split,
+            problem=asdict(cell.problem), seconds=slowest, best=min(slowest),
+            median=statistics.median(slowest), ranks=by_rank,
+            bytes={
+                name: [getattr(x, name) for x in due] for name in ("payload", "bound", "agreement")
+            },
+            alone={name: taken[cell.passes] for name, taken in alone.items()},
+            error=float(seconds[:, -1].max()), right=bool(seconds[:, -1].max() < TOLERANCE),
+        )  # fmt: skip
+
+
+def _gathered(x: Tensor) -> Tensor:
+    """Every rank's x, stacked."""
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x)
+    return torch.stack(parts)

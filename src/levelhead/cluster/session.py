@@ -1,0 +1,113 @@
+"""One launch of `levelhead cluster-bench`: joins the ranks that torchrun started, measures, leaves.
+
+The result is a dictionary on rank 0 and None elsewhere. Who launches, and on which machines, is
+torchrun's business; how a cell is measured is `measure`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+import levelhead as lh
+from levelhead import _core
+from levelhead.bench.run import cpu_name
+from levelhead.cluster.cases import Effort, cells, left_out
+from levelhead.errors import LevelheadValueError, expected
+
+COMMAND = "torchrun --nproc-per-node 2 -m levelhead cluster-bench"
+TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # by torchrun, to every rank
+PATIENCE = timedelta(minutes=20)  # for a rank that runs a whole problem alone
+METHOD = (
+    "Every round starts at a barrier; the slowest rank's time counts. Once not traced (seconds), "
+    "once traced (ranks: seconds, compute, transfer, wait, bytes sent and received, other). "
+    "alone: rank 0 computes the whole problem while the others sleep, with the threads of one rank "
+    "and with all CPUs. error: largest distance of a row from that answer."
+)
+
+
+def launched() -> tuple[int, int]:
+    """This process's rank and how many there are, as torchrun told it."""
+    if find_spec("torch") is None:
+        advice = f'pip install "levelhead[torch]", then {COMMAND}'
+        raise LevelheadValueError(expected("torch", "to be installed", "nothing", advice))
+    missing = [name for name in TOLD if not os.environ.get(name)]
+    if missing:
+        what, given = "to be started by torchrun on every rank", f"no {' and no '.join(missing)}"
+        raise LevelheadValueError(expected("cluster-bench", what, given, f"Run: {COMMAND}"))
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def checked_threads(threads: int | None) -> int:
+    """Of each rank's kernel; None: this machine's CPUs shared among the ranks on it."""
+    here = _core.default_threads()
+    if threads is None:
+        return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if not 1 <= threads <= here:
+        what, advice = f"1 to {here}, the CPUs at hand", "Leave it out to share them evenly"
+        raise LevelheadValueError(expected("threads", what, threads, advice))
+    return threads
+
+
+def bench(
+    effort: Effort, threads: int, *, tell: Callable[[str, str], None],
+    save: Callable[[dict[str, Any]], None],
+) -> dict[str, Any] | None:  # fmt: skip
+    """Measures every cell that this world can run; `save` gets the result so far, on rank 0."""
+    import torch.distributed as dist
+
+    from levelhead.cluster.measure import measure
+
+    dist.init_process_group("gloo", timeout=PATIENCE)
+    try:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        header = _header(effort, world, threads)
+        found = measure(
+            cells(effort, world), threads=threads, cpus=header["machine"]["threads"],
+            rounds=effort.rounds, tell=tell, save=lambda found: save(header | {"cells": found}),
+        )  # fmt: skip
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    return header | {"cells": found} if rank == 0 else None
+
+
+def _header(effort: Effort, world: int, threads: int) -> dict[str, Any]:
+    import torch
+
+    info = lh.info()
+    return dict(
+        levelhead=info.version,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine=dict(
+            cpu=cpu_name(), cpus=os.cpu_count(), threads=_core.default_threads(),
+            system=platform.system(), machine=platform.machine(), isa=info.isa,
+        ),
+        versions={
+            "python": platform.python_version(), "numpy": np.__version__,
+            "torch": torch.__version__,
+        },
+        backend="gloo", world=world, hosts=_hosts(world), threads=threads, method=METHOD,
+        effort=asdict(effort), left_out=left_out(effort, world),
+    )  # fmt: skip
+
+
+def _hosts(world: int) -> int:
+    """Machines that take part, told apart by a mark of their names."""
+    import torch
+    import torch.distributed as dist
+
+    name = hashlib.blake2b(socket.gethostname().encode(), digest_size=7).digest()
+    mine = torch.tensor([int.from_bytes(name, "little")])
+    heard = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(heard, mine)
+    return len({int(x) for x in heard})

@@ -1,0 +1,119 @@
+"""Bytes that a rank receives in each plan, and the least that the plan could do with.
+
+W ranks, n tokens, |KV| the bytes of all keys and values, `own` a rank's tokens. Received per rank:
+
+| plan | forward | backward |
+|---|---|---|
+| all-gather | (W−1)/W · KV | the same again, and (W−1)/W · dKV in float32: a reduce-scatter |
+| ring | (W−1)/W · KV, in W−1 steps | the same again, and dKV in float32, one step behind |
+| decode | (W−1) · rows · (d+1) float32: an output and a logsumexp | (W−1) · rows · d float32 |
+| ulysses | (W−1)/W² · (Q + KV + O) | (W−1)/W² · (Q + KV + dO + dQ + dKV) |
+
+This is what is necessary when nothing but the shards is kept between the passes (`bound`). What is
+sent beyond it is counted too: the all-gather fills uneven shards up to the longest, a state of
+decode carries ten more numbers for its statistics, and ranks agree on every call. A test holds
+every byte to what `levelhead.distributed.Trace` counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from levelhead.cluster.problem import Problem
+
+PLANS = ("all-gather", "ring", "ulysses", "decode")
+ALONE = "alone"  # no plan: one rank has everything
+AGREEMENT = 48 * 8  # bytes of one rank's message before and after a call
+SUM = 2 * 8  # bytes of the message that says that ranks hold the same numbers
+STATISTICS = 8 * 4 + 2 * 8  # bytes of a row's state beside its output
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one rank receives in one pass."""
+
+    payload: float  # bytes of arrays
+    bound: float  # the least bytes for the plan
+    agreement: float  # bytes of small messages
+    messages: int  # one after another, beside the ring's steps
+    steps: int = 0  # of a ring, behind which computation goes on
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.payload + other.payload, self.bound + other.bound,
+            self.agreement + other.agreement, self.messages + other.messages,
+            self.steps + other.steps,
+        )  # fmt: skip
+
+
+def traffic(
+    plan: str, problem: Problem, world: int, passes: str,
+    *, own: float | None = None, longest: float | None = None,
+) -> Traffic:  # fmt: skip
+    """Of a rank with `own` tokens where the longest shard has `longest`; None: an even share."""
+    own = problem.tokens / world if own is None else own
+    longest = own if longest is None else longest
+    forward = _forward(plan, problem, world, own, longest)
+    if passes == "forward":
+        return forward
+    return forward + _backward(plan, problem, world, own, longest)
+
+
+def _forward(plan: str, p: Problem, world: int, own: float, longest: float) -> Traffic:
+    others, rest = world - 1, p.tokens - own
+    agreed = 2 * others * AGREEMENT
+    if plan == "all-gather":
+        moved = others * longest * p.kv * p.size
+        return Traffic(moved, rest * p.kv * p.size, agreed, 3 * others)
+    if plan == "ring":
+        moved = rest * p.kv * p.size
+        return Traffic(moved, moved, agreed, 2 * others, others)
+    if plan == "decode":
+        rows = others * p.heads * p.rows
+        states = rows * (4 * p.width + STATISTICS)
+        agreed = others * (AGREEMENT + SUM)
+        return Traffic(states, rows * (p.width + 1) * 4, agreed, 3 * others)
+    out = p.heads * p.width
+    moved = (rest * (out + p.kv) + others * own * out) * p.size / world
+    return Traffic(moved, moved, agreed, 4 * others)
+
+
+def _backward(plan: str, p: Problem, world: int, own: float, longest: float) -> Traffic:
+    others, rest = world - 1, p.tokens - own
+    agreed = others * AGREEMENT
+    sums = others * own * p.kv * 4  # the gradients of this rank's tokens from everybody else
+    if plan == "all-gather":
+        gathered = others * longest * p.kv * p.size
+        return Traffic(
+            gathered + sums, rest * p.kv * p.size + sums, agreed, 3 * others
+        )  # fmt: skip
+    if plan == "ring":
+        again = rest * p.kv * p.size
+        home = p.tokens * p.kv * 4 if world > 1 else 0  # through every rank, and home
+        return Traffic(again + home, again + sums, agreed, others, world if others else 0)
+    if plan == "decode":
+        rows = others * p.heads * p.rows * p.width * 4
+        return Traffic(rows, rows, others * (AGREEMENT + SUM), 3 * others)
+    out = p.heads * p.width
+    moved = (rest * (2 * out + p.kv) + others * own * (out + p.kv)) * p.size / world
+    return Traffic(moved, moved, agreed, 3 * others)
+
+
+def memory(plan: str, problem: Problem, world: int, passes: str) -> float:
+    """Bytes of a rank's arrays while a plan runs: its own shards, and what the plan needs beside
+    them."""
+    p, own = problem, problem.tokens / world
+    rows = p.rows if plan == "decode" else p.rows / world
+    gradients = 0 if passes == "forward" else 4
+    q = rows * p.heads * p.width
+    held = (2 * q + own * p.kv) * (p.size + gradients)
+    if plan == ALONE:
+        return held
+    if plan == "all-gather":
+        # Gathered parts and, from them, keys in order; then the gradients of all keys.
+        return held + p.tokens * p.kv * (2 * p.size + 2 * gradients)
+    if plan == "ring":
+        return held + own * p.kv * (2 * p.size + 4 * gradients) + 2 * q / p.width * STATISTICS
+    if plan == "decode":
+        return held + world * q / p.width * (4 * p.width + STATISTICS)
+    return held + 2 * held  # packed, and as heads

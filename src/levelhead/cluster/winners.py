@@ -1,0 +1,104 @@
+"""Which plan wins, over ranks and tokens, on links of different speed: the model on paper.
+
+A host is one rank with cores of its own, all as fast as the measured one; its link is a number. A
+plan that heads or memory rule out does not take part. "alone" is one host without any plan: where
+it wins, spreading the sequence only costs. A model that is off by a tenth cannot tell plans apart
+that are closer than that: among those, the simplest wins.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from levelhead.cluster.problem import FORWARD, Problem
+from levelhead.cluster.scaling_model import Link, Machine, Prediction, predict
+from levelhead.cluster.traffic import ALONE, memory
+
+PLANS = ("all-gather", "ulysses", "ring")  # the simplest first
+CLOSE = 1.1  # times the fastest: as good as it, for all the model knows
+GBIT = 1e9 / 8  # bytes per second
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """The hosts and the layer that are extrapolated to."""
+
+    cores: int = 64  # of a host
+    memory: float = 64 * 2**30  # bytes of a host for one layer's attention
+    latency: float = 20e-6  # seconds from host to host
+    heads: int = 32
+    groups: int = 8
+    width: int = 128
+    size: int = 2  # bytes of an element: bfloat16 on the wire, float32 in states and sums
+
+    def problem(self, tokens: int) -> Problem:
+        return Problem(tokens, self.heads, self.groups, self.width, causal=True, size=self.size)
+
+    def link(self, gbit: float) -> Link:
+        return Link(gbit * GBIT, self.latency)
+
+    def host(self, core: Machine) -> Machine:
+        """A rank of many cores: its kernel, copies and merges run on all of them, Python on one."""
+        many = ("forward", "blocks", "backward", "copy", "merge")
+        faster = {kind: core.of(kind) / self.cores for kind in many}
+        return replace(core, cores=math.inf, **faster)
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The simplest of the fastest plans of a place, and the others."""
+
+    plan: str
+    seconds: float
+    every: dict[str, float]  # of those that can run
+    why: str
+
+
+def winner(
+    paper: Paper, core: Machine, tokens: int, world: int, gbit: float, *, passes: str = "train"
+) -> Winner:
+    """The fastest way to attend over so many tokens on so many hosts."""
+    problem, host, link = paper.problem(tokens), paper.host(core), paper.link(gbit)
+    found: dict[str, Prediction] = {}
+    if memory(ALONE, problem, 1, passes) <= paper.memory:
+        found[ALONE] = predict(
+            "all-gather", problem, 1, host, passes=passes, split="contiguous"
+        )  # fmt: skip
+    for plan in PLANS:
+        divides = problem.heads % world == 0 and problem.groups % world == 0
+        fits = memory(plan, problem, world, passes) <= paper.memory
+        if world > 1 and fits and (divides or plan != "ulysses"):
+            found[plan] = predict(plan, problem, world, host, link, passes=passes)
+    if not found:
+        return Winner("none", math.inf, {}, "a shard is larger than a host's memory")
+    every = {plan: told.total for plan, told in found.items()}
+    best = next(plan for plan in every if every[plan] <= CLOSE * min(every.values()))
+    return Winner(best, every[best], every, _why(best, found))
+
+
+def _why(best: str, found: dict[str, Prediction]) -> str:
+    told = found[best]
+    if best == ALONE:
+        return "messages cost more than computing"
+    if best == "ulysses":
+        return "the fewest bytes"
+    if best == "all-gather":
+        return "the wire is short" if told.exposed < 0.2 * told.total else "a ring cannot hide more"
+    if "all-gather" not in found:
+        return "all keys do not fit into one host"
+    return "hides the wire" if told.exposed < 0.5 * told.wire else "hides a part of the wire"
+
+
+def tokens_to_hide(paper: Paper, core: Machine, gbit: float) -> float:
+    """Tokens per rank from which the forward ring computes longer than a block travels.
+
+    A balanced causal step has (n/W)²/2 pairs of every head, a block n/W tokens: the quotient grows
+    with n/W alone, so this number is the same for any world.
+    """
+    problem, link = paper.problem(1), paper.link(gbit)
+    per_token = problem.kv * problem.size / link.bandwidth
+    per_pair = FORWARD * problem.width * problem.heads * paper.host(core).blocks
+    # per_pair / 2 · t² = per_token · t + latency, for t > 0
+    root = math.sqrt(per_token**2 + 2 * per_pair * link.latency)
+    return (per_token + root) / per_pair
