@@ -41,6 +41,34 @@ def folded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, split: Split) -> t
     return local.read(whole, rows)[0]
 
 
+def calls(rows: local.Rows, block: local.Block) -> tuple[dict[str, torch.Tensor], int]:
+    """What a block gives, forward and backward, and in how many calls of the kernel."""
+    trace = Trace()
+    out, logsumexp = local.read(local.observe(rows, block, trace), rows)
+    found = {
+        name: torch.empty_like(x) for name, x in (("q", rows.q), ("k", block.k), ("v", block.v))
+    }
+    found |= {"scale": torch.empty(2, dtype=torch.float64), "sinks": torch.empty(2).double()}
+    result = local.Result(out, logsumexp, torch.ones_like(out), torch.ones_like(logsumexp))
+    local.differentiate(rows, block, result, found, trace)
+    return found | {"out": out, "logsumexp": logsumexp}, len(trace.events)
+
+
+def test_a_block_run_by_run_is_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 600, 32, generator=draw, dtype=torch.float64) for _ in range(3))
+    runs = Split.zigzag(1200, 2).runs[1]
+    scale, sinks = torch.full((2,), 0.2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    rows = local.Rows(q, runs, scale, {"causal": True}, sinks=sinks)
+    block = local.Block(k, v, Split.zigzag(1200, 2).runs[0])
+    apart, several = calls(rows, block)
+    monkeypatch.setattr(local, "LONG", 10**6)
+    whole, once = calls(rows, block)
+    assert (several, once) == (4, 2)
+    for name, x in whole.items():
+        np.testing.assert_allclose(apart[name], x, rtol=1e-11, atol=1e-11, err_msg=name)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("kind", ["contiguous", "zigzag", "striped"])
 def test_error_does_not_grow_with_the_number_of_shards(kind: str, dtype: str) -> None:

@@ -6,8 +6,9 @@ No message is sent here. States are float32 (float64 for float64) whatever the i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from levelhead.distributed.split import Runs, positions, select
 from levelhead.distributed.trace import Trace, timed
 from levelhead.state import State
 from levelhead.torch.ops import memory, wide
+
+LONG = 128  # keys: below that a second call and a join cost more than they save
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,19 @@ class Block:
     v: Tensor
     runs: Runs
 
+    def pieces(self) -> Iterator[tuple[slice, Block]]:
+        """Run by run, where runs are long: among consecutive keys the kernel skips what a query
+        cannot see, among others it asks key by key, which costs up to three times as much."""
+        long = all(length >= LONG and stride == 1 for _, length, stride in self.runs)
+        if len(self.runs) < 2 or not long:
+            yield slice(None), self
+            return
+        first = 0
+        for run in self.runs:
+            part = slice(first, first + run[1])
+            yield part, Block(self.k[..., part, :], self.v[..., part, :], (run,))
+            first = part.stop
+
 
 def unwritten(rows: Rows, block: Block) -> State:
     """Memory for the states of the rows."""
@@ -78,6 +94,10 @@ def unwritten(rows: Rows, block: Block) -> State:
 
 def observe(rows: Rows, block: Block, trace: Trace | None = None) -> State:
     """The states of the rows after the block's keys."""
+    return reduce(join, (_observe(rows, piece, trace) for _, piece in block.pieces()))
+
+
+def _observe(rows: Rows, block: Block, trace: Trace | None) -> State:
     made = unwritten(rows, block)
     with timed(trace, "compute", "forward"):
         _core.forward(
@@ -135,8 +155,24 @@ def differentiate(
 ) -> None:  # fmt: skip
     """Writes the gradients in `into` (q, k, v, scale, sinks, mask); that of the mask is added.
 
-    The weights follow from the logsumexp of all keys, so that what several blocks give is a sum.
+    The weights follow from the logsumexp of all keys, so that what several blocks give is a sum;
+    sinks alone get theirs from any of them.
     """
+    for number, (part, piece) in enumerate(block.pieces()):
+        own = {name: x if number == 0 else torch.empty_like(x) for name, x in into.items()}
+        own |= {name: into[name][..., part, :] for name in into.keys() & {"k", "v"}}
+        own |= {name: into[name] for name in into.keys() & {"mask"}}
+        if number > 0:
+            own.pop("sinks", None)
+        _differentiate(rows, piece, result, own, trace)
+        if number > 0:
+            for name in own.keys() & {"q", "scale"}:
+                into[name].add_(own[name])
+
+
+def _differentiate(
+    rows: Rows, block: Block, result: Result, into: Mapping[str, Tensor], trace: Trace | None
+) -> None:
     mask = rows.columns(block.runs)
     arrays: dict[str, Any] = {f"d{name}": memory(x) for name, x in into.items() if name != "mask"}
     dmask: Tensor | None = None
