@@ -114,10 +114,10 @@ def attention(
         return _calls().attention(q, k, v, threads=threads, out=out, **given)
     q, k, v, origin = arrays.take(q, k, v)
     if plain and (scale is None or type(scale) is float or type(scale) is str):
-        shape, options = _plain(q.shape, k.shape, v.shape, origin.dtype, scale, causal)
+        _, options = _plain(q.shape, k.shape, v.shape, origin.dtype, scale, causal)
     else:
-        shape = (*q.shape[:-1], v.shape[-1])
         options = options_for_core(scoring.shape_of(q.shape, k.shape, v.shape), origin, **given)
+    shape = (*q.shape[:-1], v.shape[-1])
     team = team_for(threads, origin)
     if out is None:
         result = np.empty(shape, origin.storage)
@@ -183,8 +183,12 @@ def observe(
         q, k, origin = arrays.take_pair(q, k)
     else:
         q, k, v_view, origin = arrays.take(q, k, v)
-    shape = scoring.shape_of(q.shape, k.shape, None if v_view is None else v_view.shape)
-    options = options_for_core(shape, origin, **given)
+    v_shape = None if v_view is None else v_view.shape
+    if _is_plain(given):
+        shape, options = _plain(q.shape, k.shape, v_shape, origin.dtype, scale, causal)
+    else:
+        shape = scoring.shape_of(q.shape, k.shape, v_shape)
+        options = options_for_core(shape, origin, **given)
     team = team_for(threads, origin)
     rows: Sizes = q.shape[:-1]
     made = unwritten(rows, shape.E, origin.wide, shape.S)
@@ -215,14 +219,21 @@ def _calls() -> ModuleType:
     return import_module("levelhead.torch.calls")
 
 
+def _is_plain(given: dict[str, Any]) -> bool:
+    """Whether options are such that their description can be remembered."""
+    kinds = {name: type(x) for name, x in given.items() if x is not None}
+    plain = kinds.pop("causal", None) is bool and kinds.pop("dropout", None) is float
+    return plain and given["dropout"] == 0.0 and kinds in ({}, {"scale": float}, {"scale": str})
+
+
 @lru_cache(maxsize=_REMEMBERED, typed=True)  # typed: causal=1 must not find the answer for True
 def _plain(
-    q: Sizes, k: Sizes, v: Sizes, dtype: str, scale: Any, causal: bool
-) -> tuple[Sizes, dict[str, Any]]:
-    """Result shape and core options of a call without arrays among its options."""
+    q: Sizes, k: Sizes, v: Sizes | None, dtype: str, scale: Any, causal: bool
+) -> tuple[scoring.Shape, dict[str, Any]]:
+    """Shape and core options of a call without arrays among its options."""
     shape = scoring.shape_of(q, k, v)
     scored = scoring.describe(shape, scale=scale, causal=causal, dtype_name=dtype)
-    return (*q[:-1], v[-1]), _for_core(scored)
+    return shape, _for_core(scored)
 
 
 def options_for_core(shape: scoring.Shape, origin: Origin, **options: Any) -> dict[str, Any]:
