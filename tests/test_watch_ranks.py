@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +27,41 @@ from watched import BATCH, TOKENS, Attend, batch, sdpa, stack
 WORLD = 2
 
 
-def work(rank: int, directory: str, differ: bool) -> None:
+def in_a_group(rank: int, directory: str, watched: Callable[[int], dict[str, Any]]) -> None:
+    """What a rank saw goes to a file. Models are gone before their group is: a wrapper of PyTorch's
+    that outlives it now and then aborts the process as it exits."""
     torch.set_num_threads(1)
     meeting = f"file://{directory}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD)
-    found: dict[str, Any] = {}
     try:
-        model = stack(sdpa(is_causal=True), depth=1 + (rank if differ else 1))
-        wrapped = model if differ else DistributedDataParallel(model)
-        with lh.watch(wrapped, counterfactual=True) as w:
-            wrapped(batch(seed=rank)).sum().backward()
-            found["own"] = w.last
-            try:
-                found["together"] = w.gather()
-            except lh.LevelheadError as error:
-                found["error"] = str(error)
-            if not differ:
-                with lh.watch(stack(sdpa(), depth=2)) as idle:
-                    if rank == 0:
-                        idle.model(batch())
-                    found["one idle"] = idle.gather()
+        found = watched(rank)
     finally:
+        gc.collect()
         dist.destroy_process_group()
     Path(directory, f"{rank}.pickle").write_bytes(pickle.dumps(found))
+
+
+def work(rank: int, directory: str, differ: bool) -> None:
+    in_a_group(rank, directory, partial(alike_or_not, differ))
+
+
+def alike_or_not(differ: bool, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    model = stack(sdpa(is_causal=True), depth=1 + (rank if differ else 1))
+    wrapped = model if differ else DistributedDataParallel(model)
+    with lh.watch(wrapped, counterfactual=True) as w:
+        wrapped(batch(seed=rank)).sum().backward()
+        found["own"] = w.last
+        try:
+            found["together"] = w.gather()
+        except lh.LevelheadError as error:
+            found["error"] = str(error)
+        if not differ:
+            with lh.watch(stack(sdpa(), depth=2)) as idle:
+                if rank == 0:
+                    idle.model(batch())
+                found["one idle"] = idle.gather()
+    return found
 
 
 def run(directory: Path, *, differ: bool) -> list[dict[str, Any]]:
@@ -88,29 +103,27 @@ LONG = 37  # tokens of one sequence; need not divide
 
 
 def spread(rank: int, directory: str) -> None:
+    in_a_group(rank, directory, in_each_way)
+
+
+def in_each_way(rank: int) -> dict[str, Any]:
     """The same model over two ranks, in each way; and what `gather` makes of it."""
-    torch.set_num_threads(1)
-    meeting = f"file://{directory}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD)
     found: dict[str, Any] = {}
-    try:
-        split = Split.zigzag(LONG, WORLD)
-        for plan in ("all-gather", "ring", "ulysses"):
-            model = stack(by_tokens(plan, split), kv_heads=2)
-            with lh.watch(model, counterfactual=True) as w:
-                model(split.shard(batch(tokens=LONG), rank)).sum().backward()
-                found[plan] = w.gather()
-        model = stack(by_tokens("decode", split), kv_heads=2)
-        with lh.watch(model) as w:
-            model(batch(tokens=LONG))
-            found["decode"] = w.gather()
-        model = stack(by_heads(rank))
+    split = Split.zigzag(LONG, WORLD)
+    for plan in ("all-gather", "ring", "ulysses"):
+        model = stack(by_tokens(plan, split), kv_heads=2)
         with lh.watch(model, counterfactual=True) as w:
-            model(batch(tokens=LONG))
-            found["heads"] = w.gather(heads="split")
-    finally:
-        dist.destroy_process_group()
-    Path(directory, f"{rank}.pickle").write_bytes(pickle.dumps(found))
+            model(split.shard(batch(tokens=LONG), rank)).sum().backward()
+            found[plan] = w.gather()
+    model = stack(by_tokens("decode", split), kv_heads=2)
+    with lh.watch(model) as w:
+        model(batch(tokens=LONG))
+        found["decode"] = w.gather()
+    model = stack(by_heads(rank))
+    with lh.watch(model, counterfactual=True) as w:
+        model(batch(tokens=LONG))
+        found["heads"] = w.gather(heads="split")
+    return found
 
 
 def by_tokens(plan: str, split: Split) -> Attend:
