@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import levelhead as lh
-from levelhead import checks
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab.claim import Params, Tell
+from levelhead.lab.evidence import line
 from levelhead.lab.experiment import Setting, weights
+from levelhead.lab.settings import whole
 
 __all__ = [
     "BOUND",
@@ -89,20 +90,14 @@ def shares_agree(found: Curve, theory: Sequence[float], rows: int) -> bool:
 
 def slope(found: Curve) -> tuple[float, float]:
     """The exponent p of y ~ x^p with its standard error: a weighted line through logarithms."""
-    x, y = np.log(found.x), np.log(found.y)
-    weight = np.square(np.asarray(found.y) / np.asarray(found.stderr))
-    centred = x - (weight * x).sum() / weight.sum()
-    square = (weight * centred**2).sum()
-    return float((weight * centred * y).sum() / square), float(square**-0.5)
+    errors = np.asarray(found.stderr) / np.asarray(found.y)
+    fitted = line(np.log(found.x), np.log(found.y), errors)
+    return fitted.slope, fitted.slope_error
 
 
 def count(params: Params, name: str, least: int, most: int = 2**24) -> int:
     """A parameter that counts something."""
-    wanted, advice = f"a whole number from {least} to {most}", "Choose one in this range"
-    value = checks.integer(name, params[name], wanted, advice)
-    if not least <= value <= most:
-        raise LevelheadValueError(expected(name, wanted, value, advice))
-    return value
+    return whole(name, params[name], least, most)
 
 
 def number(params: Params, name: str, low: float, high: float) -> float:
