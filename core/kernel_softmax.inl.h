@@ -2,8 +2,8 @@
 // Part of kernel.inl.h.
 //
 // Two sweeps over at most key_block numbers that sit in L1: one for the maximum, one for the exponentials.
-// The statistics ride on both: the sum and the minimum on the first; on the second the squared deviations from
-// the block's own mean (known by then, so nothing cancels), e * x and e^2, e being the weight.
+// The statistics ride on both: the minimum, the sum and the sum of squares on the first, e * x and e^2 on the second,
+// e being the weight.
 #pragma once
 
 #include "kernel_math.inl.h"
@@ -15,65 +15,101 @@ namespace {
 
 template <class Real>
 struct Sweep {
-  Real max, min, total;
+  Real max, min, total, squares;
   std::int64_t count;
 };
 
 // What a sweep gathers, one chain for each half of a panel: a maximum's latency is longer than the time of its loads.
 template <class Real>
 struct Gathered {
-  Vector<Real> max[2], min[2], total[2];
+  Vector<Real> max[2], min[2], total[2], squares[2];
   Integers<Real> seen;
 };
 
+// A NaN is passed over by the extremes, so that from panel to panel they only grow.
 template <class Real, bool statistics, bool hidden>
 LH_INLINE void sweep_panel(const Real* s, Gathered<Real>& found) {
   const Vector<Real> nothing = splat(-infinity<Real>), zero{};
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
-    const Vector<Real> x = load(s + half * lanes<Real>);
-    found.max[half] = larger(found.max[half], x);
-    if constexpr (statistics && hidden) {
-      const Integers<Real> visible = x != nothing;
-      found.total[half] += select(visible, x, zero);
-      found.min[half] = smaller(found.min[half], select(visible, x, -nothing));
-      found.seen -= visible;  // a set lane is -1
-    } else if constexpr (statistics) {
+    Vector<Real> x = load(s + half * lanes<Real>);
+    found.max[half] = larger(x, found.max[half]);
+    if constexpr (statistics) {
+      Vector<Real> low = x;
+      if constexpr (hidden) {
+        const Integers<Real> visible = x != nothing;
+        low = select(visible, x, -nothing);
+        x = select(visible, x, zero);
+        found.seen -= visible;  // a set lane is -1
+      }
+      found.min[half] = smaller(low, found.min[half]);
       found.total[half] += x;
-      found.min[half] = smaller(found.min[half], x);
+      found.squares[half] += x * x;
     }
   }
 }
 
+// The keys between two of a sweep's landmarks.
+template <class Real>
+constexpr std::int64_t leg = 4 * panel<Real>;
+
 // Of n keys; the first `clear` are taken to be visible. If one of them is not, the minimum is -inf.
+// With statistics, what is largest so far in each lane is kept after every leg, and leads to where the maximum lies.
 template <class Real, bool statistics>
-LH_INLINE Sweep<Real> first_sweep(const Real* s, std::int64_t clear, std::int64_t n) {
+LH_INLINE Sweep<Real> first_sweep(const Real* s, std::int64_t clear, std::int64_t n, Vector<Real>* landmarks) {
   const Vector<Real> nothing = splat(-infinity<Real>);
-  Gathered<Real> found{{nothing, nothing}, {-nothing, -nothing}, {}, {}};
-  for (std::int64_t j = 0; j < clear; j += panel<Real>) sweep_panel<Real, statistics, false>(s + j, found);
-  for (std::int64_t j = clear; j < n; j += panel<Real>) sweep_panel<Real, statistics, true>(s + j, found);
-  Sweep<Real> sweep{largest<Real>(larger(found.max[0], found.max[1])), 0, 0, n};
-  if constexpr (statistics) {
-    sweep.min = smallest<Real>(smaller(found.min[0], found.min[1]));
-    sweep.total = sum<Real>(found.total[0] + found.total[1]);
-    // As a sum of reals, which is exact, because a block is short.
-    if (clear < n) sweep.count = clear + static_cast<std::int64_t>(sum<Real>(__builtin_convertvector(found.seen, Vector<Real>)));
+  Gathered<Real> found{{nothing, nothing}, {-nothing, -nothing}, {}, {}, {}};
+  for (std::int64_t j = 0, end; j < n; j = end) {
+    end = statistics ? least(j + leg<Real>, n) : n;
+    for (; j < least(clear, end); j += panel<Real>) sweep_panel<Real, statistics, false>(s + j, found);
+    for (; j < end; j += panel<Real>) sweep_panel<Real, statistics, true>(s + j, found);
+    if (statistics) *landmarks++ = larger(found.max[0], found.max[1]);
   }
-  return sweep;
+  const Vector<Real> max = larger(found.max[0], found.max[1]);
+  if constexpr (!statistics) return {largest<Real>(max), 0, 0, 0, n};
+  const Pair<Real> ends = largest<Real>(max, -smaller(found.min[0], found.min[1]));
+  const Pair<Real> sums = sum<Real>(found.total[0] + found.total[1], found.squares[0] + found.squares[1]);
+  // The count as a sum of reals, which is exact, because a block is short.
+  return {ends.a, -ends.b, sums.a, sums.b,
+          clear < n ? clear + static_cast<std::int64_t>(sum<Real>(__builtin_convertvector(found.seen, Vector<Real>))) : n};
+}
+
+// Squared deviations from the mean, of the visible keys.
+template <class Real>
+[[gnu::noinline]] Real deviations(const Real* s, std::int64_t n, Real mean) {
+  const Vector<Real> nothing = splat(-infinity<Real>), zero{};
+  Vector<Real> total[2] = {};
+  for (std::int64_t j = 0; j < n; j += panel<Real>)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const Vector<Real> x = load(s + j + half * lanes<Real>);
+      const Vector<Real> deviation = select(x != nothing, x - mean, zero);
+      total[half] += deviation * deviation;
+    }
+  return sum<Real>(total[0] + total[1]);
+}
+
+// The moments of a block. Where its mean lies near zero, the deviations are read off the squares; where that would cancel
+// more than two bits (or overflow, or meet a NaN), they are formed one by one.
+template <class Real>
+LH_INLINE void moments(const Real* s, std::int64_t n, const Sweep<Real>& sweep, Row<Real>& tile) {
+  tile.count = sweep.count;
+  if (sweep.count == 0) return;
+  tile.mean = sweep.total / static_cast<Real>(sweep.count);
+  tile.m2 = sweep.squares - tile.mean * sweep.total;
+  if (!(sweep.squares <= 4 * tile.m2)) tile.m2 = deviations(s, n, tile.mean);
 }
 
 // Sums of a block about its maximum, one chain for each half of a panel.
 template <class Real>
 struct Sums {
-  Vector<Real> l[2], h[2], e2[2], m2[2];
+  Vector<Real> l[2], h[2], e2[2];
 };
 
 // One panel: s into 2^(s - m).
-template <class Real, bool statistics, bool hidden>
-LH_INLINE void weigh_panel(Real* s, Real m, Real mean, Sums<Real>& sums) {
-  const Vector<Real> zero{}, nothing = splat(-infinity<Real>);
-  const Vector<Real> logit[2] = {load(s), load(s + lanes<Real>)};
-  const Vector<Real> x[2] = {cut_off<Real>(logit[0] - m), cut_off<Real>(logit[1] - m)};
+template <class Real, bool statistics>
+LH_INLINE void weigh_panel(Real* s, Real m, Sums<Real>& sums) {
+  const Vector<Real> x[2] = {cut_off<Real>(load(s) - m), cut_off<Real>(load(s + lanes<Real>) - m)};
   Vector<Real> e[2];
   exp2_flushed<Real, 2>(x, e);
 #pragma GCC unroll 2
@@ -81,9 +117,6 @@ LH_INLINE void weigh_panel(Real* s, Real m, Real mean, Sums<Real>& sums) {
     store(s + half * lanes<Real>, e[half]);
     sums.l[half] += e[half];
     if constexpr (statistics) {
-      Vector<Real> deviation = logit[half] - mean;
-      if constexpr (hidden) deviation = select(logit[half] != nothing, deviation, zero);
-      sums.m2[half] += deviation * deviation;
       sums.h[half] += e[half] * x[half];
       sums.e2[half] += e[half] * e[half];
     }
@@ -92,15 +125,16 @@ LH_INLINE void weigh_panel(Real* s, Real m, Real mean, Sums<Real>& sums) {
 
 // Turns s into 2^(s - m) and gathers the sums of this block about the maximum m.
 template <class Real, bool statistics>
-LH_INLINE void second_sweep(Real* s, std::int64_t clear, std::int64_t n, Real m, Row<Real>& tile) {
+LH_INLINE void second_sweep(Real* s, std::int64_t n, Real m, Row<Real>& tile) {
   Sums<Real> sums{};
-  for (std::int64_t j = 0; j < clear; j += panel<Real>) weigh_panel<Real, statistics, false>(s + j, m, tile.mean, sums);
-  for (std::int64_t j = clear; j < n; j += panel<Real>) weigh_panel<Real, statistics, true>(s + j, m, tile.mean, sums);
+  for (std::int64_t j = 0; j < n; j += panel<Real>) weigh_panel<Real, statistics>(s + j, m, sums);
   tile.max = m;
-  tile.l = sum<Real>(sums.l[0] + sums.l[1]);
-  if constexpr (statistics) {
-    tile.m2 = sum<Real>(sums.m2[0] + sums.m2[1]);
-    tile.h = sum<Real>(sums.h[0] + sums.h[1]);
+  if constexpr (!statistics) {
+    tile.l = sum<Real>(sums.l[0] + sums.l[1]);
+  } else {
+    const Pair<Real> both = sum<Real>(sums.l[0] + sums.l[1], sums.h[0] + sums.h[1]);
+    tile.l = both.a;
+    tile.h = both.b;
     tile.e2 = sum<Real>(sums.e2[0] + sums.e2[1]);
   }
 }
@@ -109,8 +143,7 @@ LH_INLINE void second_sweep(Real* s, std::int64_t clear, std::int64_t n, Real m,
 // the last keys: all but one of their panels are then spared the question lane by lane. A wrong guess is found by the sweep.
 template <class Real>
 LH_INLINE std::int64_t likely_clear(const Real* s, std::int64_t n) {
-  const Vector<Real> nothing = splat(-infinity<Real>);
-  const auto hides = [&](std::int64_t j) { return any<Real>((load(s + j) == nothing) | (load(s + j + lanes<Real>) == nothing)); };
+  const auto hides = [&](std::int64_t j) { return any_is(smaller(load(s + j), load(s + j + lanes<Real>)), -infinity<Real>); };
   if (hides(0)) return 0;
   while (n > 0 && hides(n - panel<Real>)) n -= panel<Real>;
   return n;
@@ -123,35 +156,39 @@ bool holds_nan(const Real* s, std::int64_t n) {
   return any<Real>(found);
 }
 
-// The key index (from `s`) of the first maximum; a panel at a time, since in the first blocks it moves often,
-// and within the panel without a branch, which nobody could foretell.
+// The key index (from `s`) of the first maximum. Nobody can foretell it, so there is no branch that depends on it: the
+// landmarks without it lead to its leg, and there every key is looked at.
 template <class Real>
-LH_INLINE std::int64_t index_of(const Real* s, Real max) {
-  std::int64_t j = 0;
-  while (!any<Real>((load(s + j) == max) | (load(s + j + lanes<Real>) == max))) j += panel<Real>;
-  Vector<Real> place;
-  for (int i = 0; i < lanes<Real>; ++i) place[i] = static_cast<Real>(i);
-  const Vector<Real> nowhere = splat(static_cast<Real>(panel<Real>)), width = splat(static_cast<Real>(lanes<Real>));
-  const Vector<Real> left = select(load(s + j) == max, place, nowhere);
-  const Vector<Real> right = select(load(s + j + lanes<Real>) == max, place + width, nowhere);
-  return j + static_cast<std::int64_t>(smallest<Real>(smaller(left, right)));
+LH_INLINE std::int64_t index_of(const Real* s, std::int64_t n, Real max, const Vector<Real>* landmarks) {
+  std::int64_t from = 0;
+  for (std::int64_t end = leg<Real>; end < n; end += leg<Real>) from += any_is<Real>(*landmarks++, max) ? 0 : leg<Real>;
+  from = least(from, most(n - leg<Real>, 0));  // where the last leg is short, it begins earlier
+  std::int64_t j = least(leg<Real>, n);
+  Vector<Real> here = static_cast<Real>(j) + __builtin_convertvector(count_up<Real>(AllLanes<lanes<Real>>{}), Vector<Real>);
+  Vector<Real> place = here;
+  while (j > 0) {
+    j -= lanes<Real>;
+    here -= Real(lanes<Real>);
+    place = select(load(s + from + j) == max, here, place);
+  }
+  return from + static_cast<std::int64_t>(smallest<Real>(place));
 }
 
 // Returns what the row's acc must be multiplied with before this block's values are added.
 template <class Real, bool statistics>
 Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, bool hidden, Row<Real>& row) {
-  std::int64_t clear = statistics && hidden ? likely_clear(s, n) : n;
-  Sweep<Real> sweep = first_sweep<Real, statistics>(s, clear, n);
-  if (statistics && sweep.min == -infinity<Real>) sweep = first_sweep<Real, statistics>(s, clear = 0, n);
+  Vector<Real> landmarks[statistics ? (split_keys + leg<Real> - 1) / leg<Real> : 1];
+  Sweep<Real> sweep = first_sweep<Real, statistics>(s, statistics && hidden ? likely_clear(s, n) : n, n, landmarks);
+  if (statistics && sweep.min == -infinity<Real>) sweep = first_sweep<Real, statistics>(s, 0, n, landmarks);
 
   Row<Real> tile;
   if constexpr (statistics) {
-    tile.count = sweep.count;
+    moments(s, n, sweep, tile);
     tile.min = sweep.min;
-    if (sweep.count > 0) tile.mean = sweep.total / static_cast<Real>(sweep.count);
-    if (sweep.max > row.max)
-      tile.argmax = (job.key_positions ? job.key_positions[lo + index_of(s, sweep.max)]
-                                       : job.key_start + lo + index_of(s, sweep.max));
+    if (sweep.max > row.max) {
+      const std::int64_t place = lo + index_of(s, n, sweep.max, landmarks);
+      tile.argmax = job.key_positions ? job.key_positions[place] : job.key_start + place;
+    }
     if (!job.key_positions && job.key_start + lo <= 0 && job.key_start + lo + n > 0) tile.first = s[-job.key_start - lo];
     if (job.key_positions)
       for (std::int64_t j = 0; j < least(n, job.problem->S - lo); ++j)
@@ -165,7 +202,7 @@ Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, bool 
     }
     m = __builtin_nan("");
   }
-  second_sweep<Real, statistics>(s, clear, n, m, tile);
+  second_sweep<Real, statistics>(s, n, m, tile);
   if constexpr (statistics) return merge(row, tile).a;
   return merge_softmax(row, tile).a;
 }

@@ -136,6 +136,43 @@ template <class Real>
 LH_INLINE Real smallest(Vector<Real> x) {
   return -largest<Real>(-x);
 }
+
+// The same of two vectors at once, in the same order: they share a vector after the first step.
+template <class Real>
+struct Pair {
+  Real a, b;
+};
+template <class Real, int half, int... lane>
+LH_INLINE Vector<Real> halves(Vector<Real> a, Vector<Real> b, Lanes<lane...>) {
+  constexpr int width = lanes<Real> / 2;
+  return __builtin_shufflevector(a, b, (lane + (lane < width ? half : half + 1) * width)...);
+}
+template <class Real, int step, int... lane>
+LH_INLINE Vector<Real> turned(Vector<Real> x, Lanes<lane...>) {
+  return __builtin_shufflevector(x, x, (lane ^ step)...);
+}
+template <class Real, int step, class Join>
+LH_INLINE Pair<Real> across_pair(Vector<Real> x, const Join& join) {
+  if constexpr (step == 0) {
+    return {x[0], x[lanes<Real> / 2]};
+  } else {
+    return across_pair<Real, step / 2>(join(x, turned<Real, step>(x, AllLanes<lanes<Real>>{})), join);
+  }
+}
+template <class Real, class Join>
+LH_INLINE Pair<Real> across_both(Vector<Real> a, Vector<Real> b, const Join& join) {
+  constexpr AllLanes<lanes<Real>> all{};
+  return across_pair<Real, lanes<Real> / 4>(join(halves<Real, 0>(a, b, all), halves<Real, 1>(a, b, all)), join);
+}
+template <class Real>
+LH_INLINE Pair<Real> sum(Vector<Real> a, Vector<Real> b) {
+  return across_both<Real>(a, b, [](Vector<Real> x, Vector<Real> y) { return x + y; });
+}
+template <class Real>
+LH_INLINE Pair<Real> largest(Vector<Real> a, Vector<Real> b) {
+  return across_both<Real>(a, b, [](Vector<Real> x, Vector<Real> y) { return larger(x, y); });
+}
+
 template <class Real>
 LH_INLINE bool any(Integers<Real> condition) {
 #if defined(__AVX512F__) && LEVELHEAD_VECTOR_BYTES == 64
@@ -149,6 +186,18 @@ LH_INLINE bool any(Integers<Real> condition) {
   return all != 0;
 #endif
 }
+
+// Whether a lane has this value.
+template <class Real>
+LH_INLINE bool any_is(Vector<Real> x, Real value) {
+  return any<Real>(x == value);
+}
+#if defined(__AVX512F__) && LEVELHEAD_VECTOR_BYTES == 64
+template <>
+LH_INLINE bool any_is<float>(Vector<float> x, float value) {
+  return _mm512_cmp_ps_mask(x, splat(value), _CMP_EQ_OQ) != 0;
+}
+#endif
 
 // --- half precision, one number at a time; rows of them in kernel_read.inl.h ---
 

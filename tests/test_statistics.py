@@ -220,6 +220,36 @@ def test_uniform_logits_say_ln_n() -> None:
             np.testing.assert_array_equal(seen.rows.argmax, 0)  # the first of equals
 
 
+def test_the_first_maximum_is_found_wherever_it_lies() -> None:
+    S = 700  # two blocks of keys, neither of whole legs
+    logits = np.random.default_rng(3).standard_normal((S, S))
+    places = np.arange(S)
+    logits[places, places] = 9.0
+    logits[places, np.minimum(places + 37, S - 1)] = 9.0  # its equal, later
+    q, k, v, mask = from_logits(logits)
+    for _, seen in on_every_isa(lambda: lh.observe(q, k, v, mask=mask)):
+        np.testing.assert_array_equal(seen.rows.argmax, places)
+
+
+@pytest.mark.parametrize("offset", [0.5, 1.0, 1.5, 1.7, 1.75, 2.0, 3.0])
+def test_the_variance_of_logits_that_lie_off_zero(offset: float) -> None:
+    # Below and above the mean at which deviations are no longer read off the sum of squares.
+    q, k, v, mask = from_logits(np.random.default_rng(4).standard_normal((64, 600)) + offset)
+    exact = mask.astype("f8").var(axis=-1)
+    for _, seen in on_every_isa(lambda: lh.observe(q, k, v, mask=mask)):
+        np.testing.assert_allclose(seen.rows.var, exact, rtol=2e-6)
+
+
+def test_a_nan_among_hidden_keys_does_not_change_how_many_are_seen() -> None:
+    logits = np.zeros((3, 600))
+    logits[1:, 40] = -np.inf
+    logits[1, 40 + 128] = logits[2, 40 + 64] = np.nan  # the same lanes as the hidden key, later
+    q, k, v, mask = from_logits(logits)
+    for _, seen in on_every_isa(lambda: lh.observe(q, k, v, mask=mask)):
+        np.testing.assert_array_equal(seen.rows.count, [600, 599, 599])
+        assert np.isnan(seen.rows.max).tolist() == [False, True, True]
+
+
 # ---- output bits
 
 
