@@ -15,6 +15,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from levelhead.bench.bars import Bar
+from levelhead.bench.cases import OFF
 from levelhead.bench.report import seconds
 from levelhead.cluster import paper_tables
 from levelhead.cluster import tables as cluster
@@ -25,7 +26,7 @@ DOCUMENTS = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / name
-        for name in ("kernel.md", "health.md", "lab.md", "scaling.md", "watch.md")
+        for name in ("kernel.md", "health.md", "lab.md", "scaling.md", "statistics.md", "watch.md")
     ),
 )
 SHOWN = (  # in the README, with all that a peer won
@@ -44,7 +45,7 @@ def table(file: str, name: str) -> str:
         return "\n".join(verdicts(RESULTS / f"{file}.jsonl")) + "\n"
     result = json.loads((RESULTS / f"{file}.json").read_text())
     computed = {"families": families, "cells": cells, "memory": memory, "some": some}
-    computed |= cluster.TABLES | paper_tables.TABLES
+    computed |= {"added": added} | cluster.TABLES | paper_tables.TABLES
     lines = computed[name](result) if name in computed else result["tables"][name]
     return "\n".join(lines) + "\n"
 
@@ -116,6 +117,22 @@ def _cell(cell: dict[str, Any]) -> str:
         f"| {said['ratio_by_best']:.2f}× | {said['ratio_by_median']:.2f}× "
         f"| {Bar(**cell['bar'])} | {said['word']} | {error} |"
     )
+
+
+def added(result: dict[str, Any]) -> list[str]:
+    """What statistics add to a call, by minimum and by median."""
+    lines = [
+        "| | without | with statistics | adds, by minimum | by median |",
+        "|---|---|---|---|---|",
+    ]
+    for cell in result["cells"]:
+        said = {one["name"]: one for one in cell["results"]}
+        plain, seen = said[OFF], said["levelhead"]
+        more = (f"{seen[by] / plain[by] - 1:+.1%}" for by in ("best", "median"))
+        times = f"{seconds(plain['best'])} | {seconds(seen['best'])}"
+        name = cell["name"].removeprefix("statistics-")
+        lines.append(f"| {name} | {times} | {' | '.join(more)} |")
+    return lines
 
 
 def some(result: dict[str, Any]) -> list[str]:
