@@ -13,7 +13,11 @@ namespace levelhead {
 class Frame {
  public:
   Frame(const Problem& problem, const Result* result, const Plan& plan, int threads, Interrupt& interrupt)
-      : job{&problem, result, &plan, nullptr, 0, nullptr, &interrupt}, threads_(threads) {
+      : threads_(threads) {
+    job.problem = &problem;
+    job.result = result;
+    job.plan = &plan;
+    job.interrupt = &interrupt;
     place_keys();
   }
   Frame(const Frame&) = delete;
@@ -40,7 +44,7 @@ class Frame {
       const std::int64_t b = i / plan.blocks, first = i % plan.blocks * plan.key_block;
       BlockFacts facts = facts_[i];
       for (std::int64_t j = first; j < std::min(first + plan.key_block, problem.S); ++j) {
-        const std::int64_t position = job.key_positions ? job.key_positions[j] : job.key_start + j;
+        const std::int64_t position = job.position(j);
         const std::int64_t segment = segments ? segments[b * problem.S + j] : 0;
         facts = {std::min(facts.min_position, position), std::max(facts.max_position, position),
                  std::min(facts.min_segment, segment), std::max(facts.max_segment, segment),
@@ -51,11 +55,14 @@ class Frame {
   }
 
  private:
-  // Keys with consecutive positions are the rule; others get their positions written out.
+  // Keys whose positions rise evenly are the rule; others get theirs written out.
   void place_keys() {
     const Positions& keys = job.problem->scoring.keys;
-    if (keys.run_count == 1 && keys.runs[0].stride == 1) {
-      job.key_start = keys.runs[0].start;
+    const Run& run = keys.runs[0];
+    if (keys.run_count == 1 && run.stride > 0) {
+      job.key_start = run.start;
+      job.key_stride = run.stride;
+      if (run.start <= 0 && -run.start % run.stride == 0 && -run.start / run.stride < run.length) job.origin = -run.start / run.stride;
       return;
     }
     positions_.reserve(job.problem->S);
@@ -63,6 +70,8 @@ class Frame {
       for (std::int64_t n = 0; n < keys.runs[i].length; ++n)
         positions_.push_back(keys.runs[i].start + n * keys.runs[i].stride);
     job.key_positions = positions_.data();
+    for (std::int64_t j = 0; j < job.problem->S; ++j)
+      if (positions_[j] == 0) job.origin = j;
   }
 
   const int threads_;

@@ -53,10 +53,15 @@ struct Job {
   const Problem* problem;
   const Result* result;
   const Plan* plan;
-  const std::int64_t* key_positions = nullptr;  // (S,), or null: start + index
-  std::int64_t key_start = 0;                   // position of key 0 when they are consecutive
+  const std::int64_t* key_positions = nullptr;  // (S,), or null: they rise evenly
+  std::int64_t key_start = 0, key_stride = 1;   // the position of key 0 then, and from key to key
+  std::int64_t origin = -1;                     // the key at position 0, or none
   const BlockFacts* facts = nullptr;            // (B, blocks), or null: nothing to know
   Interrupt* interrupt = nullptr;
+
+  [[gnu::always_inline]] std::int64_t position(std::int64_t key) const {
+    return key_positions ? key_positions[key] : key_start + key * key_stride;
+  }
 };
 
 // Everything the backward pass reads beside the job.

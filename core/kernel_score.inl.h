@@ -44,10 +44,28 @@ std::int64_t keys_left(const Job& job, const Strip& strip, std::int64_t b, int r
   if (!segments && !job.key_positions) return strip.end[r] - strip.begin[r];
   std::int64_t left = 0;
   for (std::int64_t j = strip.begin[r]; j < strip.end[r]; ++j) {
-    const std::int64_t p = job.key_positions ? job.key_positions[j] : job.key_start + j;
+    const std::int64_t p = job.position(j);
     left += p >= strip.low[r] && p <= strip.high[r] && (!segments || segments[j] == strip.segment[r]);
   }
   return left;
+}
+
+// From positions to key indices.
+LH_INLINE void see_keys(const Job& job, Strip& strip) {
+  const std::int64_t S = job.problem->S, start = job.key_start, stride = job.key_stride;
+  for (int r = 0; r < tile_rows; ++r) {
+    strip.begin[r] = job.key_positions ? 0 : most(strip.low[r] - start, 0);  // how far from the first key
+    strip.end[r] = job.key_positions ? S : most(strip.high[r] - start + 1, 0);
+  }
+  if (stride > 1)
+    for (int r = 0; r < tile_rows; ++r) {
+      strip.begin[r] = (strip.begin[r] + stride - 1) / stride;
+      strip.end[r] = (strip.end[r] + stride - 1) / stride;
+    }
+  for (int r = 0; r < tile_rows; ++r) {
+    strip.begin[r] = least(strip.begin[r], S);
+    strip.end[r] = least(most(strip.end[r], strip.begin[r]), S);
+  }
 }
 
 // Field by field, so that the compiler can take several rows at once: a short head is no more than one or two strips.
@@ -68,14 +86,13 @@ void make_strip(const Job& job, const Piece& piece, std::int64_t row0, Strip& st
       ++head;
     }
   }
-  const std::int64_t right = scoring.causal ? 0 : scoring.right, start = job.key_start;
+  const std::int64_t right = scoring.causal ? 0 : scoring.right;
   const std::int64_t longest = scoring.key_lengths ? scoring.key_lengths[b] - 1 : unlimited;
   for (int r = 0; r < tile_rows; ++r) {
     strip.low[r] = most(strip.position[r] - scoring.left, -unlimited);
     strip.high[r] = least(strip.position[r] + right, longest);
-    strip.begin[r] = job.key_positions ? 0 : least(most(strip.low[r] - start, 0), S);
-    strip.end[r] = job.key_positions ? S : least(most(strip.high[r] - start + 1, strip.begin[r]), S);
   }
+  see_keys(job, strip);
   strip.last = strip.common_first = 0;
   strip.first = strip.common_last = S;
   for (int r = 0; r < tile_rows; ++r) {
@@ -209,15 +226,18 @@ LH_INLINE Integers<Real> count_up(Lanes<lane...>) {
 // Distances are whole numbers: up to 2^24 (2^53) they are exact in the compute type, lane by lane.
 template <class Real>
 void alibi_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, std::int64_t position, Real slope) {
-  const std::int64_t ahead = position - job.key_start - lo, exact = std::int64_t(1) << (Bits<Real>::mantissa + 1);
-  if (!job.key_positions && ahead < exact && n - ahead < exact) {
-    Vector<Real> distance = static_cast<Real>(ahead) - __builtin_convertvector(count_up<Real>(AllLanes<lanes<Real>>{}), Vector<Real>);
-    for (std::int64_t j = 0; j < n; j += lanes<Real>, distance -= Real(lanes<Real>))
+  const std::int64_t ahead = position - job.key_start - lo * job.key_stride, exact = std::int64_t(1) << (Bits<Real>::mantissa + 1);
+  const bool even = !job.key_positions && job.key_stride < exact / split_keys;  // no block is longer than a split
+  if (even && ahead < exact && n * job.key_stride - ahead < exact) {
+    const Real step = static_cast<Real>(job.key_stride);
+    Vector<Real> distance =
+        static_cast<Real>(ahead) - step * __builtin_convertvector(count_up<Real>(AllLanes<lanes<Real>>{}), Vector<Real>);
+    for (std::int64_t j = 0; j < n; j += lanes<Real>, distance -= step * Real(lanes<Real>))
       store(s + j, load(s + j) - slope * larger(-distance, distance));
     return;
   }
   for (std::int64_t j = 0; j < least(n, job.problem->S - lo); ++j) {
-    const std::int64_t distance = position - (job.key_positions ? job.key_positions[lo + j] : job.key_start + lo + j);
+    const std::int64_t distance = position - job.position(lo + j);
     s[j] -= slope * static_cast<Real>(distance < 0 ? -distance : distance);
   }
 }
@@ -363,7 +383,7 @@ void drop_row(const Job& job, std::int64_t b, std::int64_t head, std::int64_t po
   const std::uint32_t threshold = static_cast<std::uint32_t>(scoring.dropout * 0x1p32);
   const Real kept = static_cast<Real>(1 / (1 - scoring.dropout));
   for (std::int64_t j = 0; j < n; ++j) {
-    const std::uint64_t key = static_cast<std::uint64_t>(job.key_positions ? job.key_positions[lo + j] : job.key_start + lo + j);
+    const std::uint64_t key = static_cast<std::uint64_t>(job.position(lo + j));
     const std::uint32_t x = mix32(static_cast<std::uint32_t>(key) ^ low);
     const std::uint32_t y = mix32(x ^ (high + static_cast<std::uint32_t>(key >> 32) * 0x9E3779B9u));
     p[j] = y >= threshold ? p[j] * kept : Real(0);

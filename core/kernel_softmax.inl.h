@@ -185,14 +185,8 @@ Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, bool 
   if constexpr (statistics) {
     moments(s, n, sweep, tile);
     tile.min = sweep.min;
-    if (sweep.max > row.max) {
-      const std::int64_t place = lo + index_of(s, n, sweep.max, landmarks);
-      tile.argmax = job.key_positions ? job.key_positions[place] : job.key_start + place;
-    }
-    if (!job.key_positions && job.key_start + lo <= 0 && job.key_start + lo + n > 0) tile.first = s[-job.key_start - lo];
-    if (job.key_positions)
-      for (std::int64_t j = 0; j < least(n, job.problem->S - lo); ++j)
-        if (job.key_positions[lo + j] == 0) tile.first = s[j];
+    if (sweep.max > row.max) tile.argmax = job.position(lo + index_of(s, n, sweep.max, landmarks));
+    if (job.origin >= lo && job.origin < lo + n) tile.first = s[job.origin - lo];
   }
   Real m = sweep.max > row.max ? sweep.max : row.max;
   if (m == -infinity<Real>) {  // nothing to see, unless the maximum passed over a NaN

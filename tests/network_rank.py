@@ -22,7 +22,7 @@ from sharded import PLANS, Case, compute
 def cases(rank: int, trace: Trace) -> dict[str, Any]:
     """Every plan over the network."""
     chosen = [
-        Case(plan, feature, split, 2)
+        Case(plan, feature, split, dist.get_world_size())
         for plan in PLANS
         for feature, split in (("causal", "zigzag"), ("bias", "ragged"))
     ]

@@ -92,7 +92,8 @@ def _moved(rank: int, world: int, tokens: int, heads: int) -> list[tuple[Any, ..
                 trace = Trace()
                 _step(problem, plan, made, passes, rank, group, trace)
                 lengths = made.lengths
-                due = traffic(plan, problem, world, passes, own=lengths[rank], longest=max(lengths))
+                sizes = dict(own=lengths[rank], longest=max(lengths), before=lengths[rank - 1])
+                due = traffic(plan, problem, world, passes, **sizes)
                 found.append((plan, split, passes, trace.received, due))
     return found
 
@@ -315,7 +316,7 @@ def test_too_few_measurements_are_refused() -> None:
 def test_winners_on_paper() -> None:
     paper = winners.Paper()
     assert winners.winner(paper, CORE, 256, 4096, 1.0).plan == ALONE
-    few = winners.winner(paper, CORE, 2**16, 8, 1.0)
+    few = winners.winner(paper, CORE, 2**15, 8, 1.0)
     assert few.plan == "ulysses" == min(few.every, key=lambda plan: few.every[plan])
     close = winners.winner(paper, CORE, 2**20, 8, 1.0)
     assert close.plan == "all-gather"  # slower than ulysses by less than the model knows

@@ -22,7 +22,7 @@ from sharded import PLANS, Case, together
 from test_distributed import check
 
 REQUIRED = os.environ.get("CI") == "true"
-ADDRESSES = ("10.213.77.1", "10.213.77.2")
+ADDRESSES = ("10.213.77.1", "10.213.77.2", "10.213.77.3")
 RATE = "100mbit"
 
 
@@ -33,12 +33,13 @@ def ip(*words: str) -> None:
 
 
 class Network:
-    """Two namespaces and a cable between them."""
+    """A namespace for each rank, and cables from all of them to a switch."""
 
     def __init__(self) -> None:
         mark = os.getpid() % 100_000
-        self.spaces = [f"lh{mark}-{i}" for i in range(2)]
-        self.cables = [f"lhv{mark}{i}" for i in "ab"]
+        self.switch = f"lh{mark}-switch"
+        self.spaces = [f"lh{mark}-{i}" for i, _ in enumerate(ADDRESSES)]
+        self.cables = [f"lhv{mark}{i}" for i, _ in enumerate(ADDRESSES)]
         self.made: list[str] = []
         try:
             self._make()
@@ -47,18 +48,21 @@ class Network:
             raise
 
     def _make(self) -> None:
-        for space in self.spaces:
+        for space in (self.switch, *self.spaces):
             ip("netns", "add", space)
             self.made.append(space)
-        (a, b), (one, other) = self.spaces, self.cables
-        ip("link", "add", one, "netns", a, "type", "veth", "peer", "name", other, "netns", b)
+        ip("-n", self.switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", self.switch, "link", "set", "bridge", "up")
         for space, cable, address in zip(self.spaces, self.cables, ADDRESSES, strict=True):
+            plug = ("peer", "name", cable, "netns", self.switch)
+            ip("link", "add", cable, "netns", space, "type", "veth", *plug)
+            ip("-n", self.switch, "link", "set", cable, "master", "bridge", "up")
             ip("-n", space, "addr", "add", f"{address}/24", "dev", cable)
             ip("-n", space, "link", "set", cable, "up")
             ip("-n", space, "link", "set", "lo", "up")
 
     def limit(self) -> None:
-        """Both directions to RATE."""
+        """What each rank sends to RATE."""
         shape = ["root", "tbf", "rate", RATE, "burst", "32kb", "latency", "100ms"]
         for space, cable in zip(self.spaces, self.cables, strict=True):
             command = ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", cable, *shape]
@@ -70,7 +74,8 @@ class Network:
         started = []
         for rank, (space, cable) in enumerate(zip(self.spaces, self.cables, strict=True)):
             env = {**os.environ, "GLOO_SOCKET_IFNAME": cable, "MASTER_ADDR": ADDRESSES[0]}
-            env |= {"MASTER_PORT": "29517", "RANK": str(rank), "WORLD_SIZE": "2"}
+            env |= {"MASTER_PORT": "29517", "RANK": str(rank)}
+            env |= {"WORLD_SIZE": str(len(self.spaces))}
             command = ["ip", "netns", "exec", space, sys.executable, str(script), what]
             command += [str(directory / f"{rank}.pickle"), cable]
             pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -81,7 +86,8 @@ class Network:
             for process in started:
                 process.kill()
         assert all(process.returncode == 0 for process in started), "\n".join(told)
-        return [pickle.loads((directory / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+        files = (directory / f"{rank}.pickle" for rank in range(len(self.spaces)))
+        return [pickle.loads(file.read_bytes()) for file in files]
 
     def remove(self) -> None:
         for space in self.made:
@@ -150,15 +156,14 @@ def test_transfers_overlap_the_kernel(network: Network, tmp_path: Path) -> None:
             return [(begin, end) for k, w, begin, end in events if (k, w) == (kind, what)]
 
         forward, backward = only("compute", "forward"), only("compute", "backward")
-        assert len(forward) == len(backward) == 2  # one for each block
-        blocks = only("transfer", "block 1 of the ring")
-        sums = only("transfer", "gradients of step 0 of the ring")
-        assert len(blocks) == 2  # forward and backward
-        assert len(sums) == 1
+        assert len(forward) == len(backward) == 3  # one for each block
+        pairs = []
+        for step in (0, 1):
+            coming = only("transfer", f"block {step + 1} of the ring")
+            assert len(coming) == 2  # forward and backward
+            pairs += zip(coming, (forward[step], backward[step]), strict=True)
+        (sums,) = only("transfer", "gradients of step 1 of the ring")
+        pairs.append((sums, backward[2]))
         # Posted before the kernel begins, still on its way then: they run side by side.
-        for (posted, arrived), (begun, _) in (
-            (blocks[0], forward[0]),
-            (blocks[1], backward[0]),
-            (sums[0], backward[1]),
-        ):
+        for (posted, arrived), (begun, _) in pairs:
             assert posted < begun < arrived

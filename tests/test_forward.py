@@ -380,6 +380,8 @@ RUNS: dict[str, Callable[[int], list[tuple[int, int, int]]]] = {
     "shard": lambda n: [(3 * n, n, 1)],
     "before zero": lambda n: [(-n // 2, n, 1)],
     "striped": lambda n: [(1, n, 4)],
+    "stripes through zero": lambda n: [(-8, n, 4)],
+    "stripes past zero": lambda n: [(-7, n, 3)],
     "two stripes": lambda n: [(0, n // 2, 2), (1, n - n // 2, 2)],
     "zigzag": lambda n: [(0, n // 2, 1), (3 * n, n - n // 2, 1)],
     "late piece first": lambda n: [(n - n // 3, n // 3, 1), (0, n - n // 3, 1)],
@@ -388,6 +390,7 @@ RUNS: dict[str, Callable[[int], list[tuple[int, int, int]]]] = {
     "many": lambda n: [(5 * i, 1, 1) for i in range(n)],
     "empty pieces": lambda n: [(99, 0, 1), (0, n, 1), (5, 0, 3)],
     "far": lambda n: [(2**40, n // 2, 1), (2**41, n - n // 2, 3)],
+    "far stripes": lambda n: [(-(2**59), n, 2**54)],
 }
 
 
@@ -422,7 +425,7 @@ def test_positions_given_as_runs(queries: str, keys: str) -> None:
         dict(causal=True, window=(64, None), mask=rng.random((29, 41)) < 0.8, softcap=3.0),
         dict(key_lengths=np.array([41, 17]), query_start=0, dropout=0.4, seed=9),
         dict(segments=(rng.integers(0, 2, 29), rng.integers(0, 2, 41)), causal=True),
-        dict(alibi=np.array([2e-3, -1e-3]), query_start=1) if "far" not in (queries, keys) else {},
+        {} if "far" in queries + keys else dict(alibi=np.array([2e-3, -1e-3]), query_start=1),
     ):
         truth = reference.observe(q, k, v, **options, **at)
         agree(q, k, v, lambda o=options: forward_at(q, k, v, *at.values(), **o)[0], **options, **at)

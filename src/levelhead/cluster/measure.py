@@ -172,9 +172,10 @@ class _Part:
         lengths = self.split.lengths
         due = [
             traffic(
-                cell.plan, cell.problem, world, cell.passes, own=own, longest=max(lengths)
+                cell.plan, cell.problem, world, cell.passes,
+                own=lengths[rank], longest=max(lengths), before=lengths[rank - 1],
             )
-            for own in lengths
+            for rank in range(world)
         ]  # fmt: skip
         return dict(
             kind=cell.kind, plan=cell.plan, passes=cell.passes, split=cell.split,

@@ -124,13 +124,14 @@ def _ring(
     behind = [problem.flops(busy, FORWARD)[:-1] * machine.blocks]
     last = 0.0
     if passes == "train" and world > 1:
-        wires.append(np.full(world - 1, block + sums))
-        wires[-1][0] = block  # no sums are under way yet
-        behind.append(problem.flops(busy, BACKWARD)[:-1] * machine.backward)
-        last = 2 * sums  # the one that was under way in the last step, and the way home
-        shown = problem.flops(busy, BACKWARD)[-1] * machine.backward
-        last -= min(sums, float(shown)) if overlap else 0.0
-    wire = float(sum(x.sum() for x in wires)) + talk + (2 * sums if len(wires) > 1 else 0.0)
+        # Sums are under way from the third step on: the first are made in the second. In the last
+        # step nothing else is, and the way home is behind nothing.
+        wires.append(np.full(world, block + sums))
+        wires[-1][:2] = block
+        wires[-1][-1] = sums if world > 2 else 0.0
+        behind.append(problem.flops(busy, BACKWARD) * machine.backward)
+        last = sums
+    wire = float(sum(x.sum() for x in wires)) + talk + last
     if not overlap:
         return Prediction(cpu, wire, wire)
     exposed = sum(float(np.maximum(x - y, 0).sum()) for x, y in zip(wires, behind, strict=True))

@@ -5,7 +5,7 @@ W ranks, n tokens, |KV| the bytes of all keys and values, `own` a rank's tokens.
 | plan | forward | backward |
 |---|---|---|
 | all-gather | (W−1)/W · KV | the same again, and (W−1)/W · dKV in float32: a reduce-scatter |
-| ring | (W−1)/W · KV, in W−1 steps | the same again, and dKV in float32, one step behind |
+| ring | (W−1)/W · KV, in W−1 steps | the same again, and (W−1)/W · dKV in float32 a step behind |
 | decode | (W−1) · rows · (d+1) float32: an output and a logsumexp | (W−1) · rows · d float32 |
 | ulysses | (W−1)/W² · (Q + KV + O) | (W−1)/W² · (Q + KV + dO + dQ + dKV) |
 
@@ -48,15 +48,17 @@ class Traffic:
 
 def traffic(
     plan: str, problem: Problem, world: int, passes: str,
-    *, own: float | None = None, longest: float | None = None,
+    *, own: float | None = None, longest: float | None = None, before: float | None = None,
 ) -> Traffic:  # fmt: skip
-    """Of a rank with `own` tokens where the longest shard has `longest`; None: an even share."""
+    """Of a rank with `own` tokens where the longest shard has `longest` and the rank before it has
+    `before`; None: an even share."""
     own = problem.tokens / world if own is None else own
     longest = own if longest is None else longest
+    before = own if before is None else before
     forward = _forward(plan, problem, world, own, longest)
     if passes == "forward":
         return forward
-    return forward + _backward(plan, problem, world, own, longest)
+    return forward + _backward(plan, problem, world, own, longest, before)
 
 
 def _forward(plan: str, p: Problem, world: int, own: float, longest: float) -> Traffic:
@@ -78,7 +80,9 @@ def _forward(plan: str, p: Problem, world: int, own: float, longest: float) -> T
     return Traffic(moved, moved, agreed, 4 * others)
 
 
-def _backward(plan: str, p: Problem, world: int, own: float, longest: float) -> Traffic:
+def _backward(
+    plan: str, p: Problem, world: int, own: float, longest: float, before: float
+) -> Traffic:
     others, rest = world - 1, p.tokens - own
     agreed = others * AGREEMENT
     sums = others * own * p.kv * 4  # the gradients of this rank's tokens from everybody else
@@ -88,9 +92,9 @@ def _backward(plan: str, p: Problem, world: int, own: float, longest: float) -> 
             gathered + sums, rest * p.kv * p.size + sums, agreed, 3 * others
         )  # fmt: skip
     if plan == "ring":
-        again = rest * p.kv * p.size
-        home = p.tokens * p.kv * 4 if world > 1 else 0  # through every rank, and home
-        return Traffic(again + home, again + sums, agreed, others, world if others else 0)
+        # The rank before passes on its visitors' gradients, this rank's the last; not its own.
+        moved = rest * p.kv * p.size + (p.tokens - before) * p.kv * 4
+        return Traffic(moved, moved, agreed, others, others)
     if plan == "decode":
         rows = others * p.heads * p.rows * p.width * 4
         return Traffic(rows, rows, others * (AGREEMENT + SUM), 3 * others)

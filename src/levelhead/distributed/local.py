@@ -73,9 +73,9 @@ class Block:
     runs: Runs
 
     def pieces(self) -> Iterator[tuple[slice, Block]]:
-        """Run by run, where runs are long: among consecutive keys the kernel skips what a query
-        cannot see, among others it asks key by key, which costs up to three times as much."""
-        long = all(length >= LONG and stride == 1 for _, length, stride in self.runs)
+        """Run by run, where runs are long: within one run the kernel skips what a query cannot
+        see, among several it asks key by key, which costs up to three times as much."""
+        long = all(length >= LONG for _, length, _ in self.runs)
         if len(self.runs) < 2 or not long:
             yield slice(None), self
             return

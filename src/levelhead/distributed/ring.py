@@ -3,8 +3,8 @@ block arrives. Memory per rank is that of a few shards, whatever the world's siz
 
 The states of blocks are joined so that earlier ranks stand on the left: blocks arrive from rank
 r down to 0, then from the last down to r + 1, each put in front of what came before it. In the
-backward pass the sums of a block's gradients travel one step behind the block, in float32, and get
-home after one round.
+backward pass the sums of a block's gradients travel one step behind the block, in float32; they
+begin with the rank after its owner, and the owner's own part waits for them at home.
 """
 
 from __future__ import annotations
@@ -105,41 +105,40 @@ def backward(
 class _Sums:
     """The gradients of keys and values, summed by the ranks that a block visits.
 
-    What this rank adds is written to one of two pieces of memory (the other one is still being
-    sent), what came from the rank before to a third.
+    What this rank adds to a visitor's is written to one of two pieces of memory (the other one is
+    still being sent), what came from the rank before to one of two more.
     """
 
     def __init__(self, call: Call, k: Tensor, v: Tensor, tag: int) -> None:
         self._wire, self._cargo, self._tag = call.wire, Cargo(k, v, call.keys), tag
         numbers, real = self._cargo.most, wide(k.dtype)
+        self._home = torch.empty(self._cargo.numbers(self._wire.rank), dtype=real)
         self._own = [torch.empty(numbers, dtype=real) for _ in range(2)]
         self._arriving = [self._wire.buffer(numbers, real) for _ in range(2)]
         self._pending: Pending | None = None
-        self._result = self._own[0]
 
     def room(self, step: int, owner: int) -> tuple[Tensor, Tensor]:
         """Where to write this rank's part for a block."""
-        return self._cargo.parts(self._own[step % 2], self._cargo.split.lengths[owner])
+        room = self._own[step % 2] if step > 0 else self._home
+        return self._cargo.parts(room, self._cargo.split.lengths[owner])
 
     def pass_on(self, step: int, owner: int) -> None:
         """Adds what earlier ranks found, and sends the sum after its block."""
-        numbers = self._cargo.numbers(owner)
-        total = self._own[step % 2][:numbers]
+        if step == 0:
+            return
+        total = self._own[step % 2][: self._cargo.numbers(owner)]
+        self._add_arrived(step, total)
+        following = (owner - 1) % self._wire.world
+        room = self._arriving[(step + 1) % 2][: self._cargo.numbers(following)]
+        what = f"gradients of step {step} of the ring"
+        self._pending = self._wire.shift(total.to(room.device), room, self._tag + step, what)
+
+    def _add_arrived(self, step: int, total: Tensor) -> None:
         if self._pending is not None:
             self._pending.wait()
-            total += self._arriving[step % 2][:numbers].cpu()
-        self._result = total
-        if self._wire.world > 1:
-            following = (owner - 1) % self._wire.world
-            room = self._arriving[(step + 1) % 2][: self._cargo.numbers(following)]
-            what = f"gradients of step {step} of the ring"
-            leaving = total.to(room.device)
-            self._pending = self._wire.shift(leaving, room, self._tag + step, what)
-            self._result = room
+            total += self._arriving[step % 2][: total.numel()].cpu()
 
     def mine(self) -> tuple[Tensor, Tensor]:
-        """The sums of this rank's own keys and values, back home."""
-        if self._pending is not None:
-            self._pending.wait()
-        rank = self._wire.rank
-        return self._cargo.parts(self._result.cpu(), self._cargo.split.lengths[rank])
+        """The sums of this rank's own keys and values, the others' back home."""
+        self._add_arrived(self._wire.world, self._home)
+        return self._cargo.parts(self._home, self._cargo.split.lengths[self._wire.rank])
