@@ -1,11 +1,14 @@
 """What does not grow: the error with the number of shards, the ring's memory with the sequence's
-other shards. And what a split is, and what a trace tells."""
+other shards, messages with more than the world's bits. And what a split is, and what a trace tells.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,9 +19,11 @@ from hypothesis import strategies as st
 
 import levelhead as lh
 from levelhead import reference
+from levelhead.cluster.traffic import rounds
 from levelhead.distributed import Split, Trace, local
+from levelhead.distributed.wire import Wire
 from ranks import Ranks
-from sharded import numpy
+from sharded import group_of, numpy
 from support import check_output, magnitude
 
 SHARDS = (1, 2, 3, 4, 5, 8, 11, 16)
@@ -226,5 +231,29 @@ def test_a_trace_counts_bytes_and_times() -> None:
                 assert sent == received
                 assert least <= sent <= 1.6 * least + 2000  # agreeing is a few hundred bytes
                 assert any("agreeing" in each for each in what)
+    finally:
+        ranks.close()
+
+
+def heard(rank: int) -> list[tuple[list[list[int]], int]]:
+    """What this rank hears in a group of every size, and how many messages it took."""
+    found = []
+    for world in range(1, dist.get_world_size() + 1):
+        group = group_of(world)
+        if rank < world:
+            wire, sends = Wire(group, None, None), dist.isend
+            with mock.patch.object(dist, "isend", side_effect=sends) as counted:
+                told = wire.hear(torch.tensor([rank, -(rank**2)]), "the test")
+            found.append(([x.tolist() for x in told], counted.call_count))
+    return found
+
+
+def test_everybody_hears_everybody_in_a_logarithm_of_messages() -> None:
+    ranks = Ranks(5)
+    try:
+        for rank, found in enumerate(ranks.run(heard)):
+            for world, (told, messages) in enumerate(found, start=rank + 1):
+                assert told == [[other, -(other**2)] for other in range(world)]
+                assert messages == math.ceil(math.log2(world)) == rounds(world)
     finally:
         ranks.close()

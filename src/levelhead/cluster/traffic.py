@@ -62,45 +62,49 @@ def traffic(
 
 
 def _forward(plan: str, p: Problem, world: int, own: float, longest: float) -> Traffic:
-    others, rest = world - 1, p.tokens - own
+    others, rest, told = world - 1, p.tokens - own, rounds(world)
     agreed = 2 * others * AGREEMENT
     if plan == "all-gather":
         moved = others * longest * p.kv * p.size
-        return Traffic(moved, rest * p.kv * p.size, agreed, 3 * others)
+        return Traffic(moved, rest * p.kv * p.size, agreed, 2 * told + others)
     if plan == "ring":
         moved = rest * p.kv * p.size
-        return Traffic(moved, moved, agreed, 2 * others, others)
+        return Traffic(moved, moved, agreed, 2 * told, others)
     if plan == "decode":
         rows = others * p.heads * p.rows
         states = rows * (4 * p.width + STATISTICS)
         agreed = others * (AGREEMENT + SUM)
-        return Traffic(states, rows * (p.width + 1) * 4, agreed, 3 * others)
+        return Traffic(states, rows * (p.width + 1) * 4, agreed, 2 * told + others)
     out = p.heads * p.width
     moved = (rest * (out + p.kv) + others * own * out) * p.size / world
-    return Traffic(moved, moved, agreed, 4 * others)
+    return Traffic(moved, moved, agreed, 2 * (told + others))
 
 
 def _backward(
     plan: str, p: Problem, world: int, own: float, longest: float, before: float
 ) -> Traffic:
-    others, rest = world - 1, p.tokens - own
+    others, rest, told = world - 1, p.tokens - own, rounds(world)
     agreed = others * AGREEMENT
     sums = others * own * p.kv * 4  # the gradients of this rank's tokens from everybody else
     if plan == "all-gather":
         gathered = others * longest * p.kv * p.size
-        return Traffic(
-            gathered + sums, rest * p.kv * p.size + sums, agreed, 3 * others
-        )  # fmt: skip
+        bound = rest * p.kv * p.size + sums
+        return Traffic(gathered + sums, bound, agreed, told + 2 * others)
     if plan == "ring":
         # The rank before passes on its visitors' gradients, this rank's the last; not its own.
         moved = rest * p.kv * p.size + (p.tokens - before) * p.kv * 4
-        return Traffic(moved, moved, agreed, others, others)
+        return Traffic(moved, moved, agreed, told, others)
     if plan == "decode":
         rows = others * p.heads * p.rows * p.width * 4
-        return Traffic(rows, rows, others * (AGREEMENT + SUM), 3 * others)
+        return Traffic(rows, rows, others * (AGREEMENT + SUM), 2 * told + others)
     out = p.heads * p.width
     moved = (rest * (2 * out + p.kv) + others * own * (out + p.kv)) * p.size / world
-    return Traffic(moved, moved, agreed, 3 * others)
+    return Traffic(moved, moved, agreed, told + 2 * others)
+
+
+def rounds(world: int) -> int:
+    """Messages one after another until everybody has heard from everybody."""
+    return (world - 1).bit_length()
 
 
 def memory(plan: str, problem: Problem, world: int, passes: str) -> float:

@@ -61,7 +61,7 @@ def agree(
     """
     said = [int(refusal is not None), mark(what), *same.values(), *own.values()]
     message = torch.tensor(said + [0] * (_NUMBERS - len(said)), dtype=torch.int64)
-    heard = [row.tolist() for row in wire.gather(message, f"agreeing on {what}")]
+    heard = [row.tolist() for row in wire.hear(message, f"agreeing on {what}")]
     if refusal is not None:
         raise refusal
     refused = [rank for rank, row in enumerate(heard) if row[0]]
@@ -92,7 +92,7 @@ _ROUNDING = 1e-3  # of the sum of magnitudes: far above float32's, far below a m
 
 def _gathered(wire: Wire, numbers: list[int], what: str) -> list[list[int]]:
     message = torch.tensor(numbers, dtype=torch.int64)
-    return [row.tolist() for row in wire.gather(message, f"agreeing on {what}")]
+    return [row.tolist() for row in wire.hear(message, f"agreeing on {what}")]
 
 
 def _alike(name: str, values: Sequence[int], advice: str) -> None:

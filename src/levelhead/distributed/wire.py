@@ -23,6 +23,8 @@ from levelhead.distributed.trace import Trace, timed
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.torch.ops import LevelheadRuntimeError
 
+_HEARING = 2**20  # tags of what ranks tell each other, beyond those of any ring
+
 
 class LostRankError(LevelheadRuntimeError):
     """A rank that did not answer: it died, went another way, or was too slow."""
@@ -52,8 +54,7 @@ class Pending:
 
     def _finish(self) -> None:
         try:
-            for work in self._works:
-                work.wait() if self._wire.timeout is None else work.wait(self._wire.timeout)
+            self._wire.finish(self._works)
         except RuntimeError as error:
             self._error = error
 
@@ -111,39 +112,58 @@ class Wire:
         self._moved(what, begin, sent=sum(leaving) - mine, received=sum(coming) - mine)
         return [part.view(dtype) for part in torch.split(room.cpu(), coming)]
 
-    # ---- the ring
+    # ---- from rank to rank
 
-    def shift(self, leaving: Tensor | None, room: Tensor | None, tag: int, what: str) -> Pending:
-        """Sends to the next rank and receives from the one before; the receive is posted first.
+    def hear(self, x: Tensor, what: str) -> list[Tensor]:
+        """`gather` for a few numbers: the same bytes in as many messages as the world has bits.
 
-        Nothing goes or comes where there is nothing (None, or no element); both ends know.
+        Everybody tells the rank 1, 2, 4, ... places on all it knows by then: its own, and that of
+        as many ranks before it.
         """
-        works: list[Any] = []
-        held: list[Tensor] = []
-        following, before = ((self.rank + step) % self.world for step in (1, -1))
-        sent = received = 0
+        known = _bytes(x).to(self._device)[None]
+        begin = self._begin()
+        for bit in range((self.world - 1).bit_length()):
+            telling = known[: self.world - 2**bit]
+            heard = torch.empty_like(telling)
+            try:
+                self.finish(self._post(telling, heard, 2**bit, _HEARING + bit))
+            except RuntimeError as error:
+                raise self.lost(what, error) from error
+            known = torch.cat([known, heard])
+        others = (self.world - 1) * known.shape[1]
+        self._moved(what, begin, sent=others, received=others)
+        by_rank = [known[(self.rank - rank) % self.world] for rank in range(self.world)]
+        return [one.cpu().view(x.dtype).view(x.shape) for one in by_rank]
+
+    def shift(self, leaving: Tensor, room: Tensor, tag: int, what: str) -> Pending:
+        """Sends to the next rank and receives from the one before; empty shards do not travel."""
+        source, target = _bytes(leaving), _bytes(room)
         try:
-            if room is not None and room.numel():
-                target = _bytes(room)
-                works.append(dist.irecv(target, self._peer(before), group=self.group, tag=tag))
-                held.append(target)
-                received = target.numel()
-            if leaving is not None and leaving.numel():
-                source = _bytes(leaving)
-                works.append(dist.isend(source, self._peer(following), group=self.group, tag=tag))
-                held.append(source)
-                sent = source.numel()
+            works = self._post(source, target, 1, tag)
         except RuntimeError as error:
             raise self.lost(what, error) from error
         if self.trace is not None:
-            self.trace.moved(sent=sent, received=received)
-        return Pending(self, works, held, what)
+            self.trace.moved(sent=source.numel(), received=target.numel())
+        return Pending(self, works, [source, target], what)
+
+    def _post(self, leaving: Tensor, room: Tensor, step: int, tag: int) -> list[Any]:
+        """To the rank `step` places on, from the one `step` places before; the receive first."""
+        to, by = (self._peer((self.rank + way) % self.world) for way in (step, -step))
+        works = [dist.irecv(room, by, group=self.group, tag=tag)] if room.numel() else []
+        if leaving.numel():
+            works.append(dist.isend(leaving, to, group=self.group, tag=tag))
+        return works
 
     def buffer(self, numbers: int, dtype: torch.dtype) -> Tensor:
         """Memory that the back end can send from and receive into."""
         return torch.empty(numbers, dtype=dtype, device=self._device)
 
     # ---- what all of them share
+
+    def finish(self, works: Sequence[Any]) -> None:
+        """Until all is done, or the time is up."""
+        for work in works:
+            work.wait() if self.timeout is None else work.wait(self.timeout)
 
     def lost(self, what: str, error: BaseException) -> LostRankError:
         """The error of a wait that failed, with the reason the back end gives."""
@@ -164,8 +184,7 @@ class Wire:
 
     def _wait(self, start: Any, what: str) -> None:
         try:
-            work = start()
-            work.wait() if self.timeout is None else work.wait(self.timeout)
+            self.finish([start()])
         except RuntimeError as error:
             raise self.lost(what, error) from error
 
