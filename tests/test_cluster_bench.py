@@ -41,8 +41,10 @@ from ranks import Ranks
 from sharded import group_of
 from support import script
 
+NOTHING = Machine(**dict.fromkeys(KINDS, 0.0))
 CORE = Machine(
-    forward=1 / 60e9, blocks=1 / 50e9, backward=1 / 40e9, copy=1 / 2e9, merge=1 / 3e9,
+    forward=1 / 60e9, blocks=1 / 50e9, backward=1 / 40e9, read=1 / 8e9, written=1 / 4e9,
+    copy=1 / 2e9, merge=1 / 3e9,
     message=30e-6, call=2e-4,
 )  # fmt: skip
 SMALL = Problem(tokens=4096, heads=12, groups=12, width=64, causal=True)
@@ -192,7 +194,7 @@ def test_without_a_wire_the_model_is_its_amounts() -> None:
 
 
 def test_ranks_on_shared_cores_gain_nothing_beyond_them() -> None:
-    pure = Machine(1e-10, 1e-10, 1e-10, 0, 0, 0, 0, cores=2)
+    pure = dataclasses.replace(NOTHING, forward=1e-10, blocks=1e-10, backward=1e-10, cores=2)
     times = [predict("ring", SMALL, world, pure).total for world in (1, 2, 4, 8)]
     assert times[0] == pytest.approx(2 * times[1], rel=1e-3)
     assert times[1:] == pytest.approx([times[1]] * 3, rel=1e-3)
@@ -244,7 +246,7 @@ def test_even_ranks_are_the_closed_form(world: int, compute: float, wire: float)
 def test_simulation_and_model_agree(split: str, overlap: bool, bandwidth: float) -> None:
     world, n = 6, 600
     problem = Problem(n, 2, 2, 16, causal=True)
-    only = Machine(0, 1 / 1e9, 0, 0, 0, 0, 0)
+    only = dataclasses.replace(NOTHING, blocks=1 / 1e9)
     made: Split = getattr(Split, split)(n, world)
     at = [made.positions(rank) for rank in range(world)]
     pairs = np.array([
@@ -304,7 +306,7 @@ def test_constants_are_never_negative() -> None:
 
 
 def test_too_few_measurements_are_refused() -> None:
-    with pytest.raises(LevelheadValueError, match="at least 7 measurements"):
+    with pytest.raises(LevelheadValueError, match="at least 9 measurements"):
         fit([Measured("ring", SMALL, 2, "forward", "zigzag", 1.0)], cores=2)
     with pytest.raises(LevelheadValueError, match="at least one measurement"):
         errors(CORE, [])

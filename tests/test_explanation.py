@@ -22,8 +22,9 @@ import torch
 
 import levelhead as lh
 from levelhead import cli, explanation, reference
-from levelhead.explanation import arrays, block, grid, record, text, tokens
+from levelhead.explanation import arrays, block, capture, grid, record, text, tokens
 from levelhead.explanation import random as random_words
+from levelhead.explanation.drawing import MOST
 from levelhead.explanation.told import Told
 from levelhead.models import Opened
 
@@ -599,6 +600,21 @@ def test_drawings_are_svg_on_their_own(which: str, request: pytest.FixtureReques
     left, _, width, _ = (float(x) for x in root.attrib["viewBox"].split())
     edges = [float(x.attrib.get("x", 0)) for x in root.iter() if x.tag.endswith("rect")]
     assert left <= min(edges) and max(edges) < width
+
+
+def test_a_picture_of_a_long_sentence_says_what_it_leaves_out() -> None:
+    long = lh.explain_text("a long story " * 20, model="random", token=30)
+    T = len(long.tokens)
+    said = f"Shown are {MOST} of {T} rows and {MOST} of {T} columns"
+    assert T > MOST and said in long.svg() and said in long.html()
+    assert "Shown are" not in lh.explain_text("Love Apple phones", model="random").svg()
+
+
+@pytest.mark.parametrize("option", ["softcap", "s_aux", "sliding_window", "position_bias"])
+def test_attention_that_is_more_than_scale_and_mask_is_refused(option: str) -> None:
+    x = torch.ones(1, 2, 3, 4)
+    with pytest.raises(lh.LevelheadError, match=f"scale and mask alone, got {option}"):
+        capture._call(True, torch.nn.Identity(), x, x, x, **{option: 1.0})
 
 
 def test_json_on_stdout_is_all_there_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -475,6 +475,19 @@ def test_a_sentence_is_recorded_until_it_is_run_here(opened: Callable[..., Tab])
     tab.rests()
 
 
+def test_speed_is_recorded_until_it_is_measured_here(opened: Callable[..., Tab]) -> None:
+    tab = opened().all_drawn()
+    place = tab.page.locator("[data-figure=speed]")
+    assert tab.count("[data-figure=speed] .badge.recorded") > 0
+    assert not [one for one in tab.requests if one.method == "POST"]
+    place.get_by_role("button", name="run here").click()
+    assert place.get_by_role("button", name="running").is_disabled()
+    tab.until(lambda: tab.count("[data-figure=speed] .badge.recorded") == 0, "the live run")
+    assert len([one for one in tab.requests if one.method == "POST"]) == 1
+    assert place.get_by_role("button", name="run again").is_enabled()
+    tab.rests()
+
+
 def test_a_sentence_that_is_too_long_gets_an_answer(opened: Callable[..., Tab]) -> None:
     tab = opened(expected_errors=1).all_drawn()  # the browser itself notes a status of 400
     place = tab.page.locator("[data-figure=sentence]")

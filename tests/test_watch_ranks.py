@@ -112,8 +112,8 @@ def in_each_way(rank: int) -> dict[str, Any]:
     split = Split.zigzag(LONG, WORLD)
     for plan in ("all-gather", "ring", "ulysses"):
         model = stack(by_tokens(plan, split), kv_heads=2)
-        with lh.watch(model, counterfactual=True) as w:
-            model(split.shard(batch(tokens=LONG), rank)).sum().backward()
+        with lh.watch(model, counterfactual=True, gradients=True) as w:
+            model(split.shard(batch(tokens=LONG), rank)).square().sum().backward()
             found[plan] = w.gather()
     model = stack(by_tokens("decode", split), kv_heads=2)
     with lh.watch(model) as w:
@@ -150,20 +150,22 @@ def by_heads(rank: int) -> Attend:
     return attend
 
 
-def in_one_process(**options: Any) -> Snapshot:
+def in_one_process(*, learns: bool, **options: Any) -> Snapshot:
     model = stack(sdpa(is_causal=True, enable_gqa=True), **options)
-    with lh.watch(model, counterfactual=True) as w:
-        model(batch(tokens=LONG))
+    with lh.watch(model, counterfactual=True, gradients=learns) as w:
+        model(batch(tokens=LONG)).square().sum().backward()
     return w.last
 
 
 def test_tokens_and_heads_over_ranks_report_the_heads_of_one_process(tmp_path: Path) -> None:
     processes.spawn(spread, (str(tmp_path),), nprocs=WORLD)
     by_rank = [pickle.loads(Path(tmp_path, f"{r}.pickle").read_bytes()) for r in range(WORLD)]
-    shared, own = in_one_process(kv_heads=2), in_one_process()
+    learning = in_one_process(learns=True, kv_heads=2)
+    others = {"decode": in_one_process(learns=False, kv_heads=2)}
+    others["heads"] = in_one_process(learns=False)
     for found in by_rank:
         for way, given in found.items():
-            one = own if way == "heads" else shared
+            one = others.get(way, learning)
             assert [r.module for r in given.records] == [r.module for r in one.records]
             for record in given.records:
                 alike(record, one[record.module], way)

@@ -1,11 +1,14 @@
-"""What a distributed call costs: a formula with seven constants of the machine and two of the link.
+"""What a distributed call costs: a formula with nine constants of the machine and two of the link.
 
-    t = flops / rate + copied / copy + merged / merge + message · messages + call   (a CPU's part)
+    t = flops / rate + read / memory + written / memory                             (a CPU's part)
+      + copied / copy + merged / merge + message · messages + call                      (the same)
       + bytes / bandwidth + latency · messages                      (the wire's part, if not hidden)
 
-The busiest rank counts: a causal split that is not even makes the others wait. In a ring the wire
-works behind the kernel: a step shows only what the wire takes longer than the computation. The
-CPU's part of a transfer (copies, system calls) is never hidden, because the kernel wants that CPU.
+Reading keys and writing their gradients shows where few rows meet them: in plan decode. Where rows
+are many it is a part of the kernel's rate. The busiest rank counts: a causal split that is not even
+makes the others wait. In a ring the wire works behind the kernel: a step shows only what the wire
+takes longer than the computation. The CPU's part of a transfer (copies, system calls) is never
+hidden, because the kernel wants that CPU.
 
 This is a model. It knows no congestion, no jitter and no topology beyond `Link.bisection`;
 `simulate` adds stragglers, `fit` finds the constants, and docs/scaling.md says how far it is off.
@@ -23,7 +26,9 @@ from levelhead.cluster.problem import BACKWARD, FORWARD, Load, Problem, load
 from levelhead.cluster.traffic import STATISTICS, Traffic, traffic
 
 # What a second of CPU is spent on; the unit of each.
-KINDS = ("forward", "blocks", "backward", "copy", "merge", "message", "call")
+KINDS = (
+    "forward", "blocks", "backward", "read", "written", "copy", "merge", "message", "call",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class Machine:
     forward: float  # operation of a kernel that sees all its keys at once
     blocks: float  # operation of a kernel whose states are merged later: ring, decode
     backward: float
+    read: float  # byte of keys and values that few rows meet
+    written: float  # byte of their gradients
     copy: float  # byte received: packing, system calls, putting in place
     merge: float  # byte of partial states and sums
     message: float
@@ -63,7 +70,7 @@ class Prediction:
 
     @property
     def compute(self) -> float:
-        return self.cpu["forward"] + self.cpu["blocks"] + self.cpu["backward"]
+        return sum(self.cpu[kind] for kind in KINDS[:5])
 
     @property
     def total(self) -> float:
@@ -82,10 +89,13 @@ def amounts(
     train = passes == "train"
     of_blocks = plan in ("ring", "decode")
     forward = float(problem.flops(busy.sum(), FORWARD))
+    met = problem.tokens / world * problem.kv * crowd if plan == "decode" else 0.0
     return {
         "forward": 0.0 if of_blocks else forward,
         "blocks": forward if of_blocks else 0.0,
         "backward": float(problem.flops(busy.sum(), BACKWARD)) if train else 0.0,
+        "read": met * problem.size * (2 if train else 1),
+        "written": met * 4 if train else 0.0,
         "copy": moved.payload * crowd,
         "merge": _merged(plan, problem, world, train=train) * crowd,
         "message": (moved.messages + moved.steps) * crowd,

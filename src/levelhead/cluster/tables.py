@@ -136,6 +136,8 @@ def constants(result: Result) -> list[str]:
         "forward, all keys at once": _rate(found.forward, "GFLOP/s"),
         "forward, block by block": _rate(found.blocks, "GFLOP/s"),
         "backward": _rate(found.backward, "GFLOP/s"),
+        "decode: reading keys and values": _rate(found.read, "GB/s"),
+        "decode: writing their gradients": _rate(found.written, "GB/s"),
         "copying what was received": _rate(found.copy, "GB/s"),
         "merging states and sums": _rate(found.merge, "GB/s"),
         "a message": seconds(found.message) if found.message else "too small to see",

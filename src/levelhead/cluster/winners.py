@@ -40,7 +40,7 @@ class Paper:
 
     def host(self, core: Machine) -> Machine:
         """A rank of many cores: its kernel, copies and merges run on all of them, Python on one."""
-        many = ("forward", "blocks", "backward", "copy", "merge")
+        many = ("forward", "blocks", "backward", "read", "written", "copy", "merge")
         faster = {kind: core.of(kind) / self.cores for kind in many}
         return replace(core, cores=math.inf, **faster)
 

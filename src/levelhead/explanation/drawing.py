@@ -17,7 +17,7 @@ from levelhead.explanation.head import Array, Head, in_brackets
 from levelhead.explanation.story import Story
 from levelhead.health.page import style
 
-__all__ = ["MOST", "block", "ink_on", "look", "picture", "shown", "standalone"]
+__all__ = ["MOST", "block", "extract", "ink_on", "look", "picture", "shown", "standalone"]
 
 MOST = 48  # tokens drawn of a long sentence
 _LIGHT = {
@@ -48,7 +48,7 @@ def standalone(story: Story) -> str:
     drawn = matrix(head.weights, head, f"weights, scores {head.scale}", story)
     bare = matrix(head.unscaled, head, "weights, unscaled", story)
     width, height = _size(head, story)
-    left, top = _BLOCK[0] + 30, 56
+    left, top = _BLOCK[0] + 30, 70
     whole = (left + 2 * width + 50, top + max(_BLOCK[1], height) + 20)
     title = escape(f"{cut(story.title, 90)} · {head.name}")
     return (
@@ -57,6 +57,7 @@ def standalone(story: Story) -> str:
         f'font-family="system-ui, sans-serif" font-size="14">\n<title>{title}</title>\n'
         f"<style>\n{look()}</style>\n"
         f'<text class="name strong" x="20" y="32" font-weight="600">{title}</text>\n'
+        f"{_text('soft', 20, 52, extract(story), anchor='start')}\n"
         f'<g transform="translate(10 {top})">{_block(head)}</g>\n'
         f'<g transform="translate({left} {top})">{drawn}</g>\n'
         f'<g transform="translate({left + width + 30:g} {top})">{bare}</g>\n</svg>\n'
@@ -144,6 +145,15 @@ def shown(head: Head, story: Story) -> tuple[range, range]:
     """The rows and columns that are drawn."""
     T, S = head.weights.shape
     return window(T, MOST, story.row), window(S, MOST, story.row)
+
+
+def extract(story: Story) -> str:
+    """What is drawn of a matrix that is larger than a picture; nothing of another."""
+    rows, columns = shown(story.head, story)
+    T, S = story.head.weights.shape
+    if (len(rows), len(columns)) == (T, S):
+        return ""
+    return f"Shown are {len(rows)} of {T} rows and {len(columns)} of {S} columns; the JSON has all."
 
 
 def _cell(head: Head, story: Story) -> float:

@@ -102,14 +102,8 @@ def _step(story: Story, step: Step) -> str:
 
 
 def _cut(story: Story) -> str:
-    head, (rows, columns) = story.head, drawing.shown(story.head, story)
-    if (len(rows), len(columns)) == head.weights.shape:
-        return '<p class="soft">A score is coloured by the weight it becomes.</p>\n'
-    T, S = head.weights.shape
-    return (
-        f'<p class="soft">A score is coloured by the weight it becomes. Shown are {len(rows)} of '
-        f"{T} rows and {len(columns)} of {S} columns; the JSON has all.</p>\n"
-    )
+    said = f"A score is coloured by the weight it becomes. {drawing.extract(story)}"
+    return f'<p class="soft">{said.strip()}</p>\n'
 
 
 def _table(

@@ -228,7 +228,7 @@ def _sharded_over(original: Function) -> Function:
         if frame is None or frame.busy or not isinstance(q, Tensor) or _unseen(frame, q, k):
             return original(q, k, v, **options)
         watch = frame.place.watch
-        watch.follow(frame, q, k, v)
+        watch.follow(frame, q, k, v, _parts(options))
         if not watch.wanted():
             return original(q, k, v, **options)
         scoring = dict.fromkeys(_SCORING) | {"causal": False, "dropout": 0.0}
@@ -239,6 +239,14 @@ def _sharded_over(original: Function) -> Function:
         return seen.output
 
     return attention
+
+
+def _parts(options: dict[str, Any]) -> tuple[int, int]:
+    """Over how many ranks the queries lie, and the keys."""
+    dist = torch.distributed
+    running = dist.is_available() and dist.is_initialized()
+    world = dist.get_world_size(options.get("group")) if running else 1
+    return (1 if options.get("plan") == "decode" else world), world
 
 
 _SCORING = (

@@ -227,21 +227,29 @@ class Ledger:
 
     # ---- gradients
 
-    def follow(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None) -> None:
-        """Counts dL/dq, dL/dk and dL/dv of this call when they come, and those of the weights."""
+    def follow(
+        self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int]
+    ) -> None:
+        """Counts dL/dq, dL/dk and dL/dv of this call when they come, and those of the weights.
+
+        Args:
+            parts: over how many ranks the queries lie, and the keys.
+        """
         self._follow_weights(frame)
         heads = q.shape[-3] if q.dim() > 3 else self.place.heads or 1
-        for name, x in (("dq", q), ("dk", k), ("dv", v)):
+        for name, x, shards in (("dq", q, parts[0]), ("dk", k, parts[1]), ("dv", v, parts[1])):
             if x is not None and x.requires_grad:
-                x.register_hook(_Counted(self, name, heads))  # type: ignore[no-untyped-call]
+                counted = _Counted(self, name, heads, shards)
+                x.register_hook(counted)  # type: ignore[no-untyped-call]
 
-    def count(self, name: str, heads: int, gradient: Tensor) -> None:
-        """A gradient of q, k or v has come."""
+    def count(self, name: str, heads: int, gradient: Tensor, shards: int) -> None:
+        """A gradient of q, k or v has come. Of a shard, as if the other ranks' were like it: each
+        rank counts a whole pass, and their mean is then the whole."""
         g = gradient.detach()
         g = g if g.dim() > 3 else g.reshape(-1, heads, *g.shape[-2:])
         g = g.to(torch.float64 if g.dtype is torch.float64 else torch.float32)
         each = g.square().sum([d for d in range(g.dim()) if d != g.dim() - 3])
-        each = each.repeat_interleave(heads // each.shape[0])
+        each = each.repeat_interleave(heads // each.shape[0]) * shards
         with self.watch.lock:
             sheet = self._sheets.get(heads)
             if sheet is None:  # of a step that is over
@@ -316,11 +324,11 @@ class Ledger:
 class _Counted:
     """A hook of a tensor: counts its gradient, and changes nothing."""
 
-    def __init__(self, ledger: Ledger, name: str, heads: int) -> None:
-        self._ledger, self._name, self._heads = ledger, name, heads
+    def __init__(self, ledger: Ledger, name: str, heads: int, shards: int) -> None:
+        self._ledger, self._name, self._heads, self._shards = ledger, name, heads, shards
 
     def __call__(self, gradient: Tensor) -> None:
-        self._ledger.count(self._name, self._heads, gradient)
+        self._ledger.count(self._name, self._heads, gradient, self._shards)
 
 
 def _four(x: Tensor) -> Tensor:

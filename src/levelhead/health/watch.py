@@ -275,10 +275,12 @@ class Watch:
         with self._timed(), torch.no_grad():
             self._ledger(frame).add_shard(frame, seen, q, k, options, call)
 
-    def follow(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None) -> None:
+    def follow(
+        self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int] = (1, 1)
+    ) -> None:
         """Has the gradients of a call counted, if they are asked for."""
         if self.gradients and self.observing and torch.is_grad_enabled():
-            self._ledger(frame).follow(frame, q, k, v)
+            self._ledger(frame).follow(frame, q, k, v, parts)
 
     # ---- what one reads
 
