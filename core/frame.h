@@ -58,8 +58,8 @@ class Frame {
   // Keys whose positions rise evenly are the rule; others get theirs written out.
   void place_keys() {
     const Positions& keys = job.problem->scoring.keys;
-    const Run& run = keys.runs[0];
-    if (keys.run_count == 1 && run.stride > 0) {
+    if (keys.run_count == 1 && keys.runs[0].stride > 0) {
+      const Run& run = keys.runs[0];
       job.key_start = run.start;
       job.key_stride = run.stride;
       if (run.start <= 0 && -run.start % run.stride == 0 && -run.start / run.stride < run.length) job.origin = -run.start / run.stride;

@@ -55,7 +55,7 @@ struct Job {
   const Plan* plan;
   const std::int64_t* key_positions = nullptr;  // (S,), or null: they rise evenly
   std::int64_t key_start = 0, key_stride = 1;   // the position of key 0 then, and from key to key
-  std::int64_t origin = -1;                     // the key at position 0, or none
+  std::int64_t origin = -1;                     // the key at position 0 (the last, if several are), or none
   const BlockFacts* facts = nullptr;            // (B, blocks), or null: nothing to know
   Interrupt* interrupt = nullptr;
 

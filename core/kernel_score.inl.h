@@ -58,9 +58,9 @@ LH_INLINE void see_keys(const Job& job, Strip& strip) {
     strip.end[r] = job.key_positions ? S : most(strip.high[r] - start + 1, 0);
   }
   if (stride > 1)
-    for (int r = 0; r < tile_rows; ++r) {
-      strip.begin[r] = (strip.begin[r] + stride - 1) / stride;
-      strip.end[r] = (strip.end[r] + stride - 1) / stride;
+    for (int r = 0; r < tile_rows; ++r) {  // rounded up, without a sum that may be too large
+      strip.begin[r] = strip.begin[r] / stride + (strip.begin[r] % stride != 0);
+      strip.end[r] = strip.end[r] / stride + (strip.end[r] % stride != 0);
     }
   for (int r = 0; r < tile_rows; ++r) {
     strip.begin[r] = least(strip.begin[r], S);

@@ -3,7 +3,7 @@
 //
 // Two sweeps over at most key_block numbers that sit in L1: one for the maximum, one for the exponentials.
 // The statistics ride on both: the minimum, the sum and the sum of squares on the first, e * x and e^2 on the second,
-// e being the weight.
+// e being the weight. What they cannot tell takes another look: deviations from a mean far off zero, the maximum's place.
 #pragma once
 
 #include "kernel_math.inl.h"
@@ -26,7 +26,7 @@ struct Gathered {
   Integers<Real> seen;
 };
 
-// A NaN is passed over by the extremes, so that from panel to panel they only grow.
+// A NaN is passed over by the extremes, so that from panel to panel they only move apart.
 template <class Real, bool statistics, bool hidden>
 LH_INLINE void sweep_panel(const Real* s, Gathered<Real>& found) {
   const Vector<Real> nothing = splat(-infinity<Real>), zero{};
@@ -97,7 +97,7 @@ LH_INLINE void moments(const Real* s, std::int64_t n, const Sweep<Real>& sweep, 
   if (sweep.count == 0) return;
   tile.mean = sweep.total / static_cast<Real>(sweep.count);
   tile.m2 = sweep.squares - tile.mean * sweep.total;
-  if (!(sweep.squares <= 4 * tile.m2)) tile.m2 = deviations(s, n, tile.mean);
+  if (!(sweep.squares <= 4 * tile.m2 && sweep.squares < infinity<Real>)) tile.m2 = deviations(s, n, tile.mean);
 }
 
 // Sums of a block about its maximum, one chain for each half of a panel.

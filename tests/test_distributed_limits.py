@@ -1,6 +1,6 @@
 """What does not grow: the error with the number of shards, the ring's memory with the sequence's
-other shards, messages with more than the world's bits. And what a split is, and what a trace tells.
-"""
+other shards, messages with more than the world's logarithm. And what a split is, what a trace
+tells, and which ranks a group means."""
 
 from __future__ import annotations
 
@@ -241,11 +241,45 @@ def heard(rank: int) -> list[tuple[list[list[int]], int]]:
     for world in range(1, dist.get_world_size() + 1):
         group = group_of(world)
         if rank < world:
-            wire, sends = Wire(group, None, None), dist.isend
-            with mock.patch.object(dist, "isend", side_effect=sends) as counted:
+            wire, posts = Wire(group, None, None), dist.batch_isend_irecv
+            with mock.patch.object(dist, "batch_isend_irecv", side_effect=posts) as counted:
                 told = wire.hear(torch.tensor([rank, -(rank**2)]), "the test")
             found.append(([x.tolist() for x in told], counted.call_count))
     return found
+
+
+SOME = (1, 3, 4)  # of five ranks: in their group they have other numbers
+
+
+def among_some(rank: int) -> tuple[list[int], list[torch.Tensor]] | None:
+    """What ranks hear in a group that is not the first ranks, and a ring's gradients there."""
+    group = dist.new_group(SOME)
+    if rank not in SOME:
+        return None
+    told = Wire(group, None, None).hear(torch.tensor([rank]), "the test")
+    draw = torch.Generator().manual_seed(0)
+    split, place = Split.zigzag(50, len(SOME)), SOME.index(rank)
+    whole = [torch.randn(2, 50, 8, generator=draw) for _ in range(3)]
+    parts = [split.shard(x, place).clone().requires_grad_() for x in whole]
+    lh.distributed.attention(
+        *parts, group=group, plan="ring", split=split
+    ).square().sum().backward()
+    alone = [x.requires_grad_() for x in whole]
+    lh.attention(*alone).square().sum().backward()
+    gaps = [part.grad - split.shard(x.grad, place) for part, x in zip(parts, alone, strict=True)]
+    return [int(x) for x in told], gaps
+
+
+def test_a_group_of_some_ranks_talks_among_itself() -> None:
+    ranks = Ranks(5)
+    try:
+        found = ranks.run(among_some)
+    finally:
+        ranks.close()
+    assert [rank for rank, each in enumerate(found) if each is not None] == list(SOME)
+    for told, gaps in (found[rank] for rank in SOME):
+        assert told == list(SOME)
+        assert all(gap.abs().max() < 1e-5 for gap in gaps)
 
 
 def test_everybody_hears_everybody_in_a_logarithm_of_messages() -> None:

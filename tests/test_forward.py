@@ -436,6 +436,14 @@ def test_positions_given_as_runs(queries: str, keys: str) -> None:
             np.testing.assert_allclose(sums, truth.state.sums, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("runs", [[(-(2**61), 3, 2**61)], [(0, 1, 2**62)], []], ids=str)
+def test_the_farthest_positions_are_seen(runs: list[tuple[int, int, int]]) -> None:
+    S = sum(length for _, length, _ in runs)
+    q, k, v = qkv((1, 2), 5, S, D=8)
+    for _, (_, _, counts) in on_every_isa(lambda: forward_at(q, k, v, [(0, 5, 1)], runs)):
+        np.testing.assert_array_equal(counts[..., 0], S)
+
+
 # ---- the accuracy number
 
 

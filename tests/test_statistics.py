@@ -220,15 +220,19 @@ def test_uniform_logits_say_ln_n() -> None:
             np.testing.assert_array_equal(seen.rows.argmax, 0)  # the first of equals
 
 
-def test_the_first_maximum_is_found_wherever_it_lies() -> None:
-    S = 700  # two blocks of keys, neither of whole legs
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_first_maximum_is_found_wherever_it_lies(dtype: str) -> None:
+    S = 664  # two blocks of keys, the second not of whole legs in any vector width
     logits = np.random.default_rng(3).standard_normal((S, S))
     places = np.arange(S)
     logits[places, places] = 9.0
     logits[places, np.minimum(places + 37, S - 1)] = 9.0  # its equal, later
-    q, k, v, mask = from_logits(logits)
+    q, k, v, mask = from_logits(logits, dtype)
     for _, seen in on_every_isa(lambda: lh.observe(q, k, v, mask=mask)):
         np.testing.assert_array_equal(seen.rows.argmax, places)
+    for few in (slice(0, 3), slice(300, 304), slice(S - 2, S)):  # which are streamed
+        for _, seen in on_every_isa(lambda i=few: lh.observe(q[i], k, v, mask=mask[i])):
+            np.testing.assert_array_equal(seen.rows.argmax, places[few])
 
 
 @pytest.mark.parametrize("offset", [0.5, 1.0, 1.5, 1.7, 1.75, 2.0, 3.0])
@@ -238,6 +242,14 @@ def test_the_variance_of_logits_that_lie_off_zero(offset: float) -> None:
     exact = mask.astype("f8").var(axis=-1)
     for _, seen in on_every_isa(lambda: lh.observe(q, k, v, mask=mask)):
         np.testing.assert_allclose(seen.rows.var, exact, rtol=2e-6)
+
+
+def test_squares_that_overflow_do_not_make_the_variance_infinite() -> None:
+    half = np.where(np.arange(64) % 2, 2.4e18, 0.0)  # 32 squares are too much, 64 deviations not
+    for logits, exact in ((np.full(130, 1e20), 0.0), (half, 1.44e36)):
+        q, k, v, mask = from_logits(np.stack([logits, -logits]))
+        for _, seen in on_every_isa(lambda a=(q, k, v, mask): lh.observe(*a[:3], mask=a[3])):
+            np.testing.assert_allclose(seen.rows.var, exact, rtol=1e-5, atol=1e30)
 
 
 def test_a_nan_among_hidden_keys_does_not_change_how_many_are_seen() -> None:

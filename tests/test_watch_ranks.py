@@ -115,9 +115,10 @@ def in_each_way(rank: int) -> dict[str, Any]:
         with lh.watch(model, counterfactual=True, gradients=True) as w:
             model(split.shard(batch(tokens=LONG), rank)).square().sum().backward()
             found[plan] = w.gather()
-    model = stack(by_tokens("decode", split), kv_heads=2)
-    with lh.watch(model) as w:
-        model(batch(tokens=LONG))
+    # One layer: a rank's gradient of the layer below would have its own keys' part only.
+    model = stack(by_tokens("decode", split), depth=1, kv_heads=2)
+    with lh.watch(model, gradients=True) as w:
+        model(batch(tokens=LONG)).square().sum().backward()
         found["decode"] = w.gather()
     model = stack(by_heads(rank))
     with lh.watch(model, counterfactual=True) as w:
@@ -161,7 +162,7 @@ def test_tokens_and_heads_over_ranks_report_the_heads_of_one_process(tmp_path: P
     processes.spawn(spread, (str(tmp_path),), nprocs=WORLD)
     by_rank = [pickle.loads(Path(tmp_path, f"{r}.pickle").read_bytes()) for r in range(WORLD)]
     learning = in_one_process(learns=True, kv_heads=2)
-    others = {"decode": in_one_process(learns=False, kv_heads=2)}
+    others = {"decode": in_one_process(learns=True, depth=1, kv_heads=2)}
     others["heads"] = in_one_process(learns=False)
     for found in by_rank:
         for way, given in found.items():

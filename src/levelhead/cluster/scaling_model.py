@@ -1,6 +1,6 @@
 """What a distributed call costs: a formula with nine constants of the machine and two of the link.
 
-    t = flops / rate + read / memory + written / memory                             (a CPU's part)
+    t = flops / rate + read / reading + written / writing                           (a CPU's part)
       + copied / copy + merged / merge + message · messages + call                      (the same)
       + bytes / bandwidth + latency · messages                      (the wire's part, if not hidden)
 

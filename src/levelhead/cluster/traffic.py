@@ -36,7 +36,7 @@ class Traffic:
     bound: float  # the least bytes for the plan
     agreement: float  # bytes of small messages
     messages: int  # one after another, beside the ring's steps
-    steps: int = 0  # of a ring, behind which computation goes on
+    steps: int = 0  # messages of a ring, behind which computation goes on
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
@@ -93,7 +93,7 @@ def _backward(
     if plan == "ring":
         # The rank before passes on its visitors' gradients, this rank's the last; not its own.
         moved = rest * p.kv * p.size + (p.tokens - before) * p.kv * 4
-        return Traffic(moved, moved, agreed, told, others)
+        return Traffic(moved, moved, agreed, told, 2 * others)
     if plan == "decode":
         rows = others * p.heads * p.rows * p.width * 4
         return Traffic(rows, rows, others * (AGREEMENT + SUM), 2 * told + others)

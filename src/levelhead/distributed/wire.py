@@ -24,6 +24,7 @@ from levelhead.errors import LevelheadValueError, expected
 from levelhead.torch.ops import LevelheadRuntimeError
 
 _HEARING = 2**20  # tags of what ranks tell each other, beyond those of any ring
+_LEAST = 0.001  # seconds that any wait has
 
 
 class LostRankError(LevelheadRuntimeError):
@@ -115,18 +116,18 @@ class Wire:
     # ---- from rank to rank
 
     def hear(self, x: Tensor, what: str) -> list[Tensor]:
-        """`gather` for a few numbers: the same bytes in as many messages as the world has bits.
+        """`gather` for a few numbers: the same bytes in ⌈log₂ world⌉ messages.
 
-        Everybody tells the rank 1, 2, 4, ... places on all it knows by then: its own, and that of
-        as many ranks before it.
+        Everybody tells the rank 1, 2, 4, ... places on what it knows by then and that one lacks:
+        its own, and that of ranks before it.
         """
         known = _bytes(x).to(self._device)[None]
-        begin = self._begin()
+        begin, until = self._begin(), self._deadline()
         for bit in range((self.world - 1).bit_length()):
             telling = known[: self.world - 2**bit]
             heard = torch.empty_like(telling)
             try:
-                self.finish(self._post(telling, heard, 2**bit, _HEARING + bit))
+                self.finish(self._post(telling, heard, 2**bit, _HEARING + bit), until)
             except RuntimeError as error:
                 raise self.lost(what, error) from error
             known = torch.cat([known, heard])
@@ -147,12 +148,15 @@ class Wire:
         return Pending(self, works, [source, target], what)
 
     def _post(self, leaving: Tensor, room: Tensor, step: int, tag: int) -> list[Any]:
-        """To the rank `step` places on, from the one `step` places before; the receive first."""
-        to, by = (self._peer((self.rank + way) % self.world) for way in (step, -step))
-        works = [dist.irecv(room, by, group=self.group, tag=tag)] if room.numel() else []
-        if leaving.numel():
-            works.append(dist.isend(leaving, to, group=self.group, tag=tag))
-        return works
+        """To the rank `step` places on, from the one `step` places before; the receive first, both
+        as one, without which two ranks of NCCL would wait for each other."""
+        ways = ((dist.irecv, room, -step), (dist.isend, leaving, step))
+        todo = [
+            dist.P2POp(how, x, self._peer((self.rank + way) % self.world), self.group, tag)
+            for how, x, way in ways
+            if x.numel()
+        ]
+        return list(dist.batch_isend_irecv(todo)) if todo else []
 
     def buffer(self, numbers: int, dtype: torch.dtype) -> Tensor:
         """Memory that the back end can send from and receive into."""
@@ -160,10 +164,17 @@ class Wire:
 
     # ---- what all of them share
 
-    def finish(self, works: Sequence[Any]) -> None:
-        """Until all is done, or the time is up."""
+    def finish(self, works: Sequence[Any], until: float | None = None) -> None:
+        """Until all is done, or the time is up: all of them together have until `until`."""
+        until = self._deadline() if until is None else until
         for work in works:
-            work.wait() if self.timeout is None else work.wait(self.timeout)
+            if self.timeout is None:
+                work.wait()
+            else:
+                work.wait(timedelta(seconds=max(until - time.monotonic(), _LEAST)))
+
+    def _deadline(self) -> float:
+        return time.monotonic() + (0.0 if self.timeout is None else self.timeout.total_seconds())
 
     def lost(self, what: str, error: BaseException) -> LostRankError:
         """The error of a wait that failed, with the reason the back end gives."""

@@ -57,7 +57,7 @@ def standalone(story: Story) -> str:
         f'font-family="system-ui, sans-serif" font-size="14">\n<title>{title}</title>\n'
         f"<style>\n{look()}</style>\n"
         f'<text class="name strong" x="20" y="32" font-weight="600">{title}</text>\n'
-        f"{_text('soft', 20, 52, extract(story), anchor='start')}\n"
+        f"{_text('soft', 20, 52, part, anchor='start') if (part := extract(story)) else ''}\n"
         f'<g transform="translate(10 {top})">{_block(head)}</g>\n'
         f'<g transform="translate({left} {top})">{drawn}</g>\n'
         f'<g transform="translate({left + width + 30:g} {top})">{bare}</g>\n</svg>\n'
@@ -153,7 +153,7 @@ def extract(story: Story) -> str:
     T, S = story.head.weights.shape
     if (len(rows), len(columns)) == (T, S):
         return ""
-    return f"Shown are {len(rows)} of {T} rows and {len(columns)} of {S} columns; the JSON has all."
+    return f"Shown are {len(rows)} of {T} rows and {len(columns)} of {S} columns."
 
 
 def _cell(head: Head, story: Story) -> float:

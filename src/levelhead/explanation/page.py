@@ -102,8 +102,10 @@ def _step(story: Story, step: Step) -> str:
 
 
 def _cut(story: Story) -> str:
-    said = f"A score is coloured by the weight it becomes. {drawing.extract(story)}"
-    return f'<p class="soft">{said.strip()}</p>\n'
+    said = "A score is coloured by the weight it becomes."
+    if part := drawing.extract(story):
+        said += f" {part} The JSON has all."
+    return f'<p class="soft">{said}</p>\n'
 
 
 def _table(

@@ -246,7 +246,7 @@ class Ledger:
         """A gradient of q, k or v has come. Of a shard, as if the other ranks' were like it: each
         rank counts a whole pass, and their mean is then the whole."""
         g = gradient.detach()
-        g = g if g.dim() > 3 else g.reshape(-1, heads, *g.shape[-2:])
+        g = g if g.dim() > 3 else g.reshape(g.shape[:-2].numel() // heads, heads, *g.shape[-2:])
         g = g.to(torch.float64 if g.dtype is torch.float64 else torch.float32)
         each = g.square().sum([d for d in range(g.dim()) if d != g.dim() - 3])
         each = each.repeat_interleave(heads // each.shape[0]) * shards
