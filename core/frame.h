@@ -62,7 +62,8 @@ class Frame {
       const Run& run = keys.runs[0];
       job.key_start = run.start;
       job.key_stride = run.stride;
-      if (run.start <= 0 && -run.start % run.stride == 0 && -run.start / run.stride < run.length) job.origin = -run.start / run.stride;
+      const std::int64_t strides = -run.start / run.stride;  // to position 0, if they lead there
+      if (strides >= 0 && strides < run.length && run.start + strides * run.stride == 0) job.origin = strides;
       return;
     }
     positions_.reserve(job.problem->S);

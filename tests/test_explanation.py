@@ -46,28 +46,6 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def cache(root: Path) -> Iterator[None]:
-    """The tests' own cache of de-quantised models, never the user's."""
-    before = os.environ.get("LEVELHEAD_CACHE")
-    os.environ["LEVELHEAD_CACHE"] = str(root / "build" / "cache")
-    yield
-    if before is None:
-        del os.environ["LEVELHEAD_CACHE"]
-    else:
-        os.environ["LEVELHEAD_CACHE"] = before
-
-
-@pytest.fixture(scope="session")
-def minilm() -> Opened:
-    return lh.models.open("minilm")
-
-
-@pytest.fixture(scope="session")
-def smollm2(cache: None) -> Opened:
-    return lh.models.open("smollm2")
-
-
-@pytest.fixture(scope="session")
 def dog(minilm: Opened) -> text.TextExplanation:
     return lh.explain_text(SENTENCE, model=minilm, token="it")
 

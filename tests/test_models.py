@@ -32,28 +32,6 @@ SENTENCES = [
 PROMPTS = ["The capital of France is", "Once upon a time, in a village by the sea, there lived a"]
 
 
-@pytest.fixture(scope="session")
-def cache(root: Path) -> Iterator[Path]:
-    """The tests' own cache: kept between runs, gone with `make clean`, never the user's."""
-    place, before = root / "build" / "cache", os.environ.get("LEVELHEAD_CACHE")
-    os.environ["LEVELHEAD_CACHE"] = str(place)
-    yield place
-    if before is None:
-        del os.environ["LEVELHEAD_CACHE"]
-    else:
-        os.environ["LEVELHEAD_CACHE"] = before
-
-
-@pytest.fixture(scope="session")
-def minilm() -> Opened:
-    return lh.models.open("minilm")
-
-
-@pytest.fixture(scope="session")
-def smollm2(cache: Path) -> Opened:
-    return lh.models.open("smollm2")
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Tokens one by one are little work at a time: on a busy machine a team would mostly wait."""

@@ -35,6 +35,7 @@ from watched import (
     outcome,
     same,
     sdpa,
+    sdpa_of_three_dimensions,
     stack,
 )  # fmt: skip
 
@@ -192,6 +193,18 @@ def test_norms_of_gradients_are_those_computed_by_hand() -> None:
     with lh.watch(model) as w:
         outcome(model, lambda: model(batch()))
     assert all(np.isnan(record.heads.dq_norm).all() for record in w.last.records)
+
+
+def test_a_rank_without_tokens_has_gradients_of_nothing() -> None:
+    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        nothing = sdpa_of_three_dimensions(module, q[..., :0, :], k, v)
+        return torch.cat([nothing, v], 2)
+
+    model = stack(attend, depth=1)
+    with lh.watch(model, gradients=True) as w:
+        model(batch()).sum().backward()
+    (record,) = w.last.records
+    np.testing.assert_array_equal(record.heads.dq_norm, 0.0)
 
 
 # ---- errors on the way

@@ -26,9 +26,8 @@ from levelhead.cluster.problem import BACKWARD, FORWARD, Load, Problem, load
 from levelhead.cluster.traffic import STATISTICS, Traffic, traffic
 
 # What a second of CPU is spent on; the unit of each.
-KINDS = (
-    "forward", "blocks", "backward", "read", "written", "copy", "merge", "message", "call",
-)  # fmt: skip
+COMPUTING = ("forward", "blocks", "backward", "read", "written")
+KINDS = (*COMPUTING, "copy", "merge", "message", "call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Prediction:
 
     @property
     def compute(self) -> float:
-        return sum(self.cpu[kind] for kind in KINDS[:5])
+        return sum(self.cpu[kind] for kind in COMPUTING)
 
     @property
     def total(self) -> float:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from levelhead.cluster.problem import FORWARD, Problem
-from levelhead.cluster.scaling_model import Link, Machine, Prediction, predict
+from levelhead.cluster.scaling_model import COMPUTING, Link, Machine, Prediction, predict
 from levelhead.cluster.traffic import ALONE, memory
 
 PLANS = ("all-gather", "ulysses", "ring")  # the simplest first
@@ -40,8 +40,7 @@ class Paper:
 
     def host(self, core: Machine) -> Machine:
         """A rank of many cores: its kernel, copies and merges run on all of them, Python on one."""
-        many = ("forward", "blocks", "backward", "read", "written", "copy", "merge")
-        faster = {kind: core.of(kind) / self.cores for kind in many}
+        faster = {kind: core.of(kind) / self.cores for kind in (*COMPUTING, "copy", "merge")}
         return replace(core, cores=math.inf, **faster)
 
 

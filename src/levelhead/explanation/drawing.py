@@ -45,6 +45,7 @@ def look() -> str:
 def standalone(story: Story) -> str:
     """One SVG file: the block, the weights, and the weights without the scale."""
     head = story.head
+    part = extract(story)
     drawn = matrix(head.weights, head, f"weights, scores {head.scale}", story)
     bare = matrix(head.unscaled, head, "weights, unscaled", story)
     width, height = _size(head, story)
@@ -57,7 +58,7 @@ def standalone(story: Story) -> str:
         f'font-family="system-ui, sans-serif" font-size="14">\n<title>{title}</title>\n'
         f"<style>\n{look()}</style>\n"
         f'<text class="name strong" x="20" y="32" font-weight="600">{title}</text>\n'
-        f"{_text('soft', 20, 52, part, anchor='start') if (part := extract(story)) else ''}\n"
+        f"{part and _text('soft', 20, 52, part, anchor='start')}\n"
         f'<g transform="translate(10 {top})">{_block(head)}</g>\n'
         f'<g transform="translate({left} {top})">{drawn}</g>\n'
         f'<g transform="translate({left + width + 30:g} {top})">{bare}</g>\n</svg>\n'

@@ -184,15 +184,15 @@ def described(
     if q.dim() == 3 and k.shape[0] == q.shape[0]:  # (batch · heads, T, D), or (batch, T, D)
         each = heads if heads and q.shape[0] % heads == 0 else 1
         if mask is not None and mask.dim() == 3 and mask.shape[0] > 1:
-            mask = mask.reshape(-1, each, *mask.shape[1:])
-        q, k = (x.reshape(-1, each, *x.shape[1:]) for x in (q, k))
+            mask = torch.unflatten(mask, 0, (-1, each))
+        q, k = (torch.unflatten(x, 0, (-1, each)) for x in (q, k))
         return Call(q, k, factor, mask, causal)
     q, k, _ = sdpa.broadcast(q, k, v, gqa)
     if q.dim() > 4:
         if mask is not None:
             last = ((1,) * 3 + tuple(mask.shape))[-3:]
-            mask = mask.expand((*q.shape[:-3], *last)).reshape(-1, *last)
-        q, k = (x.reshape(-1, *x.shape[-3:]) for x in (q, k))
+            mask = mask.expand((*q.shape[:-3], *last)).flatten(0, -4)
+        q, k = (x.flatten(0, -4) for x in (q, k))
     return Call(q, k, factor, mask, causal)
 
 
