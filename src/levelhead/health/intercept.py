@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -66,6 +68,10 @@ class Interception:
             # The native fast path of nn.MultiheadAttention shows nobody its scores.
             self._fast_path = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
+
+    def lifted(self) -> AbstractContextManager[None]:
+        """Torch's modules show the original functions while the block runs."""
+        return self._swaps[0].lifted() if self._swaps else nullcontext()
 
     def release(self) -> None:
         with self._lock:
@@ -134,7 +140,7 @@ def _sdpa_over(original: Function) -> Function:
     usual = "sdpa" if original is sdpa.ORIGINAL else "levelhead"
 
     def scaled_dot_product_attention(
-        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None,
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
@@ -150,13 +156,23 @@ def _sdpa_over(original: Function) -> Function:
                 return terms.sdpa(original, value, enable_gqa, **options)
             return original(query, key, value, scale=scale, enable_gqa=enable_gqa, **options)
 
+        mask = attn_mask
+        if any(map(_is_subclass, (query, key, value, attn_mask))):
+            if torch.compiler.is_compiling() and _is_causal_bias(attn_mask):
+                # What torch would do. It ends in a call of plain tensors, which is caught.
+                return attn_mask._dispatch(
+                    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+                )
+            run = _lifted(run)
+            if _is_causal_bias(attn_mask):
+                mask = attn_mask._materialize(query.device)
         frame = current()
         if frame is None or frame.busy or _retraced(query):
             return run()
 
         def describe() -> Call:
             heads = frame.place.heads
-            found = described(query, key, value, attn_mask, is_causal, scale, enable_gqa, heads)
+            found = described(query, key, value, mask, is_causal, scale, enable_gqa, heads)
             return found if terms is None else terms.described(found)
 
         how = frame.via or usual
@@ -164,12 +180,36 @@ def _sdpa_over(original: Function) -> Function:
             if terms is not None and terms.log_n:  # which no description can say
                 return run()
             return _traced(frame, how, run, describe())
-        if _unseen(frame, query, key, attn_mask):
+        if _unseen(frame, query, key, mask):
             return run()
         frame.place.watch.follow(frame, query, key, value)
         return _around(frame, how, run, describe)
 
     return scaled_dot_product_attention
+
+
+def _is_subclass(x: Any) -> bool:
+    """Whether a tensor has its own rule for the functions it is passed to."""
+    if not isinstance(x, Tensor) or type(x) in (Tensor, nn.Parameter):
+        return False
+    return type(x).__torch_function__ is not torch._C._disabled_torch_function_impl
+
+
+def _is_causal_bias(mask: Any) -> bool:
+    bias = sys.modules.get("torch.nn.attention.bias")
+    return bias is not None and type(mask) is bias.CausalBias
+
+
+def _lifted(run: Callable[[], Any]) -> Callable[[], Any]:
+    """Runs a call of tensor subclasses while torch's modules show the functions they had."""
+
+    def lifted() -> Any:
+        if torch.compiler.is_compiling():  # Dynamo cannot trace the change
+            return run()
+        with INTERCEPTION.lifted():
+            return run()
+
+    return lifted
 
 
 def described(

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 Function: TypeAlias = Callable[..., Any]
 
 _active: list[Swap] = []  # from the lowest to the topmost
+_lifting = threading.Lock()
 
 
 class Swap:
@@ -23,6 +26,7 @@ class Swap:
     def __init__(self, instead: Mapping[Function, Function], kept: Collection[str]) -> None:
         self.instead = dict(instead)
         self._found: dict[tuple[int, str], tuple[dict[str, Any], Function]] = {}
+        self._lifts = 0
         by_identity = {id(old): new for old, new in self.instead.items()}
         for module in list(sys.modules.values()):
             names = getattr(module, "__dict__", None)
@@ -51,6 +55,34 @@ class Swap:
             if shown and old in over.instead:
                 names[name] = over.instead[old]
         self._found = {}
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Shows the replaced functions again while the block runs.
+
+        A tensor subclass may compare the function it receives in `__torch_function__` with the one
+        that a module shows now. Both must then be the original. The change is process-wide, so
+        blocks of several threads share it: the first lifts, the last puts back.
+        """
+        with _lifting:
+            self._lifts += 1
+            if self._lifts == 1:
+                self._show(original=True)
+        try:
+            yield
+        finally:
+            with _lifting:
+                self._lifts -= 1
+                if self._lifts == 0:
+                    self._show(original=False)
+
+    def _show(self, *, original: bool) -> None:
+        for (_, name), (names, old) in self._found.items():
+            shown, hidden = self.instead[old], old
+            if not original:
+                shown, hidden = hidden, shown
+            if names.get(name) is shown:  # else another swap lies above this one
+                names[name] = hidden
 
 
 class Layer:
