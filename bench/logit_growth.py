@@ -5,7 +5,7 @@ wanted. Not to attend costs ln 32; so when a softmax is stuck at the wrong place
 AdamW at rates half a decade apart, five seeds each, finds the least rate at which training diverges
 by itself; nothing forces the logits to grow. There the same seeds train again with QK-norm, and
 with QK-clip, and nothing else changed. The first alarm is what a watch would have raised on the
-way, from what it knew by then; how it is raised is `levelhead.health.growth`.
+way, from what it knew by then; how it is raised is `levelhead.diagnosis.logit_growth`.
 
     python bench/logit_growth.py [--json FILE]
 """
@@ -32,9 +32,10 @@ from torch.nn import functional
 
 import levelhead as lh
 from levelhead.bench.run import cpu_name
-from levelhead.health import growth, tally
-from levelhead.health.record import Facts, Record, Run, Snapshot
-from levelhead.health.remedies import QKClip, qk_norm
+from levelhead.diagnosis import logit_growth
+from levelhead.remedies import QKClip, qk_norm
+from levelhead.runs import tally
+from levelhead.runs.record import Facts, Record, Run, Snapshot
 
 RATES = (0.003, 0.01, 0.03, 0.1)
 SEEDS = range(5, 10)  # the first five were looked at while the rule for alarms was made
@@ -181,8 +182,8 @@ def judged(rate: float, variant: str, seed: int, each: Sequence[float], run: Run
     losses = thinned(each)
     watched = packed(run)
     kept = unpacked(watched)
-    alarm, end = growth.first_alarm(kept), diverged(losses)
-    curves = [np.nanmax(curve.values, axis=1) for curve in growth.curves(kept).values()]
+    alarm, end = logit_growth.first_alarm(kept), diverged(losses)
+    curves = [np.nanmax(curve.values, axis=1) for curve in logit_growth.curves(kept).values()]
     largest: list[float] = np.max(curves, axis=0).tolist()
     level = None if alarm is None else largest[watched["steps"].index(alarm[0])]
     return {

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import levelhead as lh
-from levelhead.health import record
-from levelhead.health.doctor import doctor
 from levelhead.lab.figures.speed import reduced
+from levelhead.runs import record
+from levelhead.watching.doctor import doctor
 
 RESULTS = Path(__file__).parent / "results"
 RECORDED = Path(__file__).parent.parent / "src" / "levelhead" / "lab" / "recorded"

@@ -25,7 +25,7 @@ from levelhead.lab import recording, tasks, training, transformer
 from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
 from levelhead.lab.curves import Run
 from levelhead.lab.plan import Plan
-from levelhead.lab.trained import trained
+from levelhead.lab.training_cache import trained
 
 CLAIMS = (c07_vanishing, c07a_honest_half, c12_training, c16_generalise)
 SEED = 0

@@ -8,10 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from levelhead import scaling, scoring, stats
+from levelhead import old_paths, stats
 from levelhead._version import __version__
 from levelhead.additive import additive_attention
 from levelhead.attention import attention, observe
+from levelhead.call import scaling, scoring
 from levelhead.errors import LevelheadError
 from levelhead.gradients import attention_backward
 from levelhead.info import info
@@ -19,9 +20,12 @@ from levelhead.multihead import KeyValueCache, MultiHeadAttention
 from levelhead.observation import Observation, merge
 
 if TYPE_CHECKING:
-    from levelhead import distributed, health, models, reference, testing, torch
+    from levelhead import distributed, lab, models, onnx, reference, remedies, sinks, testing, torch
+    from levelhead.diagnosis.diagnose import diagnose
     from levelhead.explanation import explain, explain_text
-    from levelhead.health.watch import watch
+    from levelhead.watching.watch import watch
+
+    health: Any  # a namespace of old import paths
 
 __all__ = [
     "KeyValueCache",
@@ -32,41 +36,43 @@ __all__ = [
     "additive_attention",
     "attention",
     "attention_backward",
+    "diagnose",
     "distributed",
     "explain",
     "explain_text",
     "health",
     "info",
+    "lab",
     "merge",
     "models",
     "observe",
+    "onnx",
     "reference",
+    "remedies",
     "scaling",
     "scoring",
+    "sinks",
     "stats",
     "testing",
     "torch",
     "watch",
 ]
 
+# Imported at first use, so that importing levelhead stays light.
 _ON_DEMAND = (
-    "distributed",
-    "health",
-    "lab",
-    "models",
-    "onnx",
-    "reference",
-    "testing",
-    "torch",
-)  # found at first use, so that importing stays light
+    "distributed", "health", "lab", "models", "onnx", "reference", "remedies", "sinks", "testing", "torch"
+)
 
 
 _FUNCTIONS = {  # and where each lives
-    "diagnose": "health.diagnose",
+    "diagnose": "diagnosis.diagnose",
     "explain": "explanation",
     "explain_text": "explanation",
-    "watch": "health.watch",
+    "watch": "watching.watch",
 }
+
+
+old_paths.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from levelhead.cli import main
+from levelhead.cli.main import main
 
 sys.exit(main())

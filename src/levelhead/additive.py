@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from levelhead import _core, arrays, scoring
-from levelhead.arrays import Array, Origin
+from levelhead import _core
 from levelhead.attention import options_for_core, team_for
+from levelhead.call import arrays, scoring
+from levelhead.call.arrays import Array, Origin
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 
 # The core computes tanh(x + y) from 2^(q + k): projected queries and keys come times this.

@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from levelhead import _core, arrays, checks, scoring
-from levelhead.arrays import Array, Origin
+from levelhead import _core, checks
+from levelhead.call import arrays, scoring
+from levelhead.call.arrays import Array, Origin
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.observation import Observation
 from levelhead.state import unwritten
@@ -57,7 +58,7 @@ def attention(
             NumPy, torch on the CPU, DLPack or the buffer protocol; any strides, never copied.
         k: keys (..., G, S, D); query head h uses head h // (H / G).
         v: values (..., G, S, E).
-        scale: None for 1/√d_k, a number, one per head, or a rule of `levelhead.scaling`.
+        scale: None for 1/√d_k, a number, one per head, or a rule of `levelhead.call.scaling`.
         causal: hide keys after the query's position p = query_start + i.
         window: (left, right), keep p - left <= j <= p + right; None on a side: no limit.
         mask: bool (True: may attend) or additive float, broadcastable to (..., H, T, S).
@@ -216,7 +217,7 @@ def _learns(*given: Any) -> bool:
 
 def _calls() -> ModuleType:
     """The way of tensors that learn. It lies above this file, and is met when it is needed."""
-    return import_module("levelhead.torch.calls")
+    return import_module("levelhead.torch.autograd")
 
 
 def _is_plain(given: dict[str, Any]) -> bool:

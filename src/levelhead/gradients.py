@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from levelhead import _core, arrays, checks, scoring
-from levelhead.arrays import Array, Origin
+from levelhead import _core, checks
 from levelhead.attention import options_for_core, team_for
+from levelhead.call import arrays, scoring
+from levelhead.call.arrays import Array, Origin
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 
 _NAMES = ("q", "k", "v", "mask", "sinks", "scale")

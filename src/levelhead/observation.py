@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import _core, stats
-from levelhead.arrays import Origin
+from levelhead.call.arrays import Origin
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.state import State, identity
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import state, stats
-from levelhead.dropout import dropout_keep
-from levelhead.scoring import Scoring, Shape, describe, shape_of
+from levelhead.call.dropout import dropout_keep
+from levelhead.call.scoring import Scoring, Shape, describe, shape_of
 from levelhead.state import State
 
 __all__ = [

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from levelhead.diagnosis.diagnose import diagnose
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health import report
-from levelhead.health.diagnose import diagnose
-from levelhead.health.record import Run
+from levelhead.runs.record import Run
+from levelhead.show import text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +55,7 @@ def assert_level(
     """
     import torch
 
-    from levelhead.health.watch import watch
+    from levelhead.watching.watch import watch
 
     with (
         _evaluating(model),
@@ -71,7 +71,7 @@ def assert_level(
     findings = diagnose(run)
     wrong = [one for one in findings if one.severity != "note" and one.kind not in allow]
     if wrong:
-        lines = report.finding_lines(wrong, colour=False, width=100)
+        lines = text.finding_lines(wrong, colour=False, width=100)
         raise AssertionError(f"{run.model} is not level:\n" + "\n".join(lines))
     return run
 

@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 
 import levelhead as lh
-from levelhead import cli
 from levelhead.bench import (
     additive,
     bars,
@@ -41,6 +40,7 @@ from levelhead.bench import (
     run,
     training,
 )
+from levelhead.cli import main
 
 FEW = ("PyTorch", "NumPy")
 EFFORT = cell.Effort(
@@ -701,9 +701,9 @@ def test_the_command_writes_json_and_draws_it(
 ) -> None:
     monkeypatch.setattr(run, "FULL", EFFORT)
     path = tmp_path / "results" / "one-machine.json"
-    assert cli.main(["bench", "--case", "tiny-numpy", "--threads", "1", "--json", str(path)]) == 0
+    assert main.main(["bench", "--case", "tiny-numpy", "--threads", "1", "--json", str(path)]) == 0
     captured = capsys.readouterr()
     assert "tiny-numpy" in captured.out and "tiny-numpy" in captured.err
     assert json.loads(path.read_text(encoding="utf-8"))["cells"][0]["name"] == "tiny-numpy"
-    assert cli.main(["bench", "--plot", str(path), str(tmp_path)]) == 0
+    assert main.main(["bench", "--plot", str(path), str(tmp_path)]) == 0
     assert (tmp_path / "one-dark.svg").exists()

@@ -393,9 +393,9 @@ def test_bad_input_is_refused_before_ranks_meet(
     # Of two ranks; the other one never comes: nobody may wait for it.
     for name, value in zip(session.TOLD, ("0", "2", "127.0.0.1", "1"), strict=True):
         monkeypatch.setenv(name, value)
-    from levelhead import cli
+    from levelhead.cli import main
 
-    assert cli.main(["cluster-bench", *arguments]) == 2
+    assert main.main(["cluster-bench", *arguments]) == 2
     told = capsys.readouterr()
     assert told.out == "" and words in told.err
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import levelhead as lh
-from levelhead import arrays
+from levelhead.call import arrays
 
 torch = importlib.import_module("torch")
 

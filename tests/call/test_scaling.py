@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from levelhead import scaling
+from levelhead.call import scaling
 from levelhead.errors import LevelheadError, LevelheadTypeError, LevelheadValueError
 
 

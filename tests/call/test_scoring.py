@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from levelhead import scoring
+from levelhead.call import scoring
 from levelhead.errors import LevelheadError, LevelheadTypeError, LevelheadValueError
 
 SHAPE = scoring.shape_of((2, 3, 4, 5, 8), (2, 3, 2, 7, 8), (2, 3, 2, 7, 6))

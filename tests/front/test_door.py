@@ -17,8 +17,8 @@ import pytest
 
 import levelhead as lh
 from levelhead import _core
+from processes import fresh
 from support import DTYPES, Array, qkv
-from test_process import fresh
 
 torch = importlib.import_module("torch")
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import levelhead as lh
-from levelhead import _core, reference, scaling, scoring
+from levelhead import _core, reference
+from levelhead.call import scaling, scoring
 from support import (
     DTYPES,
     ISAS,

@@ -13,7 +13,7 @@ import pytest
 
 import levelhead as lh
 from levelhead import _core
-from test_process import fresh, output_of, start
+from processes import fresh, output_of, start
 
 AVAILABLE, BUILT = lh.info().available, lh.info().built
 X86 = platform.machine() == "x86_64"

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from test_process import fresh, output_of, start
+from processes import fresh, output_of, start
 
 MEMORY = """
 import gc, weakref

@@ -159,10 +159,7 @@ def masks(
     shape = shape[draw(st.integers(0, len(shape) - 2)) :]
     seen = rng.random(shape) < draw(st.sampled_from([0.0, 0.1, 0.5, 0.95, 1.0]))
     made = draw(st.sampled_from(["bool", "float32", dtype]))
-    if made == "bool":
-        mask = seen
-    else:
-        mask = np.where(seen, rng.standard_normal(shape), -np.inf).astype(kind(made))
+    mask = seen if made == "bool" else np.where(seen, rng.standard_normal(shape), -np.inf).astype(kind(made))
     return laid_out(mask, draw(st.sampled_from(LAYOUTS[:-1])))
 
 

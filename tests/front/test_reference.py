@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from levelhead import reference, scoring, state, stats
+from levelhead import reference, state, stats
+from levelhead.call import scoring
 
 pytestmark = pytest.mark.filterwarnings("error")
 

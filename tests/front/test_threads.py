@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from test_process import PRELUDE, fresh, output_of, start
+from processes import PRELUDE, fresh, output_of, start
 
 # ---- several callers at once ------------------------------------------------
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 import levelhead as lh
-from levelhead.health import tally
-from levelhead.health.record import Facts, Record, Run, Seen, Snapshot
-from levelhead.health.tally import Floats
+from levelhead.runs import tally
+from levelhead.runs.record import Facts, Record, Run, Seen, Snapshot
+from levelhead.runs.tally import Floats
 
 FACTS = dict(
     kind="SelfAttention", how="sdpa", d_k=16, kv_heads=4, queries=24, keys=24, dtype="float32",

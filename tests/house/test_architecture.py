@@ -11,40 +11,49 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "levelhead"
 
 # From the ground up. A module may import from the layers below its own, and leaves from each other;
 # a package (bench) is one layer, and its modules may import each other.
-LEAVES = "_version errors checks state shapes segments scaling scoring dropout stats reference"
-LAYERS = [set(layer.split()) for layer in (
-    LEAVES,
-    "_core",
-    "arrays info",
-    "observation",
-    "attention",
-    "additive gradients multihead",
-    "onnx torch",
-    "distributed",
-    "gguf_cache",
-    "models",
-    "health",
-    "explanation",
-    "testing",
-    "__init__",
-    "bench",
-    "cluster",
-    "lab",
-    "page",
-    "commands",
-    "cli",
-    "__main__",
-)]  # fmt: skip
+LEAVES = (
+    "_version errors checks state stats words reference "
+    "call.__init__ call.dropout call.scaling call.scoring call.segments call.shapes"
+)
+LAYERS = [
+    set(layer.split())
+    for layer in (
+        LEAVES,
+        "_core",
+        "call.arrays info",
+        "observation",
+        "attention",
+        "additive gradients multihead",
+        "onnx torch",
+        "distributed",
+        "gguf_cache",
+        "models",
+        "runs",
+        "diagnosis",
+        "show",
+        "watching",
+        "remedies",
+        "sinks",
+        "explanation",
+        "testing",
+        "bench",
+        "cluster",
+        "lab",
+        "old_paths",
+        "__init__",
+        "page",
+        "cli",
+        "__main__",
+    )
+]
 
-# The part of `health` that meets models. What judges, prints and stores runs does without torch.
-_WATCHING = "amend coverage deep intercept ledger measure operator places ranks reading remedies"
-WATCHING = {f"health.{name}" for name in f"{_WATCHING} transformers_calls watch".split()}
-LEARNING = {"lab.training", "lab.transformer"}  # loaded when something is trained
+MODELS = {"distributed", "remedies", "watching"}  # rooms that meet models and tensors: torch is loaded with them
+LEARNING = {"lab.training", "lab.transformer", "cluster.measure"}  # loaded when something is trained or measured
 # The modules that serve the page need a web server; its assets and its export do without one.
 _SERVING = {"starlette", "uvicorn", "h11"}
 SERVING = {"page.server": _SERVING, "page.protocol": _SERVING}
@@ -105,9 +114,11 @@ def own_imports(name: str) -> set[str]:
 
 
 def layer(name: str) -> int:
-    for height, names in enumerate(LAYERS):
-        if name.split(".")[0] in names:
-            return height
+    """The height of a module: its own entry, else that of its room."""
+    for known in (name, name.split(".")[0]):
+        for height, names in enumerate(LAYERS):
+            if known in names:
+                return height
     raise AssertionError(f"{name}.py has no layer: give it one in {Path(__file__).name}")
 
 
@@ -141,11 +152,11 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_numpy_is_the_only_package_that_importing_needs(name: str) -> None:
     roots = {dotted.split(".")[0] for dotted in imports(modules()[name], lazy=False)}
-    # A front end needs the package it is named after, who works on ranks, watches or trains a model
-    # needs torch, who serves the page a web server; test_package.py shows that nobody pays unasked.
-    meets = ".".join(name.split(".")[:2]) in WATCHING | LEARNING
-    meets |= name.split(".")[0] == "distributed" or name == "cluster.measure"
-    needed = {"numpy", name.split(".")[0]} | ({"torch"} if meets else set())
+    # A front end needs the package it is named after, what meets models needs torch, what serves the page a web
+    # server; test_package.py shows what importing levelhead itself loads.
+    room = name.split(".")[0]
+    meets = room in MODELS or name in LEARNING
+    needed = {"numpy", room} | ({"torch"} if meets else set())
     needed |= SERVING.get(name, set())
     assert roots - sys.stdlib_module_names - {"levelhead"} <= needed
 

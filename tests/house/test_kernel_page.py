@@ -13,7 +13,7 @@ import pytest
 
 from support import script
 
-RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 LADDERS = sorted(RESULTS.glob("ladder-*.json"))
 
 

@@ -17,7 +17,8 @@ import pytest
 import levelhead as lh
 from levelhead import models
 from levelhead.errors import LevelheadError, LevelheadValueError
-from levelhead.lab import reading, rivals, sampling, theory
+from levelhead.lab import additive_race, sampling, theory
+from levelhead.lab import minilm as reading
 from levelhead.lab.claim import Outcome, UndecidedError
 from levelhead.lab.experiment import Setting
 from levelhead.lab.rounding import LARGEST, rounded
@@ -37,7 +38,7 @@ NAMES = (
     "c13a_bounded",
     "c15_heads",
 )
-STEADY = rivals.Race({"levelhead dot": 1e-3, "levelhead additive": 1e-2}, (math.log(10), 0.05))
+STEADY = additive_race.Race({"levelhead dot": 1e-3, "levelhead additive": 1e-2}, (math.log(10), 0.05))
 
 
 def module(name: str) -> ModuleType:
@@ -166,7 +167,7 @@ def test_c8_takes_a_row_without_weights_for_infinitely_steep() -> None:
 def test_c13_listens_to_the_clock(
     ratio: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module("c13_additive"), "race", lambda *_: rivals.Race({}, ratio))
+    monkeypatch.setattr(module("c13_additive"), "race", lambda *_: additive_race.Race({}, ratio))
     assert run("c13_additive", batches=32).verdict == verdict
 
 
@@ -179,7 +180,7 @@ def test_c13_fails_when_additive_scores_grow_with_the_width(
         "additive_attention",
         lambda q, k, v, w_q, w_k, w_v: right(q, k, v, w_q, w_k, w_v * math.sqrt(q.shape[-1])),
     )
-    fast = rivals.Race({}, (-math.log(2), 0.05))
+    fast = additive_race.Race({}, (-math.log(2), 0.05))
     monkeypatch.setattr(module("c13_additive"), "race", lambda *_: fast)
     assert run("c13_additive", batches=16).verdict == "refuted"
 
@@ -455,7 +456,7 @@ def test_a_race_names_its_runners_and_leaves_torch_as_it_was() -> None:
     import torch
 
     before = torch.get_num_threads()
-    found = rivals.race(32, 8, 16, 3, 1)
+    found = additive_race.race(32, 8, 16, 3, 1)
     assert torch.get_num_threads() == before
     both = {"dot", "additive"}
     assert found.seconds.keys() == {
@@ -466,13 +467,13 @@ def test_a_race_names_its_runners_and_leaves_torch_as_it_was() -> None:
 
 
 def test_a_race_leaves_out_what_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rivals, "_STORED", 4 * 32 * 32 * 8 - 1)
-    assert "PyTorch additive" not in rivals.race(32, 8, 16, 3, 1).seconds
+    monkeypatch.setattr(additive_race, "_STORED", 4 * 32 * 32 * 8 - 1)
+    assert "PyTorch additive" not in additive_race.race(32, 8, 16, 3, 1).seconds
 
 
 def test_a_race_runs_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rivals, "find_spec", lambda name: None)
-    found = rivals.race(32, 8, 16, 3, 1).seconds
+    monkeypatch.setattr(additive_race, "find_spec", lambda name: None)
+    found = additive_race.race(32, 8, 16, 3, 1).seconds
     assert found.keys() == {"levelhead dot", "levelhead additive"}
 
 

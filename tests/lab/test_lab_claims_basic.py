@@ -24,9 +24,9 @@ from levelhead.lab.claims import (
     c04_softmax,
     c14_parallel,
 )
-from levelhead.lab.evidence import judged, line, log_variance, median
 from levelhead.lab.experiment import logits
 from levelhead.lab.result import outcome_json
+from levelhead.lab.verdict import judged, line, log_variance, median
 
 Patch = pytest.MonkeyPatch
 

@@ -18,13 +18,13 @@ import pytest
 import levelhead as lh
 from levelhead import stats
 from levelhead.errors import LevelheadError, LevelheadValueError
-from levelhead.health.record import Facts, Record, Run, Snapshot
-from levelhead.health.tally import INDEX, nothing
 from levelhead.lab import experiment, recorded, sweep
 from levelhead.lab.experiment import DIVISORS, Setting
 from levelhead.lab.figure import Axis, Chart, Figure, Series
 from levelhead.lab.figures import DEPENDS, IDS, additive, figure, heads, jacobian, parameters
 from levelhead.lab.figures.attack import CURES
+from levelhead.runs.record import Facts, Record, Run, Snapshot
+from levelhead.runs.tally import INDEX, nothing
 
 SHARED = ("d_k", "divide", "keys")
 SMALL, LARGEST = 8_000, 40_000  # bytes of JSON: of the hero, of any
@@ -565,7 +565,7 @@ def test_recorded_speed_shows_where_levelhead_is_behind() -> None:
 
 def test_a_live_run_of_the_benchmark_is_shown_as_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark's own result stands in for ten seconds of measuring."""
-    results = Path(__file__).parent.parent / "bench" / "results"
+    results = Path(__file__).parents[2] / "bench" / "results"
     committed = json.loads((results / "bench-zen4-avx512bf16.json").read_text())
     asked = []
 
@@ -595,7 +595,7 @@ def test_recorded_runs_say_where_they_come_from() -> None:
 
 
 def test_the_recorded_speed_is_that_of_the_committed_results() -> None:
-    results = Path(__file__).parent.parent / "bench" / "results"
+    results = Path(__file__).parents[2] / "bench" / "results"
     committed = json.loads((results / "bench-zen4-avx512bf16.json").read_text())
     times = {
         (cell["name"], one["name"]): one["best"]

@@ -20,7 +20,7 @@ import torch
 import levelhead as lh
 from levelhead.errors import LevelheadValueError
 from levelhead.lab import curves as reading
-from levelhead.lab import grid, recorded, recording, tasks, trained, training
+from levelhead.lab import grid, recorded, recording, tasks, training, training_cache
 from levelhead.lab.claim import UndecidedError, Verdict
 from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
 from levelhead.lab.curves import Estimate, Run
@@ -28,7 +28,7 @@ from levelhead.lab.plan import MATRICES, Curves, Plan
 from levelhead.lab.transformer import HEADS, Transformer
 from support import script
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = (c07_vanishing, c07a_honest_half, c12_training, c16_generalise)
 SHORT = Plan("retrieval", 64, "1/sqrt(d_k)", 8, 2, seed=3, steps=4, every=2, rate=1e-3)
 
@@ -268,26 +268,26 @@ def trainings(_cache: None, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 def test_what_was_trained_is_kept_until_it_is_forgotten(trainings: list[Plan]) -> None:
     other = replace(SHORT, seed=4)
-    first = trained.trained([SHORT, other, SHORT], silent)
+    first = training_cache.trained([SHORT, other, SHORT], silent)
     assert [run.plan for run in first] == [SHORT, other, SHORT]
     assert trainings == [SHORT, other]
-    assert trained.trained([SHORT, other, SHORT], silent) == first
+    assert training_cache.trained([SHORT, other, SHORT], silent) == first
     assert trainings == [SHORT, other]
-    for file in trained.directory().glob("*.json"):
+    for file in training_cache.directory().glob("*.json"):
         file.write_text(file.read_text()[:-20])  # damaged
-    assert trained.trained([SHORT], silent) == first[:1]
+    assert training_cache.trained([SHORT], silent) == first[:1]
     assert trainings == [SHORT, other, SHORT]
-    trained.forget()
-    assert trained.trained([other], silent) == first[1:2]
-    assert trainings[-1] == other and not list(trained.directory().glob(".making*"))
+    training_cache.forget()
+    assert training_cache.trained([other], silent) == first[1:2]
+    assert trainings[-1] == other and not list(training_cache.directory().glob(".making*"))
 
 
 def test_changed_code_is_trained_again(
     trainings: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained.trained([SHORT], silent)
-    monkeypatch.setattr(trained, "_foundation", lambda: ["another"])
-    trained.trained([SHORT], silent)
+    training_cache.trained([SHORT], silent)
+    monkeypatch.setattr(training_cache, "_foundation", lambda: ["another"])
+    training_cache.trained([SHORT], silent)
     assert trainings == [SHORT, SHORT]
 
 
@@ -297,23 +297,23 @@ def test_two_processes_divide_the_work(
     """What somebody else is at is left for later, and then taken from them."""
     other = replace(SHORT, seed=4)
     elsewhere = training.train(SHORT)
-    theirs = trained._locked(trained._place(SHORT).with_suffix(".lock"), wait=False)
+    theirs = training_cache._locked(training_cache._place(SHORT).with_suffix(".lock"), wait=False)
     train = training.train
 
     def finish_theirs(plan: Plan) -> Curves:
         assert plan == other
-        trained._keep(SHORT, elsewhere)
+        training_cache._keep(SHORT, elsewhere)
         theirs.__exit__(None, None, None)
         return train(plan)
 
     assert theirs.__enter__() is True
     monkeypatch.setattr(training, "train", finish_theirs)
-    found = trained.trained([SHORT, other], silent)
+    found = training_cache.trained([SHORT, other], silent)
     assert found[0].curves == elsewhere and trainings == [SHORT, other]
 
 
 def test_without_torch_nothing_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trained, "find_spec", lambda name: None)
+    monkeypatch.setattr(training_cache, "find_spec", lambda name: None)
     for module in CLAIMS:
         with pytest.raises(UndecidedError, match=r'pip install "levelhead\[torch\]"'):
             module.CLAIM.experiment(module.CLAIM.quick, 0, silent)
@@ -325,7 +325,7 @@ def test_a_cache_that_cannot_be_written_to_is_an_error(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path / "file"))
     with pytest.raises(LevelheadValueError, match="LEVELHEAD_CACHE"):
-        trained.trained([SHORT], silent)
+        training_cache.trained([SHORT], silent)
 
 
 # ---- reading curves

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from levelhead import _core, reference, scoring
+from levelhead import _core, reference
+from levelhead.call import scoring
 from support import DTYPES, ISAS, Array, check_output, kind, magnitude, qkv, running_on, storage
 
 PAGE = mmap.PAGESIZE
@@ -176,7 +177,7 @@ def trespass(where: str) -> None:
 
 
 def child(*arguments: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(Path(reference.__file__).parents[1]), str(Path(__file__).parent)]
+    paths = [str(Path(reference.__file__).parents[1]), str(Path(__file__).parents[1] / "helpers")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(
         [sys.executable, __file__, *arguments],

@@ -23,9 +23,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from levelhead.health.record import Run, Snapshot
-from levelhead.health.sinks.jsonl import JSONL
 from levelhead.lab import figures
+from levelhead.runs.jsonl import JSONL
+from levelhead.runs.record import Run, Snapshot
 from runs import record as record_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

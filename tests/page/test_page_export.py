@@ -12,7 +12,7 @@ import pytest
 
 import page_server
 import runs
-from levelhead import cli
+from levelhead.cli import main
 from levelhead.lab import figures
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.page import assets, export
@@ -161,7 +161,7 @@ def test_the_command_writes_one_file(
 ) -> None:
     path = tmp_path / "page.html"
     path.write_text("older")
-    assert cli.main(["page", "--export", str(path)]) == 0
+    assert main.main(["page", "--export", str(path)]) == 0
     said = capsys.readouterr()
     assert said.out == f"wrote {path}\n"
     assert "logits: 156 settings" in said.err
@@ -173,7 +173,7 @@ def test_a_run_takes_the_place_of_the_sample(tmp_path: Path) -> None:
     run = runs.run(runs.record("layer.0"), model="Mine <b>")
     run.save(tmp_path / "run.json")
     path = tmp_path / "page.html"
-    assert cli.main(["page", "--run", str(tmp_path / "run.json"), "--export", str(path)]) == 0
+    assert main.main(["page", "--run", str(tmp_path / "run.json"), "--export", str(path)]) == 0
     heads = data_in(path.read_text())["figures"]["heads"][""]
     assert heads["extra"] == {"model": "Mine <b>", "steps": 1}
 
@@ -183,10 +183,10 @@ def test_an_unwritable_place_is_refused_before_work(
 ) -> None:
     page_server.calls.clear()
     for place in (tmp_path, tmp_path / "none" / "page.html"):
-        assert cli.main(["page", "--export", str(place)]) == 2
+        assert main.main(["page", "--export", str(place)]) == 2
     bad = tmp_path / "run.json"
     bad.write_text("{")
-    assert cli.main(["page", "--run", str(bad), "--export", str(tmp_path / "page.html")]) == 2
+    assert main.main(["page", "--run", str(bad), "--export", str(tmp_path / "page.html")]) == 2
     assert page_server.calls == []
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("expected") == 3
@@ -197,6 +197,6 @@ def test_what_is_too_large_is_not_written(
 ) -> None:
     monkeypatch.setattr(export, "LARGEST", 1_000_000)
     path = tmp_path / "page.html"
-    assert cli.main(["page", "--export", str(path)]) == 2
+    assert main.main(["page", "--export", str(path)]) == 2
     assert "logits 0." in capsys.readouterr().err
     assert not path.exists()

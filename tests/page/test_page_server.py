@@ -21,11 +21,11 @@ import pytest
 import levelhead as lh
 import page_server
 import runs
-from levelhead.health.record import Run, Snapshot
-from levelhead.health.sinks.jsonl import JSONL
 from levelhead.lab import figures
 from levelhead.lab.figure import Figure
 from levelhead.page import assets, server
+from levelhead.runs.jsonl import JSONL
+from levelhead.runs.record import Run, Snapshot
 from page_server import SECONDS, Running, served_page, serving, stubbed_page  # noqa: F401
 
 # ---- files

@@ -16,10 +16,10 @@ import transformers
 from torch import Tensor, nn
 
 import levelhead as lh
-from levelhead.health import amend
-from levelhead.health.intercept import INTERCEPTION
-from levelhead.health.remedies import NotInForceError, QKClip, qk_norm, rescale, softcap
-from levelhead.health.watch import Watch
+from levelhead.remedies import NotInForceError, QKClip, qk_norm, rescale, softcap
+from levelhead.watching import amend
+from levelhead.watching.intercept import INTERCEPTION
+from levelhead.watching.watch import Watch
 
 WIDTH, HEADS, TOKENS = 32, 4, 10
 

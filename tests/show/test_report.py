@@ -12,10 +12,11 @@ import pytest
 
 import runs
 from levelhead import stats
-from levelhead.health import page, report, view
-from levelhead.health.compare import compare
-from levelhead.health.findings import Finding
-from levelhead.health.record import Run, Seen, Snapshot
+from levelhead.diagnosis.compare import compare
+from levelhead.diagnosis.findings import Finding
+from levelhead.runs.record import Run, Seen, Snapshot
+from levelhead.show import html, view
+from levelhead.show import text as report
 
 NAMES = [f"encoder.layer.{i}.attention.self" for i in range(5)]
 HOSTILE = "a<script>alert(1)</script>\"'&.b\x1b[31m"
@@ -174,7 +175,7 @@ def test_modules_are_grouped_by_the_numbers_in_their_names() -> None:
     blocks = view.blocks([runs.record(name) for name in names])
     assert [(block.name, [label for label, _ in block.rows]) for block in blocks] == [
         ("enc.*.attn", ["0", "1"]), ("dec.*.layer.1.attn", ["0", "1"]),
-        (view.ROOT, [""]), ("h2o.attn", [""]),
+        ("(the model itself)", [""]), ("h2o.attn", [""]),
     ]  # fmt: skip
 
 
@@ -214,7 +215,7 @@ def test_a_bar_is_as_long_as_it_should_be(counts: tuple[int, ...]) -> None:
 def test_what_was_not_seen_is_said() -> None:
     coverage = (Seen("a", "A", True, "sdpa", 3), Seen("b", "B", False, "never ran", 0, "a note"))
     run = runs.run(runs.record("a"), coverage=coverage, notes=("one more thing",))
-    for text in (report.text(run), page.html(run)):
+    for text in (report.text(run), html.html(run)):
         assert "1 of 2 attention modules seen: 1 through sdpa" in text
         assert "not seen: b (B): never ran" in text
         assert "one more thing" in text
@@ -225,15 +226,15 @@ def test_the_cost_is_one_line() -> None:
     run = runs.run(runs.record("a"), cost=cost | {"share": 0.031})
     wanted = "watching took 100.0 ms per observed step, 3.1 % of the time (5 of 10 steps observed)"
     assert wanted in report.text(run, width=100)
-    assert wanted in page.html(run)
-    assert wanted in page.notebook(run)
+    assert wanted in html.html(run)
+    assert wanted in html.notebook(run)
 
 
 def test_nothing_seen_is_said_and_breaks_nothing() -> None:
     empty = Run("Nothing")
     assert report.text(empty) == "Nothing: no attention was seen"
-    assert "No attention was seen" in page.html(empty)
-    assert "no attention was seen" in page.notebook(empty)
+    assert "No attention was seen" in html.html(empty)
+    assert "no attention was seen" in html.notebook(empty)
 
 
 def test_the_last_record_of_every_module_is_shown() -> None:
@@ -282,7 +283,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-@pytest.mark.parametrize("draw", [page.html, page.notebook])
+@pytest.mark.parametrize("draw", [html.html, html.notebook])
 def test_a_page_asks_nobody_for_anything(draw: Any) -> None:
     run = stack(counterfactual=True)
     text = draw(run, [finding()])
@@ -297,7 +298,7 @@ def test_a_page_asks_nobody_for_anything(draw: Any) -> None:
 
 def test_a_page_shows_every_head_twice_and_leads_from_one_to_the_other() -> None:
     run = stack()
-    parsed = Page(page.html(run))
+    parsed = Page(html.html(run))
     rows = [x["id"] for x in parsed.of("tr") if "id" in x]
     assert len(rows) == len(set(rows)) == 60
     assert [f"#{row}" for row in rows] == [
@@ -309,13 +310,13 @@ def test_a_page_shows_every_head_twice_and_leads_from_one_to_the_other() -> None
 
 def test_a_page_marks_what_was_found_where_it_was() -> None:
     found = [finding(), finding("error", NAMES[1], (2, 3)), finding("note", NAMES[0], 1)]
-    parsed = Page(page.html(stack(), found))
+    parsed = Page(html.html(stack(), found))
     marks = [x["class"] for x in parsed.of("path") if (x["class"] or "").endswith("-mark")]
     assert marks == ["error-mark", "error-mark", "warning-mark"]
 
 
 def test_bubbles_stand_where_the_level_says() -> None:
-    parsed = Page(page.notebook(runs.run(runs.record("a", (0.05, 1.0, 60.0)))))
+    parsed = Page(html.notebook(runs.run(runs.record("a", (0.05, 1.0, 60.0)))))
     flat, level, saturated = (float(x["cx"] or "nan") for x in parsed.of("ellipse"))
     assert flat < 24 - 8 < level < 24 + 8 < saturated
 
@@ -325,7 +326,7 @@ def test_a_page_escapes_what_is_hostile() -> None:
     found = [finding("error", HOSTILE, 1), finding("note", HOSTILE)]
     seen = (Seen(HOSTILE, "<u>", False, "<em>why", 0, "<s>note"),)
     run = runs.run(record, model=HOSTILE, coverage=seen, notes=("<q>",))
-    for draw in (page.html, page.notebook):
+    for draw in (html.html, html.notebook):
         parsed = Page(draw(run, found))
         assert not {"script", "i", "u", "em", "s", "q"} & {tag for tag, _ in parsed.tags}
         assert any("a<script>alert(1)" in words for words in parsed.words)
@@ -334,7 +335,7 @@ def test_a_page_escapes_what_is_hostile() -> None:
 def test_only_a_web_address_can_be_clicked() -> None:
     def links(link: str) -> list[dict[str, str | None]]:
         one = Finding("k", "note", "a", None, {"x": 1.0}, "why", "what", link)
-        parsed = Page(page.html(runs.run(runs.record("a")), [one]))
+        parsed = Page(html.html(runs.run(runs.record("a")), [one]))
         return [x for x in parsed.of("a") if x.get("class") != "cell"]
 
     assert links("javascript:alert(1)") == []
@@ -344,7 +345,7 @@ def test_only_a_web_address_can_be_clicked() -> None:
 
 
 def test_a_page_knows_the_dark_and_the_small() -> None:
-    text = page.html(stack())
+    text = html.html(stack())
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport"' in text
     assert "max-width: 30rem" in text
@@ -353,7 +354,7 @@ def test_a_page_knows_the_dark_and_the_small() -> None:
 def test_a_page_of_a_large_model_stays_small_enough_to_open() -> None:
     random = np.random.default_rng(0)
     records = [runs.record(f"layers.{i}.attn", random.uniform(0.1, 9, 64)) for i in range(8)]
-    assert len(page.html(runs.run(*records))) / 512 < 1500  # bytes per head
+    assert len(html.html(runs.run(*records))) / 512 < 1500  # bytes per head
 
 
 # ---- two runs ---------------------------------------------------------------
@@ -370,7 +371,7 @@ def test_what_changed_most_comes_first() -> None:
     text = "\n".join(found.lines())
     assert "1 of 8 heads changed level: 1 saturated → flat" in text
     assert "b, head 3: saturated → flat" in text
-    assert "saturated → flat" in page.html(after, [], found)
+    assert "saturated → flat" in html.html(after, [], found)
 
 
 def test_the_same_twice_is_no_change() -> None:

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from levelhead.errors import LevelheadError, LevelheadTypeError, LevelheadValueError
-from levelhead.health import metrics as metrics_module
-from levelhead.health import tally
-from levelhead.health.metrics import STATISTICS, metrics
-from levelhead.health.record import Facts, Record, Run, Snapshot
-from levelhead.health.sinks import (
+from levelhead.runs import metrics as metrics_module
+from levelhead.runs import tally
+from levelhead.runs.metrics import STATISTICS, metrics
+from levelhead.runs.record import Facts, Record, Run, Snapshot
+from levelhead.sinks import (
     JSONL,
     MissingPackageError,
     Parquet,
@@ -33,8 +33,8 @@ from levelhead.health.sinks import (
     lightning_callback,
     read,
 )
-from levelhead.health.sinks import pictures as pictures_module
-from levelhead.health.sinks.training import Training
+from levelhead.sinks import pictures as pictures_module
+from levelhead.sinks.trainer import Training
 
 FACTS = Facts("Attention", "sdpa", 64, 4, 128, 128, "float32", 0.125)
 
@@ -247,7 +247,7 @@ def test_what_was_written_before_a_kill_is_there(kind: str, tmp_path: Path) -> N
 
     source = str(Path(levelhead.__file__).parent.parent)
     path = str(tmp_path / "run")
-    text = KILLED.format(tests=str(Path(__file__).parent), source=source, path=path, kind=kind)
+    text = KILLED.format(tests=str(Path(__file__).parents[1] / "helpers"), source=source, path=path, kind=kind)
     killed = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert killed.returncode == -9, killed.stderr
     steps = range(5 if kind == "jsonl" else 4)  # the last part was not full
@@ -336,7 +336,7 @@ def test_a_failed_write_leaves_nothing_and_loses_nothing(
 
 
 def test_many_rows_are_not_kept_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("levelhead.health.sinks.parquet.ROWS", 8)
+    monkeypatch.setattr("levelhead.runs.parquet.ROWS", 8)
     sink = Parquet(tmp_path / "run")
     for step in range(3):
         sink(Snapshot(step, (a_record("a", 4),)))
@@ -803,7 +803,7 @@ def test_importing_the_sinks_imports_none_of_their_packages() -> None:
 
     source = str(Path(levelhead.__file__).parent.parent)
     text = (
-        f"import sys; sys.path.insert(0, {source!r}); import levelhead.health.sinks\n"
+        f"import sys; sys.path.insert(0, {source!r}); import levelhead.sinks\n"
         "heavy = {'torch', 'pyarrow', 'wandb', 'tensorboard', 'transformers', 'lightning'}\n"
         "print(heavy & set(sys.modules))"
     )

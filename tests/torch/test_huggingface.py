@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 import levelhead as lh
 from levelhead.torch import huggingface
 from levelhead.torch.huggingface import use
-from levelhead.torch.survey import understood
+from levelhead.torch.huggingface.survey import understood
 
 TEXT = dict(
     vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

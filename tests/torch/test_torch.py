@@ -15,8 +15,8 @@ from torch.nn import functional as F  # noqa: N812
 
 import levelhead as lh
 from levelhead.torch import patch, scaled_dot_product_attention
-from levelhead.torch.ops import Options
-from levelhead.torch.transforms import attend
+from levelhead.torch.functorch import attend
+from levelhead.torch.operators import Options
 
 ORIGINAL = F.scaled_dot_product_attention
 

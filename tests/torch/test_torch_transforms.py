@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import levelhead as lh
 from levelhead.torch import MultiHeadAttention, scaled_dot_product_attention
-from levelhead.torch.ops import Options
+from levelhead.torch.operators import Options
 
 ORIGINAL = F.scaled_dot_product_attention
 

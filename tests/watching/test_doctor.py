@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import levelhead as lh
-from levelhead import cli
-from levelhead.health import doctor, record
-from levelhead.health.diagnose import diagnose
+from levelhead.cli import main
+from levelhead.diagnosis.diagnose import diagnose
+from levelhead.runs import record
+from levelhead.watching import doctor
 
 QUERY = "encoder.layer.1.attention.self.query.weight"
 
@@ -117,7 +118,7 @@ def test_smollm2_is_fine() -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    code = cli.main(["doctor", *map(str, arguments)])
+    code = main.main(["doctor", *map(str, arguments)])
     captured = capsys.readouterr()
     assert captured.err == ""
     return code, captured.out

@@ -20,8 +20,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import levelhead as lh
-from levelhead.health.places import PLACES
-from levelhead.health.record import Snapshot
+from levelhead.runs.record import Snapshot
+from levelhead.watching.module_stack import PLACES
 from tiny_models import MODELS
 from watched import (
     BATCH,

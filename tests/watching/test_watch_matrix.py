@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import levelhead as lh
-from levelhead.health.record import Run
+from levelhead.runs.record import Run
 from tiny_models import MODELS
 from tiny_models import TOKENS as MODEL_TOKENS
 from watched import (

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import levelhead as lh
 from levelhead.distributed import Split
-from levelhead.health import tally
-from levelhead.health.record import Record, Snapshot
+from levelhead.runs import tally
+from levelhead.runs.record import Record, Snapshot
 from watched import BATCH, TOKENS, Attend, batch, sdpa, stack
 
 WORLD = 2

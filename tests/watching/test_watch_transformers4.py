@@ -24,7 +24,7 @@ SECOND = Path(os.environ.get("LEVELHEAD_TRANSFORMERS4") or f"{sys.prefix}-transf
 def lines(root: Path) -> dict[tuple[str, str, bool], dict[str, Any]]:
     assert SECOND.is_dir(), f"{SECOND} is missing: make test installs it"
     path = os.pathsep.join([str(SECOND), *filter(None, [os.environ.get("PYTHONPATH")])])
-    script = root / "tests" / "watch_transformers4.py"
+    script = root / "tests" / "helpers" / "watch_transformers4.py"
     done = subprocess.run(
         [sys.executable, str(script)],
         env=os.environ | {"PYTHONPATH": path},

@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import levelhead as lh
 from levelhead import reference, stats
-from levelhead.health import measure
-from levelhead.health.measure import Call
-from levelhead.health.record import Record
-from levelhead.health.watch import Watch
+from levelhead.runs.record import Record
+from levelhead.watching import measure
+from levelhead.watching.measure import Call
+from levelhead.watching.watch import Watch
 from tiny_models import HEADS, MODELS
 from watched import TOKENS, batch, by_hand, hidden, one_thread, sdpa, stack
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from levelhead import reference, scoring
+from levelhead import reference
 from levelhead.bench.calls import Array, Parts
 from levelhead.bench.cases import Case
+from levelhead.call import scoring
 
 ROWS = 64  # query rows compared with the truth, of each head
 _VISIBLE = 0.9  # share of a random boolean mask that is True

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-import levelhead as lh
 from levelhead import _core
+from levelhead.attention import attention, observe
 from levelhead.bench import (
     peers_additive,
     peers_jax,
@@ -93,10 +93,10 @@ def _our_call(problem: Problem, threads: int, observed: bool) -> Call:
         options = options | dict(threads=threads)
     read: Callable[[Any], Array] = np.asarray
     if observed:
-        return Call(lambda: lh.observe(q, k, v, **options).output, read)
+        return Call(lambda: observe(q, k, v, **options).output, read)
     if options:
-        return Call(lambda: lh.attention(q, k, v, **options), read)
-    return Call(lambda: lh.attention(q, k, v), read)
+        return Call(lambda: attention(q, k, v, **options), read)
+    return Call(lambda: attention(q, k, v), read)
 
 
 # ---- NumPy ------------------------------------------------------------------

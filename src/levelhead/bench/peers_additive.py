@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-import levelhead as lh
+from levelhead.additive import additive_attention
 from levelhead.bench import peers_torch
 from levelhead.bench.additive import Additive
 from levelhead.bench.calls import Call, Parts, Variants, refuse_large_scores
 
 
 def ours(problem: Additive, threads: int) -> Variants:
-    return {"additive_attention": partial(_torch_call, problem, lh.additive_attention)}
+    return {"additive_attention": partial(_torch_call, problem, additive_attention)}
 
 
 def plain(problem: Additive, threads: int) -> Variants:

@@ -215,7 +215,7 @@ def _mask_mod(problem: Problem) -> Callable[..., Any] | None:
 def _score_mod(problem: Problem) -> Callable[..., Any] | None:
     import torch
 
-    from levelhead import scoring
+    from levelhead.call import scoring
 
     case = problem.case
     shift = case.S - case.T

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import levelhead as lh
+from levelhead.attention import attention
 from levelhead.bench import peers_torch
 from levelhead.bench.calls import Call, Variants
 from levelhead.bench.training import Step
@@ -19,7 +19,7 @@ _NAMES = ("q", "k", "v")
 
 
 def ours(step: Step, threads: int) -> Variants:
-    return {"attention": partial(_call, step, partial(lh.attention, **step.options))}
+    return {"attention": partial(_call, step, partial(attention, **step.options))}
 
 
 def sdpa(step: Step, threads: int) -> Variants:

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-import levelhead as lh
 from levelhead import _core
 from levelhead.bench import inputs, judge, peers
 from levelhead.bench.cases import Case
 from levelhead.bench.cell import Effort, measured
 from levelhead.bench.limits import limits
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.info import info
 
 SEEDS = 3
 
@@ -94,18 +94,18 @@ def _checked(threads: int | None) -> int:
 def _header(
     threads: int, teams: dict[str, str], everybody: list[peers.Implementation]
 ) -> dict[str, Any]:
-    info = lh.info()
+    machine_info = info()
     versions = {"python": platform.python_version(), "numpy": np.__version__}
     for peer in everybody:
         versions |= peer.versions()
     if find_spec("transformers"):  # whose models both sides run
         versions["transformers"] = metadata.version("transformers")
     return dict(
-        levelhead=info.version,
+        levelhead=machine_info.version,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=dict(
             cpu=cpu_name(), cpus=os.cpu_count(), system=platform.system(),
-            machine=platform.machine(), isa=info.isa, available=list(info.available),
+            machine=platform.machine(), isa=machine_info.isa, available=list(machine_info.available),
         ),
         versions=versions,
         threads=threads,

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from levelhead.call.scaling import Scale, ScaleLike, resolve
+from levelhead.call.segments import alibi_slopes, segment_ids, segment_pair
+from levelhead.call.shapes import Shape, shape_of
 from levelhead.checks import as_array, broadcast, flag, integer, integers, number, per_head, told
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.scaling import Scale, ScaleLike, resolve
-from levelhead.segments import alibi_slopes, segment_ids, segment_pair
-from levelhead.shapes import Shape, shape_of
 
 __all__ = ["Scoring", "Shape", "alibi_slopes", "describe", "segment_ids", "shape_of"]
 

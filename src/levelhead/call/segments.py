@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from levelhead.call.shapes import Shape
 from levelhead.checks import as_array, integer, integers, told
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.shapes import Shape
 
 
 def segment_ids(cu_seqlens: Any, total: int | None = None) -> NDArray[np.int64]:

@@ -1,3 +1,7 @@
-"""Commands of the command line that deserve a file of their own; `cli` puts them together."""
+"""The command line: one file per command; `main` parses and dispatches."""
 
 from __future__ import annotations
+
+from levelhead.cli.main import main
+
+__all__ = ["main"]

@@ -19,7 +19,7 @@ _EXAMPLES = """examples:
   torchrun --nproc-per-node 2 -m levelhead cluster-bench
   torchrun --nnodes 2 --node-rank 0 --master-addr HOST --nproc-per-node 1 -m levelhead cluster-bench --full
 exit code: 0 fine, 1 if an answer was wrong, 2 bad input
-"""  # noqa: E501
+"""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

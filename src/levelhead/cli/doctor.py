@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from levelhead.commands.files import STDOUT, check_writable, write
+from levelhead.cli.files import STDOUT, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
 
 if TYPE_CHECKING:
-    from levelhead.health.compare import Comparison
-    from levelhead.health.doctor import Examination, Tell
+    from levelhead.diagnosis.compare import Comparison
+    from levelhead.watching.doctor import Examination, Tell
 
 BAD_INPUT = 2
 _EXAMPLES = """examples:
@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
 def _examined(
     arguments: argparse.Namespace, text: str | None, tell: Tell
 ) -> tuple[Examination, Examination | None, Comparison | None]:
-    from levelhead.health.compare import compare
-    from levelhead.health.doctor import TOKENS, doctor
+    from levelhead.diagnosis.compare import compare
+    from levelhead.watching.doctor import TOKENS, doctor
 
     options: dict[str, Any] = {
         "tokens": TOKENS if arguments.tokens is None else arguments.tokens,
@@ -109,7 +109,7 @@ def _contents(
     comparison: Comparison | None,
 ) -> dict[str, str]:
     """What each file that was asked for will hold."""
-    from levelhead.health import page
+    from levelhead.show import html
 
     contents = {}
     if files["json"]:
@@ -119,12 +119,13 @@ def _contents(
             found["comparison"] = comparison.to_json()
         contents["json"] = json.dumps(found, allow_nan=False) + "\n"
     if files["html"]:
-        contents["html"] = page.html(seen.run, seen.findings, comparison)
+        contents["html"] = html.html(seen.run, seen.findings, comparison)
     return contents
 
 
 def _told(seen: Examination, comparison: Comparison | None, table: bool) -> Iterator[str]:
-    from levelhead.health import report, view
+    from levelhead.show import text as report
+    from levelhead.show import view
 
     colour = report.colour_wanted(sys.stdout)
     yield report.text(seen.run, seen.findings, colour=colour, table=table)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from levelhead.commands import files as places
+from levelhead.cli import files as places
 from levelhead.errors import LevelheadValueError, expected
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> Iterator[str]:
     """Explains, writes the files, yields what to print."""
     from levelhead.explanation import explain_text
-    from levelhead.health.report import colour_wanted
+    from levelhead.show.text import colour_wanted
 
     files = {name: getattr(arguments, name) for name in ("json", "html", "svg")}
     for name, file in files.items():

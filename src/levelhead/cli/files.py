@@ -29,7 +29,7 @@ def check_writable(option: str, file: str | None) -> None:
 
 def write(option: str, file: str, content: str) -> None:
     """Writes the file whole, or says why not."""
-    from levelhead.health.record import write_whole
+    from levelhead.runs.record import write_whole
 
     try:
         write_whole(Path(file), content)

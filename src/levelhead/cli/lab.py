@@ -12,9 +12,9 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from levelhead.commands.files import STDOUT, check_writable, write
+from levelhead.cli.files import STDOUT, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health.report import colour_wanted
+from levelhead.show.text import colour_wanted
 
 BAD_INPUT = 2
 _EXAMPLES = """examples:

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 import levelhead as lh
-from levelhead.commands import cluster_bench, doctor, explain, lab, page
-from levelhead.health.report import colour_wanted
+from levelhead.cli import cluster_bench, doctor, explain, lab, page
+from levelhead.show.text import colour_wanted
 
 _EXAMPLES = """examples:
   levelhead info --json

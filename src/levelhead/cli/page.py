@@ -14,7 +14,7 @@ import webbrowser
 from collections.abc import Generator
 from pathlib import Path
 
-from levelhead.commands.files import STDOUT, check_writable, write
+from levelhead.cli.files import STDOUT, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
 
 BAD_INPUT = 2

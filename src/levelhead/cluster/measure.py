@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import levelhead as lh
+from levelhead import distributed
+from levelhead.attention import attention
 from levelhead.cluster.cases import Cell
 from levelhead.cluster.problem import PASSES, Problem
 from levelhead.cluster.traffic import traffic
-from levelhead.distributed import Split, Trace, attention
+from levelhead.distributed import Split, Trace
 
 TOLERANCE = 1e-4  # of rows against one process, relative: beyond rounding, the answer is wrong
 TRACED = ("seconds", "compute", "transfer", "wait", "sent", "received")
@@ -95,7 +96,7 @@ def _single(
 ) -> Callable[[], Tensor]:
     def call() -> Tensor:
         q, k, v = _leaves(arrays, passes)
-        out: Tensor = lh.attention(q, k, v, causal=problem.causal, threads=threads)
+        out: Tensor = attention(q, k, v, causal=problem.causal, threads=threads)
         if passes == "train":
             out.backward(arrays["dout"])  # type: ignore[no-untyped-call]
         return out.detach()
@@ -153,7 +154,7 @@ class _Part:
     def _call(self, trace: Trace | None) -> Tensor:
         cell = self.cell
         q, k, v = _leaves(self.arrays, cell.passes)
-        out = attention(
+        out = distributed.attention(
             q, k, v, plan=cell.plan, causal=cell.problem.causal, threads=self.threads, trace=trace,
             split=(None, self.split) if cell.plan == "decode" else self.split,
         )  # fmt: skip

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-import levelhead as lh
 from levelhead import _core
 from levelhead.bench.run import cpu_name
 from levelhead.cluster.cases import Effort, cells, left_out
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.info import info
 
 COMMAND = "torchrun --nproc-per-node 2 -m levelhead cluster-bench"
 TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # by torchrun, to every rank
@@ -84,13 +84,13 @@ def bench(
 def _header(effort: Effort, world: int, threads: int) -> dict[str, Any]:
     import torch
 
-    info = lh.info()
+    machine_info = info()
     return dict(
-        levelhead=info.version,
+        levelhead=machine_info.version,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=dict(
             cpu=cpu_name(), cpus=os.cpu_count(), threads=_core.default_threads(),
-            system=platform.system(), machine=platform.machine(), isa=info.isa,
+            system=platform.system(), machine=platform.machine(), isa=machine_info.isa,
         ),
         versions={
             "python": platform.python_version(), "numpy": np.__version__,

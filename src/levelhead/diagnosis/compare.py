@@ -14,9 +14,9 @@ from typing import Any
 
 from levelhead import stats
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health import view
-from levelhead.health.record import Record, Run
 from levelhead.observation import number
+from levelhead.runs.record import Record, Run
+from levelhead.words import module_title, plural
 
 # How much a doubled maximum weighs beside H/ln n, which runs from 0 to 1: as much as a tenth of it.
 _DOUBLED = 0.1
@@ -49,7 +49,7 @@ class Change:
         levels = self.level[0] if len(set(self.level)) == 1 else " → ".join(self.level)
         entropies = " → ".join(number(x) for x in self.normalised_entropy)
         largest = " → ".join(number(x, 2) for x in self.max_logit)
-        where = f"{view.title(self.module)}, head {self.head}"
+        where = f"{module_title(self.module)}, head {self.head}"
         return f"{where}: {levels}, H/ln n {entropies}, max logit {largest}"
 
 
@@ -70,7 +70,7 @@ class Comparison:
         """In words: how many heads changed level, and which changed most."""
         yield f"From {self.before} to {self.after}:"
         moved = ", ".join(f"{n} {a} → {b}" for (a, b), n in self.moved.most_common())
-        n, total = self.moved.total(), view.plural(len(self.changes), "head")
+        n, total = self.moved.total(), plural(len(self.changes), "head")
         yield f"  {n} of {total} changed level" + (f": {moved}" if moved else "")
         different = [change for change in self.changes if change.size > 0]
         if not different:
@@ -127,12 +127,12 @@ def _shape(run: Run) -> dict[str, tuple[int, int]]:
 def _difference(wanted: dict[str, tuple[int, int]], found: dict[str, tuple[int, int]]) -> str:
     for module, (heads, d_k) in wanted.items():
         if module not in found:
-            return f"there is no {view.title(module)}"
+            return f"there is no {module_title(module)}"
         if found[module] != (heads, d_k):
             given, width = found[module]
-            return f"{view.title(module)} has {given} heads of width {width}, not {heads} of {d_k}"
+            return f"{module_title(module)} has {given} heads of width {width}, not {heads} of {d_k}"
     extra = next(module for module in found if module not in wanted)
-    return f"there is also {view.title(extra)}"
+    return f"there is also {module_title(extra)}"
 
 
 def _changes(before: Record, after: Record) -> Iterator[Change]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from levelhead.checks import told
+from levelhead.diagnosis import symptoms, wrong_scale
+from levelhead.diagnosis.findings import Finding, Findings
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.health import observed, record, scale, symptoms
-from levelhead.health.findings import Finding, Findings
-from levelhead.health.record import Run
 from levelhead.observation import Observation
+from levelhead.runs import files, record, run_from_observation
+from levelhead.runs.record import Run
 
 _BY_SINKS = (".jsonl", ".parquet")  # files that sinks write, and read
 
@@ -36,10 +36,10 @@ def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Finding
     >>> diagnose(observe(q, q[::-1]))
     Observation of 8 heads, 128 queries and 128 keys: no findings
     """
-    wanted = scale.checked("expected_scale", expected_scale)
+    wanted = wrong_scale.checked("expected_scale", expected_scale)
     run = as_run(what)
     if wanted is None:
-        wanted = scale.checked("Run.expected_scale", run.expected_scale)
+        wanted = wrong_scale.checked("Run.expected_scale", run.expected_scale)
     if not run.latest:
         unseen = f" ({len(run.coverage)} attention modules were not seen)" if run.coverage else ""
         advice = "Run the model while it is watched, then diagnose"
@@ -54,13 +54,11 @@ def as_run(what: Any) -> Run:
     if isinstance(what, Run):
         return what
     if isinstance(what, Observation):
-        return observed.as_run(what)
+        return run_from_observation.as_run(what)
     if isinstance(what, str | os.PathLike):
         path = Path(what)
         if path.suffix in _BY_SINKS:
-            run = import_module("levelhead.health.sinks").read(path)
-            assert isinstance(run, Run)
-            return run
+            return files.read(path)
         return record.load(path)
     if callable(getattr(what, "run", None)) and isinstance(run := what.run(), Run):
         return run
@@ -70,7 +68,7 @@ def as_run(what: Any) -> Run:
 
 
 def _found(run: Run, wanted: float | str | None) -> Iterator[Finding]:
-    yield from scale.check(run, wanted)
+    yield from wrong_scale.check(run, wanted)
     for check in symptoms.OF_A_RUN:
         yield from check(run)
     for seen in run.latest:

@@ -16,10 +16,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.health import thresholds
-from levelhead.health.findings import Finding, Severity, link, worst_heads
-from levelhead.health.record import Record, Run
-from levelhead.health.tally import Floats
+from levelhead.diagnosis import thresholds
+from levelhead.diagnosis.findings import Finding, Severity, link, worst_heads
+from levelhead.runs.record import Record, Run
+from levelhead.runs.tally import Floats
 
 KIND = "logit growth"
 _AT_MOST = 64  # points a window is thinned to: all pairs are compared

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.health import growth, thresholds
-from levelhead.health.findings import Finding, Severity, link, worst_heads
-from levelhead.health.record import Record, Run
+from levelhead.diagnosis import logit_growth, thresholds
+from levelhead.diagnosis.findings import Finding, Severity, link, worst_heads
+from levelhead.runs.record import Record, Run
 
 
 def _finding(
@@ -88,7 +88,7 @@ def dead_rows(record: Record) -> Iterator[Finding]:
 def fp16_overflow(record: Record) -> Iterator[Finding]:
     """Logits, or the products before the scale, against the largest float16."""
     facts, kind = record.facts, "fp16 overflow near"
-    size = growth.largest(record)
+    size = logit_growth.largest(record)
     after = facts.scale if facts.scale and facts.softcap is None else 1.0
     product = np.maximum(size, size / abs(after))
     worst = np.nan_to_num(product, nan=0.0)
@@ -260,4 +260,4 @@ def not_seen(run: Run) -> Iterator[Finding]:
 
 
 OF_A_RECORD = (dead_rows, fp16_overflow, softcap_saturated, idle_norms, flat_heads, sink_heads)
-OF_A_RUN = (not_finite, not_learning, not_seen, growth.check)
+OF_A_RUN = (not_finite, not_learning, not_seen, logit_growth.check)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from levelhead import scaling
+from levelhead.call import scaling
 from levelhead.checks import told
+from levelhead.diagnosis.findings import Finding, link
+from levelhead.diagnosis.shipped_scales import SHIPPED
+from levelhead.diagnosis.thresholds import SCALE_TOLERANCE
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.health.findings import Finding, link
-from levelhead.health.record import Record, Run
-from levelhead.health.shipped import SHIPPED
-from levelhead.health.thresholds import SCALE_TOLERANCE
+from levelhead.runs.record import Record, Run
 
 WRONG, UNUSUAL = "wrong scale", "unusual scale"
 RIGHT = "1/sqrt(d_k)"

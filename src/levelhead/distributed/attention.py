@@ -25,7 +25,7 @@ from levelhead.distributed.wire import Wire
 from levelhead.errors import LevelheadError, LevelheadTypeError, expected
 from levelhead.observation import Observation
 from levelhead.state import State
-from levelhead.torch.transforms import untraced
+from levelhead.torch.functorch import untraced
 
 _PLANS: Mapping[str, ModuleType] = {
     "all-gather": gathered,

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from levelhead import arrays, scoring
-from levelhead.arrays import Array, Origin
 from levelhead.attention import options_for_core, team_for
+from levelhead.call import arrays, scoring
+from levelhead.call.arrays import Array, Origin
+from levelhead.call.segments import segment_pair
 from levelhead.distributed import counted
 from levelhead.distributed.agree import Table, agree, bits, mark, next_call, number
 from levelhead.distributed.local import Rows
 from levelhead.distributed.split import Runs, Split, rising
 from levelhead.distributed.wire import Wire
 from levelhead.errors import LevelheadError, LevelheadTypeError, LevelheadValueError, expected
-from levelhead.segments import segment_pair
-from levelhead.torch.ops import LevelheadRuntimeError
+from levelhead.torch.operators import LevelheadRuntimeError
 
 PLANS = ("all-gather", "ring", "decode", "ulysses")
 

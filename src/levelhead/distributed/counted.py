@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from levelhead.arrays import Array
+from levelhead.call.arrays import Array
 from levelhead.distributed.local import Rows
 from levelhead.distributed.split import positions
 

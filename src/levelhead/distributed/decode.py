@@ -22,7 +22,7 @@ from levelhead.distributed.call import Call
 from levelhead.distributed.local import Block, Result
 from levelhead.distributed.plan import Seen, by_row, through_rows, zeros
 from levelhead.state import State
-from levelhead.torch.ops import wide
+from levelhead.torch.operators import wide
 
 
 def forward(call: Call, k: Tensor, v: Tensor, *, stats: bool) -> Seen:

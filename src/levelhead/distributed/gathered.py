@@ -21,7 +21,7 @@ from levelhead.distributed.local import Block, Result, Rows
 from levelhead.distributed.plan import Cargo, Seen
 from levelhead.distributed.trace import timed
 from levelhead.state import State
-from levelhead.torch.ops import memory, wide
+from levelhead.torch.operators import memory, wide
 
 
 def forward(call: Call, k: Tensor, v: Tensor, *, stats: bool) -> Seen:

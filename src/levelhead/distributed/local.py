@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from levelhead import _core, state
-from levelhead.arrays import Array
+from levelhead.call.arrays import Array
 from levelhead.distributed.split import Runs, positions, select
 from levelhead.distributed.trace import Trace, timed
 from levelhead.state import State
-from levelhead.torch.ops import memory, wide
+from levelhead.torch.operators import memory, wide
 
 LONG = 128  # keys: below that a second call and a join cost more than they save
 

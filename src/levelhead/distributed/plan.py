@@ -14,7 +14,7 @@ from levelhead.distributed.call import Call
 from levelhead.distributed.local import Block, Rows
 from levelhead.distributed.split import Split
 from levelhead.state import State
-from levelhead.torch.ops import wide
+from levelhead.torch.operators import wide
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from levelhead.distributed.local import Block, Result
 from levelhead.distributed.plan import Cargo, Seen, by_row, through_rows, zeros
 from levelhead.distributed.wire import Pending
 from levelhead.state import State
-from levelhead.torch.ops import wide
+from levelhead.torch.operators import wide
 
 
 class _Round:

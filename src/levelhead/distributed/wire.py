@@ -21,7 +21,7 @@ from torch import Tensor
 from levelhead.checks import number
 from levelhead.distributed.trace import Trace, timed
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.torch.ops import LevelheadRuntimeError
+from levelhead.torch.operators import LevelheadRuntimeError
 
 _HEARING = 2**20  # tags of what ranks tell each other, beyond those of any ring
 _LEAST = 0.001  # seconds that any wait has

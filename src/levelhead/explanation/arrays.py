@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from levelhead import scoring
 from levelhead.attention import attention, observe
+from levelhead.call import scoring
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.explanation import steps, words
 from levelhead.explanation.head import Array, Gauge, Head
+from levelhead.explanation.renderable import Told
 from levelhead.explanation.story import Story
-from levelhead.explanation.told import Told
 
 __all__ = ["LIMIT", "Explanation", "explain"]
 

@@ -50,7 +50,7 @@ def read(opened: models.Opened, sentence: str) -> Reading:
 @contextmanager
 def _kept(model: Any) -> Iterator[list[Call]]:
     """Collects the model's calls, in the order in which its layers make them."""
-    from levelhead.torch.doors import Doors
+    from levelhead.torch.huggingface.functions import Doors
 
     own, calls = set(map(id, model.modules())), []
 

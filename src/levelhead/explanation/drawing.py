@@ -15,7 +15,7 @@ from levelhead.explanation.block import stages
 from levelhead.explanation.grid import cut, room_of, window
 from levelhead.explanation.head import Array, Head, in_brackets
 from levelhead.explanation.story import Story
-from levelhead.health.page import style
+from levelhead.show.html import style
 
 __all__ = ["MOST", "block", "extract", "ink_on", "look", "picture", "shown", "standalone"]
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from levelhead._version import __version__
 from levelhead.explanation import drawing
-from levelhead.explanation.attended import Attended
 from levelhead.explanation.head import NUMBERED, Array, Gauge, Step, in_brackets
 from levelhead.explanation.story import Story
+from levelhead.explanation.token_attention import Attended
 from levelhead.explanation.tokens import quoted
-from levelhead.health import vial
+from levelhead.show import gauge_svg
 
 __all__ = ["html", "notebook"]
 
@@ -51,7 +51,7 @@ def notebook(story: Story) -> str:
 def _header(story: Story) -> str:
     notes = "".join(f'<p class="soft">{escape(note)}</p>\n' for note in story.notes)
     return (
-        f'<header>\n<div class="brand">{vial.picture("level")}levelhead explain</div>\n'
+        f'<header>\n<div class="brand">{gauge_svg.picture("level")}levelhead explain</div>\n'
         f"<h1>{escape(story.title)}</h1>\n<p>{escape(story.about)}.</p>\n{notes}</header>\n"
     )
 
@@ -163,7 +163,7 @@ def _pair(story: Story) -> str:
 def _gauge(gauge: Gauge) -> str:
     entropy = "–" if np.isnan(gauge.normalised_entropy) else f"{gauge.normalised_entropy:.2f}"
     return (
-        f'<div class="gauge">{vial.picture(gauge.level, gauge.normalised_entropy)}'
+        f'<div class="gauge">{gauge_svg.picture(gauge.level, gauge.normalised_entropy)}'
         f"<b>{gauge.level}</b><span>H/ln n {entropy}, top-1 {gauge.top1:.2f}, "
         f"max logit {gauge.max_logit:.1f}</span></div>"
     )

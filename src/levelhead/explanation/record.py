@@ -16,7 +16,7 @@ from typing import Any
 
 from levelhead._version import __version__
 from levelhead.explanation.text import TextExplanation, explain_text
-from levelhead.health.record import write_whole
+from levelhead.runs.record import write_whole
 
 __all__ = ["SENTENCE", "TOKEN", "recorded"]
 

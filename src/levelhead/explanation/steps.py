@@ -13,8 +13,8 @@ import numpy as np
 
 from levelhead import stats
 from levelhead.attention import attention, observe
+from levelhead.call.scoring import Scoring
 from levelhead.explanation.head import Array, Gauge
-from levelhead.scoring import Scoring
 
 __all__ = ["gauges", "logits", "of_key", "weights"]
 

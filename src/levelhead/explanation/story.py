@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from levelhead.explanation.attended import Attended
 from levelhead.explanation.head import Head, Step
+from levelhead.explanation.token_attention import Attended
 
 __all__ = ["Story"]
 

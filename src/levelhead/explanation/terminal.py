@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from levelhead.explanation import block, grid
-from levelhead.explanation.attended import Attended
 from levelhead.explanation.head import NUMBERED, Array, Gauge, Step, in_brackets
 from levelhead.explanation.story import Story
+from levelhead.explanation.token_attention import Attended
 from levelhead.explanation.tokens import quoted
-from levelhead.health.report import paint
+from levelhead.show.text import paint
 
 __all__ = ["lines", "steps"]
 

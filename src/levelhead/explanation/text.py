@@ -15,13 +15,13 @@ from levelhead import models
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.explanation import capture, random
 from levelhead.explanation.arrays import Explanation, explain
-from levelhead.explanation.attended import Attended, Look, attended
 from levelhead.explanation.grid import cut
 from levelhead.explanation.head import Array, Gauge, Step
 from levelhead.explanation.reading import Reading
+from levelhead.explanation.renderable import Told
 from levelhead.explanation.story import Story
+from levelhead.explanation.token_attention import Attended, Look, attended
 from levelhead.explanation.tokens import printable, quoted
-from levelhead.explanation.told import Told
 
 __all__ = ["CHARACTERS", "TextExplanation", "explain_text"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from levelhead.explanation.head import Array, numbers
 from levelhead.explanation.tokens import Tokens
-from levelhead.health.view import plural
+from levelhead.words import plural
 
 __all__ = ["Attended", "Look", "attended"]
 

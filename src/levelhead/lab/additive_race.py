@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-import levelhead as lh
+from levelhead.additive import additive_attention
+from levelhead.attention import attention
 from levelhead.bench import measure
 
 __all__ = ["Race", "race"]
@@ -41,11 +42,11 @@ def race(length: int, width: int, d_k: int, rounds: int, threads: int) -> Race:
     w_q, w_k = rng.standard_normal((2, width, d_k), np.float32) / np.float32(math.sqrt(d_k))
     w_v = rng.standard_normal(width, np.float32) / np.float32(math.sqrt(width))
     dot: dict[str, Callable[[], Any]] = {
-        "levelhead dot": partial(lh.attention, q, k, v, threads=threads)
+        "levelhead dot": partial(attention, q, k, v, threads=threads)
     }
     additive: dict[str, Callable[[], Any]] = {
         "levelhead additive": partial(
-            lh.additive_attention, q, k, v, w_q, w_k, w_v, threads=threads
+            additive_attention, q, k, v, w_q, w_k, w_v, threads=threads
         )
     }
     with _torch_threads(threads):

@@ -17,15 +17,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import levelhead as lh
 from levelhead import gguf_cache
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health.record import write_whole
+from levelhead.info import info
 from levelhead.lab.claim import Claim, Params
+from levelhead.runs.record import write_whole
 
 __all__ = ["check", "directory", "load", "save"]
 
-_PACKAGE = Path(lh.__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _COMPUTES = (".py", ".so", ".txt")  # code, the core, and texts that models are given
 _SHOWS = ("cli.py", "__main__.py", "commands", "page", "lab/figures")  # changes no measurement
 _COMPANIONS = ("numpy", "torch", "transformers")
@@ -69,7 +69,7 @@ def save(claim: Claim, params: Params, seed: int, found: Mapping[str, Any]) -> N
 
 
 def _place(claim: Claim, params: Params, seed: int) -> Path:
-    key: dict[str, Any] = {"params": dict(params), "seed": seed, "code": _code(lh.info().isa)}
+    key: dict[str, Any] = {"params": dict(params), "seed": seed, "code": _code(info().isa)}
     if claim.alone:
         key["machine"] = _machine()
     return directory() / f"{claim.id}-{_digest(json.dumps(key, sort_keys=True))}.json"
@@ -105,7 +105,7 @@ def _version(package: str) -> str:
 def _machine() -> list[Any]:
     from levelhead.bench.run import cpu_name
 
-    return [cpu_name(), lh.info().threads]
+    return [cpu_name(), info().threads]
 
 
 def _digest(text: str) -> str:

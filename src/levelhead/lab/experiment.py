@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import levelhead as lh
+from levelhead.attention import attention, observe
 from levelhead.errors import LevelheadValueError, expected
 
 __all__ = [
@@ -122,7 +122,7 @@ def row(setting: Setting) -> tuple[Array, Array]:
 
 def logits(q: Array, k: Array, scale: Any, **options: Any) -> Array:
     """s = q · k · scale of each pair (…, d), from the core: a row with one key has logsumexp s."""
-    one = lh.observe(q[..., None, None, :], k[..., None, None, :], scale=scale, **options)
+    one = observe(q[..., None, None, :], k[..., None, None, :], scale=scale, **options)
     return np.asarray(one.logsumexp)[..., 0, 0]
 
 
@@ -135,7 +135,7 @@ def weights(q: Array, k: Array, scale: Any, *, together: int = 1, **options: Any
     groups = np.eye(-(-keys // together), dtype=k.dtype)
     values = np.repeat(groups, together, axis=0)[:keys]
     values = np.broadcast_to(values, (*k.shape[:-2], *values.shape))
-    return np.asarray(lh.attention(q, k, values, scale=scale, **options))
+    return np.asarray(attention(q, k, values, scale=scale, **options))
 
 
 def wrong(name: str, wanted: str, given: object) -> LevelheadValueError:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from levelhead import stats
-from levelhead.lab import sketch
+from levelhead.lab import notebook_svg
 
 __all__ = ["Axis", "Chart", "Fact", "Figure", "Gauge", "Series", "Source"]
 
@@ -120,7 +120,7 @@ class Figure:
     def _repr_html_(self) -> str:
         """The same with pictures, for notebooks."""
         wrapped = 'style="white-space: pre-wrap"'
-        pictures = "".join(sketch.svg(chart) for chart in self.json()["charts"])
+        pictures = "".join(notebook_svg.svg(chart) for chart in self.json()["charts"])
         return f"<div>{pictures}</div><pre {wrapped}>{escape(str(self))}</pre>"
 
 

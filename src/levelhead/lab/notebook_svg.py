@@ -83,10 +83,7 @@ def _range(axis: Part, found: Sequence[Sequence[float]], bars: bool) -> tuple[fl
 
 def _placed(low: float, high: float, start: float, end: float, log: bool) -> Place:
     def place(x: float) -> float:
-        if log:
-            share = math.log(max(x, low) / low) / math.log(high / low)
-        else:
-            share = (x - low) / (high - low)
+        share = math.log(max(x, low) / low) / math.log(high / low) if log else (x - low) / (high - low)
         return start + min(max(share, 0.0), 1.0) * (end - start)
 
     return place

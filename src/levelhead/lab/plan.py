@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from levelhead.call.scaling import rule
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab import tasks
-from levelhead.scaling import rule
 
 __all__ = ["MATRICES", "OPTIMISERS", "Curves", "Plan"]
 
@@ -25,7 +25,7 @@ class Plan:
 
     task: str  # of levelhead.lab.tasks
     examples: int  # sequences to learn from
-    rule: str  # of levelhead.scaling
+    rule: str  # of levelhead.call.scaling
     d_k: int
     depth: int
     seed: int

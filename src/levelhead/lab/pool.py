@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-import levelhead as lh
+from levelhead.info import info
 
 __all__ = ["Order", "side_by_side"]
 
@@ -72,7 +72,7 @@ class _Worker:
             [sys.executable, "-c", _START, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | _ONE_THREAD | {"LEVELHEAD_ISA": lh.info().isa},
+            env=os.environ | _ONE_THREAD | {"LEVELHEAD_ISA": info().isa},
             start_new_session=True,  # Ctrl-C is for the lab, which then ends its workers
         )
         assert self._process.stdin is not None

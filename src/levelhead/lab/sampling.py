@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import levelhead as lh
+from levelhead.attention import observe
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab.claim import Params, Tell
-from levelhead.lab.evidence import line
 from levelhead.lab.experiment import Setting, weights
 from levelhead.lab.settings import whole
+from levelhead.lab.verdict import line
 
 __all__ = [
     "BOUND",
@@ -147,7 +147,7 @@ def parts(setting: Setting, batches: int, queries: int) -> Iterator[tuple[Array,
 
 def measure(q: Array, k: Array, scale: Any) -> dict[str, Array]:
     """Batch means, (B,), of what the core says of these rows."""
-    heads = lh.observe(q, k, scale=scale).heads
+    heads = observe(q, k, scale=scale).heads
     p = weights(q, k, scale).astype(np.float64)
     p2, p3 = (p**2).sum(-1), (p**3).sum(-1)
     return {

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import levelhead as lh
+from levelhead.attention import observe
 from levelhead.lab.experiment import normals, scale_of
 from levelhead.lab.figure import Axis, Series
 
@@ -70,7 +70,7 @@ def dot_products(keys: int, seed: int) -> Array:
     for i, d_k in enumerate(WIDTHS):
         # Turned round, as that is faster: all keys ask, and each query is the one key of a head.
         asking = np.broadcast_to(k[:, None, :, :d_k], (heads, ROWS, keys, d_k))
-        found[i] = lh.observe(asking, q[:, :, None, :d_k], scale=1.0).logsumexp
+        found[i] = observe(asking, q[:, :, None, :d_k], scale=1.0).logsumexp
     found.flags.writeable = False
     return found
 
@@ -94,7 +94,7 @@ def statistics(products: Array, scale: float) -> dict[str, Array]:
     """
     keys = products.shape[-1]
     k = products.reshape(-1, 1, keys, 1).astype(np.float64)
-    rows = lh.observe(np.ones((len(k), 2, 1, 1)), k, scale=[scale, 3 * scale]).rows
+    rows = observe(np.ones((len(k), 2, 1, 1)), k, scale=[scale, 3 * scale]).rows
     shape = products.shape[:-1]
     square = rows.sum_p2[:, 0, 0]
     cube = np.exp(rows.logsumexp[:, 1, 0] - 3 * rows.logsumexp[:, 0, 0])

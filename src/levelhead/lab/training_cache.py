@@ -23,7 +23,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from levelhead import __version__, gguf_cache
+from levelhead import gguf_cache
+from levelhead._version import __version__
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab import tasks
 from levelhead.lab.claim import Tell, UndecidedError

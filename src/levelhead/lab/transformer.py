@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import levelhead as lh
+from levelhead.attention import attention, observe
 from levelhead.lab.tasks import Task
 
 __all__ = ["HEADS", "WIDTH", "Block", "Transformer"]
@@ -39,13 +39,13 @@ class Block(nn.Module):
     def forward(self, x: Tensor, probe: Tensor | None) -> Tensor:
         """A probe is added to the logits, (B, H, T, T): zeros whose gradient is theirs."""
         q, k, v = self.qkv(x)
-        attended = lh.attention(q, k, v, scale=self.rule, causal=True, mask=probe, threads=1)
+        attended = attention(q, k, v, scale=self.rule, causal=True, mask=probe, threads=1)
         return self._rest(x, attended)
 
     def observed(self, x: Tensor) -> tuple[Tensor, list[float]]:
         """The same, with H/ln n of every head."""
         q, k, v = self.qkv(x)
-        seen = lh.observe(q, k, v, scale=self.rule, causal=True, threads=1)
+        seen = observe(q, k, v, scale=self.rule, causal=True, threads=1)
         entropy: list[float] = seen.heads.normalised_entropy.mean(0).tolist()
         return self._rest(x, seen.output), entropy
 

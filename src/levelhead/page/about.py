@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import levelhead as lh
+from levelhead import models
 from levelhead.bench.run import cpu_name
+from levelhead.info import info
 
 __all__ = ["about"]
 
 
 def about(*, export: bool, run: bool) -> dict[str, Any]:
     """`export`: saved to a file. `run`: a run is followed."""
-    info = lh.info()
-    models = {known.name: known.path is not None for known in lh.models.available().values()}
+    machine = info()
     return {
-        "version": info.version,
-        "isa": info.isa,
+        "version": machine.version,
+        "isa": machine.isa,
         "cpu": cpu_name(),
-        "threads": info.threads,
+        "threads": machine.threads,
         "export": export,
         "run": run,
-        "models": models,
+        "models": {known.name: known.path is not None for known in models.available().values()},
     }

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from levelhead.errors import LevelheadError, LevelheadValueError, expected
-from levelhead.health import record
-from levelhead.health.record import Run
-from levelhead.health.sinks import jsonl
 from levelhead.page.headers import encoded
+from levelhead.runs import jsonl, record
+from levelhead.runs.record import Run
 
 __all__ = ["Follower", "Render", "events"]
 

@@ -19,7 +19,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from levelhead.errors import LevelheadError
-from levelhead.health.record import Run
 from levelhead.lab import figures
 from levelhead.page import parameters
 from levelhead.page.about import about
@@ -29,6 +28,7 @@ from levelhead.page.follow import Follower, events
 from levelhead.page.guard import Guard
 from levelhead.page.headers import encoded
 from levelhead.page.protocol import ADDRESS, Server, bound
+from levelhead.runs.record import Run
 
 __all__ = ["Page", "follower", "open_page"]
 

@@ -6,9 +6,9 @@ the optimiser. Each has `verify(batch)`, which looks at what reaches the softmax
 
 from __future__ import annotations
 
-from levelhead.health.remedies.clip import Clipped, QKClip
-from levelhead.health.remedies.logits import rescale, softcap
-from levelhead.health.remedies.norm import qk_norm
-from levelhead.health.remedies.remedy import NotInForceError, Verified
+from levelhead.remedies.clip import Clipped, QKClip
+from levelhead.remedies.logits import rescale, softcap
+from levelhead.remedies.norm import qk_norm
+from levelhead.remedies.remedy import NotInForceError, Verified
 
 __all__ = ["Clipped", "NotInForceError", "QKClip", "Verified", "qk_norm", "rescale", "softcap"]

@@ -20,21 +20,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health import reading, tally
-from levelhead.health.measure import Call
-from levelhead.health.places import Place
-from levelhead.health.remedies.projections import Probe, Source, Sources, Unknown
-from levelhead.health.remedies.remedy import (
-    Remedy,
-    Sight,
-    attention_modules,
-    checked,
-    needs_deep,
-    no_attention,
-    positive,
-    run,
-)
-from levelhead.health.watch import Watch
+from levelhead.remedies.projections import Probe, Source, Sources, Unknown
+from levelhead.remedies.remedy import Remedy, Sight, attention_modules, checked, needs_deep, no_attention, positive, run
+from levelhead.runs import tally
+from levelhead.watching import effective_scale
+from levelhead.watching.measure import Call
+from levelhead.watching.module_stack import Place
+from levelhead.watching.watch import Watch
 
 TAU = 100.0  # Kimi K2's
 _ROUNDING = 1e-5  # relative: so far above τ is at τ, and stays
@@ -220,8 +212,8 @@ class QKClip(Remedy):
             advice = "Run the model, in a step that its watch observes, before the first step()"
             raise LevelheadValueError(expected("model", "attention calls", "none yet", advice))
         for name, module in self.modules.items():
-            norms = [n for n, child in module.named_children() if reading.is_norm(n, child)]
-            norms = [n for n in norms if reading.is_qk_norm(n)]
+            norms = [n for n, child in module.named_children() if effective_scale.is_norm(n, child)]
+            norms = [n for n in norms if effective_scale.is_qk_norm(n)]
             if norms:
                 given = f"{', '.join(norms)} in {name or 'the model'!r}"
                 advice = "Scaled weights would be renormalised away; QK-norm bounds the logits"

@@ -13,16 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from levelhead import scaling
 from levelhead.attention import observe
+from levelhead.call import scaling
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health import amend, tally
-from levelhead.health.intercept import INTERCEPTION
-from levelhead.health.measure import Call
-from levelhead.health.places import clean, unwrapped
-from levelhead.health.remedies.remedy import Remedy, Sight, checked, no_attention, positive
+from levelhead.remedies.remedy import Remedy, Sight, checked, no_attention, positive
+from levelhead.runs import tally
+from levelhead.torch.huggingface.survey import attending_modules, eager_functions, understood
 from levelhead.torch.nn import MultiHeadAttention
-from levelhead.torch.survey import attending_modules, eager_functions, understood
+from levelhead.watching import amend
+from levelhead.watching.intercept import INTERCEPTION
+from levelhead.watching.measure import Call
+from levelhead.watching.module_stack import clean, unwrapped
 
 _CLOSE = 1e-5  # relative, of a scale or a bound; half precision is measured as it is
 

@@ -13,20 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health import amend, reading
-from levelhead.health.intercept import INTERCEPTION
-from levelhead.health.places import unwrapped
-from levelhead.health.remedies.projections import Probe, Source, Sources, Unknown
-from levelhead.health.remedies.remedy import (
-    Remedy,
-    Sight,
-    checked,
-    needs_deep,
-    no_attention,
-    positive,
-    run,
-)
-from levelhead.health.watch import Watch
+from levelhead.remedies.projections import Probe, Source, Sources, Unknown
+from levelhead.remedies.remedy import Remedy, Sight, checked, needs_deep, no_attention, positive, run
+from levelhead.watching import amend, effective_scale
+from levelhead.watching.intercept import INTERCEPTION
+from levelhead.watching.module_stack import unwrapped
+from levelhead.watching.watch import Watch
 
 _TOLERANCE = 0.02  # of a row's root mean square, which ε and half precision take a little from
 _NAMES = ("q_norm", "k_norm")
@@ -208,8 +200,8 @@ def _refused(module: nn.Module, sources: Sources) -> str | None:
         there = getattr(module, each, None)
         if there is not None and not isinstance(there, nn.Identity):
             return f"has a {each} already"
-    norms = [name for name, child in module.named_children() if reading.is_norm(name, child)]
-    if any(reading.is_qk_norm(name) for name in norms):
+    norms = [name for name, child in module.named_children() if effective_scale.is_norm(name, child)]
+    if any(effective_scale.is_qk_norm(name) for name in norms):
         return f"is normalised already ({', '.join(norms)})"
     for each, source in (("q", sources.q), ("k", sources.k)):
         if isinstance(source, Unknown):

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from levelhead.health import reading
-from levelhead.health.measure import Call
-from levelhead.health.places import Place
+from levelhead.watching import effective_scale
+from levelhead.watching.measure import Call
+from levelhead.watching.module_stack import Place
 
 _TOKENS = 64  # compared at most
 _FITS = {torch.float64: 1e-4, torch.float32: 1e-3}  # relative error of a norm
@@ -163,7 +163,7 @@ class _Fit(NamedTuple):
 def _source(role: str, ran: list[tuple[str, nn.Module, Tensor]], x: Tensor) -> Source | Unknown:
     """Where x (B, heads, T, D), as it reached the softmax, came from."""
     limit = _FITS.get(x.dtype, _FITS_HALF)
-    named = [one for one in ran if role in (reading.role(one[0]) or "")]
+    named = [one for one in ran if role in (effective_scale.role(one[0]) or "")]
     others = [one for one in ran if all(one is not other for other in named)]
     fits: list[_Fit] = []
     for some in (named, others):  # numbers decide; names only say where to look first

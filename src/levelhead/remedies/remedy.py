@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.health.measure import Call
-from levelhead.health.places import Place, clean, sounds_like_attention, unwrapped
-from levelhead.health.record import Record
-from levelhead.health.watch import Watch
+from levelhead.runs.record import Record
+from levelhead.torch.huggingface.survey import attending_modules
 from levelhead.torch.nn import MultiHeadAttention
-from levelhead.torch.survey import attending_modules
+from levelhead.watching.measure import Call
+from levelhead.watching.module_stack import Place, clean, sounds_like_attention, unwrapped
+from levelhead.watching.watch import Watch
 
 
 class NotInForceError(LevelheadValueError):

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from levelhead import stats
-from levelhead.health import tally
-from levelhead.health.record import Record, Run
-from levelhead.health.tally import Floats
+from levelhead.runs import tally
+from levelhead.runs.record import Record, Run
+from levelhead.runs.tally import Floats
 
 LEVELS: tuple[stats.Level, ...] = ("flat", "level", "sharp", "saturated")
 AS_IT_IS = "as it is"

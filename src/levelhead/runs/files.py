@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health.record import FORMAT, Run, from_json
-from levelhead.health.sinks import jsonl, parquet
+from levelhead.runs import jsonl, parquet
+from levelhead.runs.record import FORMAT, Run, from_json
 
 
 def read(path: str | os.PathLike[str]) -> Run:

@@ -15,8 +15,8 @@ from typing import Any
 
 from levelhead._version import __version__
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health.record import Run, Snapshot, snapshot_in, snapshot_out
-from levelhead.health.sinks import sessions
+from levelhead.runs import sessions
+from levelhead.runs.record import Run, Snapshot, snapshot_in, snapshot_out
 
 FORMAT = "levelhead-snapshots"
 

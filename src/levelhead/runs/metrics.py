@@ -22,9 +22,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from levelhead.health import tally
-from levelhead.health.record import Record, Snapshot
-from levelhead.health.tally import Floats, Heads
+from levelhead.runs import tally
+from levelhead.runs.record import Record, Snapshot
+from levelhead.runs.tally import Floats, Heads
 from levelhead.stats import Level
 
 STATISTICS = (

@@ -21,11 +21,10 @@ import numpy as np
 
 from levelhead._version import __version__
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health import tally
-from levelhead.health.metrics import STATISTICS, statistics
-from levelhead.health.record import Facts, Record, Run, Snapshot
-from levelhead.health.sinks import sessions
-from levelhead.health.sinks.needs import need
+from levelhead.runs import sessions, tally
+from levelhead.runs.metrics import STATISTICS, statistics
+from levelhead.runs.needs import need
+from levelhead.runs.record import Facts, Record, Run, Snapshot
 
 FORMAT = "levelhead-parquet"
 KEY = b"levelhead"  # of a part's metadata: the session, and how its rows fall into snapshots

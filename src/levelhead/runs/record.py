@@ -20,8 +20,8 @@ import numpy as np
 
 from levelhead._version import __version__
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health import tally
-from levelhead.health.tally import Floats, Heads
+from levelhead.runs import tally
+from levelhead.runs.tally import Floats, Heads
 
 FORMAT = "levelhead-run"
 FORMAT_VERSION = 1

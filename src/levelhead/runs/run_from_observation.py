@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import stats
-from levelhead.health import tally
-from levelhead.health.record import Facts, Record, Run, Snapshot
-from levelhead.health.tally import Floats
 from levelhead.observation import Observation
+from levelhead.runs import tally
+from levelhead.runs.record import Facts, Record, Run, Snapshot
+from levelhead.runs.tally import Floats
 
 
 def as_run(seen: Observation) -> Run:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health import tally
-from levelhead.health.record import Run, Snapshot
+from levelhead.runs import tally
+from levelhead.runs.record import Run, Snapshot
 
 FORMAT_VERSION = 1
 

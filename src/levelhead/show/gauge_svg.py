@@ -1,6 +1,6 @@
 """The spirit level drawn as SVG: one vial, and a grid of them for a model's heads.
 
-Shapes only: colours are CSS classes (`page.css`), and nothing is referred to by address, so that a
+Shapes only: colours are CSS classes (`html.css`), and nothing is referred to by address, so that a
 drawing works wherever it is pasted.
 """
 
@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from html import escape
 
 from levelhead import stats
-from levelhead.health import view
-from levelhead.health.record import Record
 from levelhead.observation import number
+from levelhead.runs.record import Record
+from levelhead.show import view
+from levelhead.words import module_title
 
 WIDTH, HEIGHT = 48, 18  # of a vial, in user units
 _PITCH_X, _PITCH_Y = 54, 26
@@ -87,7 +88,7 @@ def _told(record: Record, head: int) -> str:
     heads = record.heads
     bound = "at least " if record.facts.sampled else ""
     return (
-        f"{view.title(record.module)}, head {head}: {heads.levels[head]}, "
+        f"{module_title(record.module)}, head {head}: {heads.levels[head]}, "
         f"H/ln n {number(heads.normalised_entropy[head])}, top-1 {number(heads.mean_top1[head])}, "
         f"max logit {bound}{number(heads.max_logit[head], 2)} at {view.place(record, head)}, "
         f"{number(100 * heads.saturated[head], 0, '%')} of rows saturated"

@@ -1,6 +1,6 @@
 """A run as one HTML file, and as a smaller drawing for notebooks.
 
-Self-contained: its style is inlined from `page.css`, its pictures are inline SVG, it has no script
+Self-contained: its style is inlined from `html.css`, its pictures are inline SVG, it has no script
 and asks the network for nothing. Every string that comes from a model or a file is escaped. What is
 said is `view`'s business; the same run as text: `report`.
 """
@@ -12,11 +12,12 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from levelhead.health import vial, view
-from levelhead.health.compare import Comparison
-from levelhead.health.counterfactual import AS_IT_IS, counterfactual
-from levelhead.health.findings import Finding
-from levelhead.health.record import Record, Run
+from levelhead.diagnosis.compare import Comparison
+from levelhead.diagnosis.findings import Finding
+from levelhead.runs.counterfactual import AS_IT_IS, counterfactual
+from levelhead.runs.record import Record, Run
+from levelhead.show import gauge_svg, view
+from levelhead.words import module_title
 
 _OPEN = 100  # heads up to which every table starts unfolded
 _PLACES = 8  # places of a finding that are shown unfolded
@@ -25,7 +26,7 @@ _PLACES = 8  # places of a finding that are shown unfolded
 @cache
 def style() -> str:
     """What every page of levelhead looks like, as CSS."""
-    return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    return Path(__file__).with_name("html.css").read_text(encoding="utf-8")
 
 
 def html(run: Run, findings: Sequence[Finding] = (), comparison: Comparison | None = None) -> str:
@@ -83,12 +84,12 @@ def _legend(run: Run) -> str:
 def _header(run: Run, findings: Sequence[Finding]) -> str:
     counts = view.levels(run.latest)
     tiles = "".join(
-        f"<li>{vial.picture(level)}<b>{n}</b> {level}<span>{view.MEANINGS[level]}</span></li>\n"
+        f"<li>{gauge_svg.picture(level)}<b>{n}</b> {level}<span>{view.MEANINGS[level]}</span></li>\n"
         for level, n in counts.items()
         if n or level != "none"
     )
     return (
-        f'<header>\n<div class="brand">{vial.picture("level")}levelhead</div>\n'
+        f'<header>\n<div class="brand">{gauge_svg.picture("level")}levelhead</div>\n'
         f"<h1>{escape(run.model)}</h1>\n<p>{escape(view.opening(run)).capitalize()}.</p>\n"
         f'<p class="soft">Findings: {escape(view.verdict(findings))}.</p>\n</header>\n'
         f'<ul class="tiles">\n{tiles}</ul>\n'
@@ -102,7 +103,7 @@ def _maps(run: Run, findings: Sequence[Finding], *, linked: bool) -> str:
     anchors = _anchors(run) if linked else {}
     figures = "".join(
         f"<figure><figcaption>{escape(block.name)}</figcaption>"
-        f'<div class="scroll">{vial.grid(block, marks, anchors)}</div></figure>\n'
+        f'<div class="scroll">{gauge_svg.grid(block, marks, anchors)}</div></figure>\n'
         for block in view.blocks(run.latest)
     )
     if not linked:
@@ -197,7 +198,7 @@ def _tables(run: Run) -> str:
     heads = sum(len(record.tally) for record in run.latest)
     unfolded = " open" if heads <= _OPEN else ""
     tables = "".join(
-        f"<details{unfolded}><summary>{escape(view.title(record.module))}</summary>"
+        f"<details{unfolded}><summary>{escape(module_title(record.module))}</summary>"
         f'<p class="soft"><small>{escape(view.facts(record))}</small></p>'
         f'<div class="scroll">{_table(record, anchors[record.module])}</div></details>\n'
         for record in run.latest
@@ -221,7 +222,7 @@ def _cells(columns: Mapping[str, Sequence[str]], record: Record, head: int) -> I
             yield f'<th scope="row">{head}</th>'
         elif title == "gauge":
             level = record.heads.levels[head]
-            yield f"<td>{vial.picture(level, float(record.heads.normalised_entropy[head]))}</td>"
+            yield f"<td>{gauge_svg.picture(level, float(record.heads.normalised_entropy[head]))}</td>"
         else:
             yield f"<td{_word(title)}>{escape(cells[head])}</td>"
 

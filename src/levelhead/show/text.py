@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
 from levelhead import stats
-from levelhead.health import view
-from levelhead.health.findings import Finding
-from levelhead.health.page import html, notebook
-from levelhead.health.record import Record, Run
+from levelhead.diagnosis.findings import Finding
+from levelhead.runs.record import Record, Run
+from levelhead.show import view
+from levelhead.show.html import html, notebook
+from levelhead.words import module_title
 
 __all__ = ["html", "notebook", "text"]
 
@@ -174,7 +175,7 @@ def _fill(parts: Sequence[str], width: int) -> Iterator[str]:
 
 def module_table(record: Record, *, colour: bool, width: int) -> Iterator[str]:
     """A module's full name and facts, then a line per head."""
-    yield paint(view.title(record.module), "bold", colour)
+    yield paint(module_title(record.module), "bold", colour)
     yield from _wrap(view.facts(record), width, "  ")
     columns = view.columns(record, digits=3 if width >= _ROOMY else 2)
     for titles in _fitting(columns, width):

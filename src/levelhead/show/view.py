@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from levelhead import stats
-from levelhead.health.counterfactual import counterfactual
-from levelhead.health.findings import SEVERITIES, Finding, Severity
-from levelhead.health.record import Record, Run
-from levelhead.health.scale import looks_like
+from levelhead.diagnosis.findings import SEVERITIES, Finding, Severity
+from levelhead.diagnosis.wrong_scale import looks_like
 from levelhead.observation import number
+from levelhead.runs.counterfactual import counterfactual
+from levelhead.runs.record import Record, Run
+from levelhead.words import module_title, plural
 
 # The fuller the disc, the fewer keys a head attends to: an order that needs no colour.
 GLYPHS: Mapping[str, str] = {
@@ -33,7 +34,6 @@ MEANINGS: Mapping[str, str] = {
     "none": "nothing seen",
 }
 LEVELS: tuple[stats.Level, ...] = ("flat", "level", "sharp", "saturated", "none")
-ROOT = "(the model itself)"
 
 
 # ---- heads ------------------------------------------------------------------
@@ -127,12 +127,7 @@ def _block(pattern: list[str], group: list[Record]) -> Block:
     differing = [i for i, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
     name = ".".join("*" if i in differing else part for i, part in enumerate(parts[0]))
     labels = (".".join(row[i] for i in differing) for row in parts)
-    return Block(name or ROOT, tuple(zip(labels, group, strict=True)))
-
-
-def title(module: str) -> str:
-    """A module's full name, also where the model itself is the module."""
-    return module or ROOT
+    return Block(module_title(name), tuple(zip(labels, group, strict=True)))
 
 
 def facts(record: Record) -> str:
@@ -212,7 +207,7 @@ def coverage(run: Run) -> Iterator[str]:
     )
     for line in run.coverage:
         if not line.seen:
-            yield f"not seen: {title(line.module)} ({line.kind}): {line.how}"
+            yield f"not seen: {module_title(line.module)} ({line.kind}): {line.how}"
     for note, n in Counter(line.note for line in run.coverage if line.note).items():
         yield f"{note} ({plural(n, 'module')})"
 
@@ -240,11 +235,6 @@ def shares(counts: Mapping[str, int], cells: int) -> dict[str, int]:
     if excess > 0:
         given[max(given, key=lambda level: given[level])] -= excess
     return given
-
-
-def plural(n: int, what: str) -> str:
-    """`3 heads`, `1 head`."""
-    return f"{n} {what}{'s' * (n != 1)}"
 
 
 # ---- findings ---------------------------------------------------------------

@@ -6,14 +6,14 @@ is detached. Packages are imported when the sink that needs them is made, not be
 
 from __future__ import annotations
 
-from levelhead.health.sinks.files import read
-from levelhead.health.sinks.huggingface import hf_callback
-from levelhead.health.sinks.jsonl import JSONL
-from levelhead.health.sinks.lightning import lightning_callback
-from levelhead.health.sinks.needs import MissingPackageError
-from levelhead.health.sinks.parquet import Parquet
-from levelhead.health.sinks.tensorboard import TensorBoard
-from levelhead.health.sinks.wandb import WandB
+from levelhead.runs.files import read
+from levelhead.runs.jsonl import JSONL
+from levelhead.runs.needs import MissingPackageError
+from levelhead.runs.parquet import Parquet
+from levelhead.sinks.huggingface import hf_callback
+from levelhead.sinks.lightning import lightning_callback
+from levelhead.sinks.tensorboard import TensorBoard
+from levelhead.sinks.wandb import WandB
 
 __all__ = [
     "JSONL",

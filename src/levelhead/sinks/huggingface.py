@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from levelhead.health.sinks.needs import need
-from levelhead.health.sinks.training import Training, Watcher, watch
+from levelhead.runs.needs import need
+from levelhead.sinks.trainer import Training, Watcher, watch
 
 
 def hf_callback(

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from levelhead.health.sinks.needs import need
-from levelhead.health.sinks.training import Training, Watcher, watch
+from levelhead.runs.needs import need
+from levelhead.sinks.trainer import Training, Watcher, watch
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

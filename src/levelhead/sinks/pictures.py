@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import stats
-from levelhead.health.metrics import names, statistics
-from levelhead.health.record import Snapshot
-from levelhead.health.tally import Floats
+from levelhead.runs.metrics import names, statistics
+from levelhead.runs.record import Snapshot
+from levelhead.runs.tally import Floats
 
 HISTOGRAMS = ("max_logit", "logit_std", "normalised_entropy", "saturated", "gradient")
 SHARES = {"normalised_entropy", "saturated", "gradient"}  # bins that stay where they are over time

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.health.metrics import metrics
-from levelhead.health.record import Snapshot
-from levelhead.health.sinks.needs import SINKS, need
-from levelhead.health.sinks.pictures import coloured, entropy_map, histograms
+from levelhead.runs.metrics import metrics
+from levelhead.runs.needs import SINKS, need
+from levelhead.runs.record import Snapshot
+from levelhead.sinks.pictures import coloured, entropy_map, histograms
 
 
 class TensorBoard:

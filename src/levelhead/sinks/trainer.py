@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from levelhead.errors import LevelheadTypeError, expected
-from levelhead.health.metrics import metrics
-from levelhead.health.record import Snapshot
+from levelhead.runs.metrics import metrics
+from levelhead.runs.record import Snapshot
 
 
 class Watcher(Protocol):
@@ -27,7 +27,7 @@ class Watcher(Protocol):
 
 def watch(model: Any, **options: Any) -> Watcher:
     """The watch itself, which evaluations between steps do not concern."""
-    from levelhead.health.watch import Watch  # with a model in hand: a file needs no torch
+    from levelhead.watching.watch import Watch  # with a model in hand: a file needs no torch
 
     return Watch(model, **{"training_only": True, **options})
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health.metrics import STATISTICS, metrics, names, statistics
-from levelhead.health.record import Snapshot
-from levelhead.health.sinks.needs import need
-from levelhead.health.sinks.pictures import coloured, entropy_map, histograms
+from levelhead.runs.metrics import STATISTICS, metrics, names, statistics
+from levelhead.runs.needs import need
+from levelhead.runs.record import Snapshot
+from levelhead.sinks.pictures import coloured, entropy_map, histograms
 
 
 class WandB:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from levelhead import _core, arrays
+from levelhead import _core
 from levelhead.additive import OCTAVES, check_weights, options_of
 from levelhead.attention import team_for
-from levelhead.torch.ops import memory, wide
-from levelhead.torch.transforms import untraced
+from levelhead.call import arrays
+from levelhead.torch.functorch import untraced
+from levelhead.torch.operators import memory, wide
 
 
 @untraced

@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from levelhead import _core, arrays, scoring
-from levelhead.arrays import Origin
+from levelhead import _core
 from levelhead.attention import options_for_core, team_for
+from levelhead.call import arrays, scoring
+from levelhead.call.arrays import Origin
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.observation import Observation
 from levelhead.state import COUNTS, SUMS, State
-from levelhead.torch.ops import Options, differentiate, for_core, memory, remember, wide
-from levelhead.torch.transforms import attend, untraced
+from levelhead.torch.functorch import attend, untraced
+from levelhead.torch.operators import Options, differentiate, for_core, memory, remember, wide
 
 
 @untraced

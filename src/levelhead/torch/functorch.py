@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.library import register_vmap
 
-from levelhead.torch import ops
-from levelhead.torch.ops import LevelheadRuntimeError, Options
+from levelhead.torch import operators
+from levelhead.torch.operators import LevelheadRuntimeError, Options
 
 __all__ = ["attend", "untraced"]
 
@@ -64,11 +64,11 @@ class _Attend(torch.autograd.Function):
     def forward(*given: Any) -> Any:
         return torch.ops.levelhead.attend(*given)
 
-    setup_context = staticmethod(ops.setup)
+    setup_context = staticmethod(operators.setup)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None) -> Any:
-        return ops.backward(ctx, dout, dlogsumexp, _attend_backward)
+        return operators.backward(ctx, dout, dlogsumexp, _attend_backward)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
@@ -80,8 +80,8 @@ class _AttendBackward(torch.autograd.Function):
     def forward(*given: Any) -> Any:
         return torch.ops.levelhead.attend_backward(*given)
 
-    setup_context = staticmethod(ops.setup_backward)
-    backward = staticmethod(ops.backward_of_backward)
+    setup_context = staticmethod(operators.setup_backward)
+    backward = staticmethod(operators.backward_of_backward)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *given: Any) -> Any:

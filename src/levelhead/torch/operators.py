@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
 
 from levelhead import _core
-from levelhead.arrays import Array
+from levelhead.call.arrays import Array
 from levelhead.errors import LevelheadError
 from levelhead.state import COUNTS, SUMS
-from levelhead.torch import formula
+from levelhead.torch import second_order
 
 __all__ = ["LevelheadRuntimeError", "Options"]
 
@@ -274,7 +274,7 @@ def backward_of_backward(ctx: Any, *asked: Tensor | None) -> tuple[Any, ...]:
     by = {name: x for name, want, x in pairs if want and x is not None}
     if not by:
         return (None,) * len(ctx.needs_input_grad)
-    found = formula.second(given, dout, dlogsumexp, by, wide(given["q"].dtype))
+    found = second_order.second(given, dout, dlogsumexp, by, wide(given["q"].dtype))
     return (found["dout"], found.get("dlogsumexp"), *map(found.get, names[:3]), None, None,
             *map(found.get, names[3:]), None)  # fmt: skip
 

@@ -20,9 +20,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from levelhead import _core
 from levelhead.errors import LevelheadTypeError, expected
-from levelhead.torch.ops import LevelheadRuntimeError, Options, observed
+from levelhead.torch.functorch import attend
+from levelhead.torch.operators import LevelheadRuntimeError, Options, observed
 from levelhead.torch.swap import Swap
-from levelhead.torch.transforms import attend
 
 __all__ = ["patch", "scaled_dot_product_attention"]
 
@@ -75,7 +75,7 @@ def extended(
     cosine: bool = False, log_n: bool = False,
 ) -> Tensor:  # fmt: skip
     """As `scaled_dot_product_attention`, with what models have added since; scale may be one per
-    head, and cosine and log_n are those of `levelhead.scaling`."""
+    head, and cosine and log_n are those of `levelhead.call.scaling`."""
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, bool):
             raise _not_a(name, "a bool", flag)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from levelhead.dropout import dropout_keep
+from levelhead.call.dropout import dropout_keep
 
 __all__ = ["attend", "second"]
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from levelhead import scaling
+from levelhead.call import scaling
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health.measure import Call
 from levelhead.torch import sdpa
+from levelhead.watching.measure import Call
 
 ATTRIBUTE = "_levelhead_amendment"
 
@@ -30,7 +30,7 @@ class Amendment:
     """Plain data, so that a copy of the module is remedied as well."""
 
     softcap: float | None = None
-    rule: Any = None  # of levelhead.scaling; None: the scale that the call passes
+    rule: Any = None  # of levelhead.call.scaling; None: the scale that the call passes
     q_norm: nn.Module | None = None  # of q and k at the call, (..., D)
     k_norm: nn.Module | None = None
     hooks: tuple[Any, ...] = ()

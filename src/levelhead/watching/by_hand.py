@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from levelhead.health import reading
-from levelhead.health.measure import from_scores, plain
-from levelhead.health.places import ATTRIBUTE, Frame, current
+from levelhead.watching import effective_scale
+from levelhead.watching.measure import from_scores, plain
+from levelhead.watching.module_stack import ATTRIBUTE, Frame, current
 
 HOW = "softmax by hand"
 Factor: TypeAlias = float | Tensor | None  # None: not one number; a tensor of one is read later
@@ -118,7 +118,7 @@ class Deep(TorchDispatchMode):
             return _Product(a, b, factor)
         name, owner = weight
         if owner is frame.place.module:  # else its own hook tells
-            frame.ran.append(reading.columns(name, None, a.shape[-1], out))
+            frame.ran.append(effective_scale.columns(name, None, a.shape[-1], out))
         return None
 
     def _softmax(self, frame: Frame, args: tuple[Any, ...]) -> None:

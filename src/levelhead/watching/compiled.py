@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
-from levelhead.health.measure import Call
-from levelhead.health.places import PLACES, Frame, Place
+from levelhead.watching.measure import Call
+from levelhead.watching.module_stack import PLACES, Frame, Place
 
 _library: Any = Library("levelhead_watch", "DEF")  # type: ignore[no-untyped-call]
 _library.define(

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from levelhead.health.places import Place
-from levelhead.health.record import Seen
-from levelhead.torch.survey import attending_modules
+from levelhead.runs.record import Seen
+from levelhead.torch.huggingface.survey import attending_modules
+from levelhead.watching.module_stack import Place
 
 _FAST_PATH = "its native fast path was switched off while watching: results differ by rounding"
 

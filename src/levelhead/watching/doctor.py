@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelhead import checks, models
+from levelhead.diagnosis.diagnose import diagnose
+from levelhead.diagnosis.findings import Findings
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health import record
-from levelhead.health.counterfactual import Counterfactual, counterfactual
-from levelhead.health.diagnose import diagnose
-from levelhead.health.findings import Findings
-from levelhead.health.record import Run, Snapshot
+from levelhead.runs import record
+from levelhead.runs.counterfactual import Counterfactual, counterfactual
+from levelhead.runs.record import Run, Snapshot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -190,7 +190,7 @@ def _watched(
     """Has the model read, watched and then alone."""
     import torch
 
-    from levelhead.health.watch import watch
+    from levelhead.watching.watch import watch
 
     model, options = opened.model, _options(opened.model)
 

@@ -25,14 +25,14 @@ from levelhead.attention import attention as levelhead_attention
 from levelhead.attention import observe
 from levelhead.distributed.attention import attention as sharded_attention
 from levelhead.distributed.attention import look
-from levelhead.health import amend, operator, transformers_calls
-from levelhead.health.measure import Call, from_scores, plain
-from levelhead.health.places import Frame, current, traced
 from levelhead.torch import sdpa
-from levelhead.torch.interface import attention as interface_attention
-from levelhead.torch.ops import Options, observing
+from levelhead.torch.functorch import attend
+from levelhead.torch.huggingface.options import attention as interface_attention
+from levelhead.torch.operators import Options, observing
 from levelhead.torch.swap import Function, Swap
-from levelhead.torch.transforms import attend
+from levelhead.watching import amend, compiled, transformers_calls
+from levelhead.watching.measure import Call, from_scores, plain
+from levelhead.watching.module_stack import Frame, current, traced
 
 _KEPT = (*sdpa.KEPT, "levelhead.attention", "levelhead.torch.huggingface", __name__)
 WEIGHTS = "nn.MultiheadAttention, weights asked for"
@@ -105,7 +105,7 @@ def _around(frame: Frame, how: str, run: Callable[[], Any], describe: Callable[[
 
 def _traced(frame: Frame, how: str, run: Callable[[], Any], call: Call) -> Any:
     """The same for torch.compile: the graph will tell."""
-    operator.trace(frame.place, call, how)
+    compiled.trace(frame.place, call, how)
     frame.busy = True
     result = run()
     frame.busy = False

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from levelhead import stats
 from levelhead.attention import observe
-from levelhead.health import tally
+from levelhead.runs import tally
 
 Fields: TypeAlias = dict[str, Tensor]  # name -> (B, H, T)
 

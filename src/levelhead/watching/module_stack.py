@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from levelhead.health.measure import plain
-from levelhead.health.reading import Ran, ran
-from levelhead.health.transformers_calls import forms_softmax_by_hand, understands
+from levelhead.watching.effective_scale import Ran, ran
+from levelhead.watching.measure import plain
+from levelhead.watching.transformers_calls import forms_softmax_by_hand, understands
 
 ATTRIBUTE = "_levelhead_place"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.health import tally
-from levelhead.health.record import Record, Snapshot
+from levelhead.runs import tally
+from levelhead.runs.record import Record, Snapshot
 
 
 def gathered(snapshot: Snapshot, group: Any = None, *, heads: str = "same") -> Snapshot:

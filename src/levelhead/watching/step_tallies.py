@@ -14,17 +14,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from levelhead import scaling
 from levelhead.attention import observe
+from levelhead.call import scaling
 from levelhead.distributed.attention import look
-from levelhead.health import measure, reading, tally
-from levelhead.health.intercept import WEIGHTS
-from levelhead.health.measure import Call
-from levelhead.health.places import Frame, Place
-from levelhead.health.reading import Ran, Reading
-from levelhead.health.record import Facts, Record
 from levelhead.observation import Observation
-from levelhead.torch.ops import Pass
+from levelhead.runs import tally
+from levelhead.runs.record import Facts, Record
+from levelhead.torch.operators import Pass
+from levelhead.watching import effective_scale, measure
+from levelhead.watching.effective_scale import Ran, Reading
+from levelhead.watching.intercept import WEIGHTS
+from levelhead.watching.measure import Call
+from levelhead.watching.module_stack import Frame, Place
 
 Shape: TypeAlias = tuple[int, int, int, int, int]  # B, kv heads, queries, keys, d_k
 RULES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)")
@@ -261,7 +262,7 @@ class Ledger:
 
     def _follow_weights(self, frame: Frame) -> None:
         for child in frame.ran:
-            role, weight = reading.role(child.name), getattr(child.module, "weight", None)
+            role, weight = effective_scale.role(child.name), getattr(child.module, "weight", None)
             if role is None or role in self._followed or weight is None or not weight.requires_grad:
                 continue
             self._followed[role] = weight
@@ -291,10 +292,10 @@ class Ledger:
         if isinstance(module, nn.MultiheadAttention):
             by_hand = sheet.how == WEIGHTS or scale is None  # scaled before it was seen
             own = 1 / math.sqrt(module.head_dim) if by_hand else scale
-            found, scale = Reading(own, reading.BY_DEFINITION, module.embed_dim), own
+            found, scale = Reading(own, effective_scale.BY_DEFINITION, module.embed_dim), own
             d_k = module.head_dim
-        norms = [n for n, child in module.named_children() if reading.is_norm(n, child)]
-        present = tuple(n for n in norms if reading.is_qk_norm(n))
+        norms = [n for n, child in module.named_children() if effective_scale.is_norm(n, child)]
+        present = tuple(n for n in norms if effective_scale.is_qk_norm(n))
         ran = self.place.ever_ran  # nothing is known of what runs inside a compiled module
         idle = tuple(n for n in present if ran and n not in ran)
         return Facts(
@@ -311,7 +312,7 @@ class Ledger:
         if noted is not None and noted.heads == heads:
             B, kv_heads, _queries, keys, d_k = noted.shape
             q, k = (math.sqrt(float(x)) for x in noted.squares)
-            found = reading.read(
+            found = effective_scale.read(
                 noted.ran, scale=_one_number(noted.scale), heads=heads, kv_heads=kv_heads, d_k=d_k,
                 q_rms=q, k_rms=k, tokens=B * keys,
             )  # fmt: skip

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from levelhead.health.measure import Call
-from levelhead.torch.survey import attending_modules, eager_functions, understood
+from levelhead.torch.huggingface.survey import attending_modules, eager_functions, understood
 from levelhead.torch.swap import Function, Layer, wraps
+from levelhead.watching.measure import Call
 
 
 class Interface:

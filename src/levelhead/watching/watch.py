@@ -19,15 +19,17 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from levelhead import checks
+from levelhead.diagnosis import wrong_scale
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.health import coverage, deep, operator, places, scale
-from levelhead.health.intercept import INTERCEPTION
-from levelhead.health.ledger import Ledger
-from levelhead.health.measure import Call
-from levelhead.health.places import ATTRIBUTE, PLACES, Frame, Place
-from levelhead.health.record import Run, Seen, Snapshot
 from levelhead.observation import Observation
-from levelhead.torch.ops import Pass
+from levelhead.runs.record import Run, Seen, Snapshot
+from levelhead.torch.operators import Pass
+from levelhead.watching import by_hand as deep
+from levelhead.watching import compiled, coverage, module_stack
+from levelhead.watching.intercept import INTERCEPTION
+from levelhead.watching.measure import Call
+from levelhead.watching.module_stack import ATTRIBUTE, PLACES, Frame, Place
+from levelhead.watching.step_tallies import Ledger
 
 _PASSES_OF_A_STEP = 64  # more micro-batches than anybody accumulates before a first step
 KEPT_SNAPSHOTS = 256  # then every second one goes: trends stay, memory does not grow
@@ -38,7 +40,7 @@ def _root_begins(module: nn.Module, args: Any) -> None:
     if place is None or (not torch.compiler.is_compiling() and place.module is not module):
         return
     if torch.compiler.is_compiling():
-        operator.trace_forward(place)
+        compiled.trace_forward(place)
     else:
         place.watch.begins_forward()
 
@@ -66,8 +68,8 @@ class Watch:
         flags = {"deep": deep, "gradients": gradients, "counterfactual": counterfactual}
         for name, flag in flags.items():
             checks.flag(name, flag)
-        scale.checked("expected_scale", expected_scale)
-        self.model, self.every, self.rows = places.unwrapped(model), every, rows
+        wrong_scale.checked("expected_scale", expected_scale)
+        self.model, self.every, self.rows = module_stack.unwrapped(model), every, rows
         self.deep, self.gradients, self.counterfactual = deep, gradients, counterfactual
         self.expected_scale, self.plain_torch = expected_scale, plain_torch
         self.training_only = training_only
@@ -100,13 +102,13 @@ class Watch:
             raise LevelheadValueError(expected("model", wanted, given, advice))
         if not self.places:
             self.places = [
-                Place(places.clean(n), m, self) for n, m in places.frame_modules(self.model)
+                Place(module_stack.clean(n), m, self) for n, m in module_stack.frame_modules(self.model)
             ]
         framed = {id(place.module) for place in self.places}
         for name, module in self.model.named_modules():
             self.child_names[id(module)] = name.rsplit(".", 1)[-1]
             if id(module) not in framed:
-                self._hooks.append(_hooked(module.register_forward_hook, places.child_ran))
+                self._hooks.append(_hooked(module.register_forward_hook, module_stack.child_ran))
         for place in self.places:
             PLACES[place.number] = place
             object.__setattr__(place.module, ATTRIBUTE, place)
@@ -114,8 +116,8 @@ class Watch:
                 place.module.register_forward_pre_hook,
                 place.module.register_forward_hook,
             )
-            self._hooks.append(_hooked(before, places.enter, prepend=True))
-            self._hooks.append(_hooked(after, places.leave, always_call=True))
+            self._hooks.append(_hooked(before, module_stack.enter, prepend=True))
+            self._hooks.append(_hooked(after, module_stack.leave, always_call=True))
         before, after = self.model.register_forward_pre_hook, self.model.register_forward_hook
         self._hooks.append(_hooked(before, _root_begins, prepend=True))
         if self.deep:
@@ -138,7 +140,7 @@ class Watch:
         self._hooks = []
         for ledger in self._ledgers.values():
             ledger.let_go()
-        places.leave_all(self)
+        module_stack.leave_all(self)
         if self.deep and self.places:
             deep.end(self.places[0].number)
         for place in self.places:
@@ -318,7 +320,7 @@ class Watch:
 
     def metrics(self, *, heads: bool = True) -> dict[str, float]:
         """The latest step as a flat dictionary, for any logger."""
-        from levelhead.health.metrics import metrics
+        from levelhead.runs.metrics import metrics
 
         return metrics(self.last, heads=heads)
 
@@ -335,12 +337,12 @@ class Watch:
                 add up. "split" where each has some (tensor parallelism): they are put side by
                 side, in rank order. For both at once `health.ranks.gathered` takes a snapshot.
         """
-        from levelhead.health.ranks import gathered
+        from levelhead.watching.ranks import gathered
 
         return gathered(self.last, group, heads=heads)
 
     def __str__(self) -> str:
-        from levelhead.health.report import text
+        from levelhead.show.text import text
 
         return text(self.run())
 
@@ -350,7 +352,7 @@ class Watch:
         return f"<Watch of {type(self.model).__name__}: {modules} modules seen, {state}>"
 
     def _repr_html_(self) -> str:
-        from levelhead.health.report import notebook
+        from levelhead.show.text import notebook
 
         return notebook(self.run())
 
@@ -372,7 +374,7 @@ def _checked_sinks(sinks: Any) -> list[Callable[[Snapshot], Any]]:
 _NUMBERS = {
     hook: -1 - n
     for n, hook in enumerate(
-        (places.child_ran, places.enter, places.leave, _root_begins, deep.begin, deep.leave)
+        (module_stack.child_ran, module_stack.enter, module_stack.leave, _root_begins, deep.begin, deep.leave)
     )
 }
 

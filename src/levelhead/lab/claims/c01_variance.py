@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, UndecidedError
-from levelhead.lab.evidence import judged, line, log_variance
 from levelhead.lab.experiment import logits
 from levelhead.lab.settings import numbers, whole, within
+from levelhead.lab.verdict import judged, line, log_variance
 
 DERIVATION = """\
 q·k = Σ qᵢkᵢ has d_k terms. Entries are independent with mean 0 and variance 1, so E[qᵢkᵢ] =

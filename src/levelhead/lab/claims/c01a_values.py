@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import levelhead as lh
+from levelhead.attention import observe
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.settings import numbers, whole
 
@@ -82,12 +82,12 @@ def _logits(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any] | None) -> NDArray
     pairs_v = None
     if v is not None:
         pairs_v = np.broadcast_to(v[None, :, None, None, :], (T, S, 1, 1, v.shape[-1]))
-    seen = lh.observe(pairs_q, pairs_k, pairs_v, scale="none")
+    seen = observe(pairs_q, pairs_k, pairs_v, scale="none")
     return np.asarray(seen.logsumexp)[..., 0, 0]
 
 
 def _statistics(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any] | None) -> dict[str, Any]:
-    rows = lh.observe(q, k, v).rows
+    rows = observe(q, k, v).rows
     return {field.name: np.asarray(getattr(rows, field.name)) for field in fields(rows)}
 
 

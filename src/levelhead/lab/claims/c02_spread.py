@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.evidence import WITHIN, log_variance, median
 from levelhead.lab.experiment import logits
 from levelhead.lab.settings import numbers, whole
+from levelhead.lab.verdict import WITHIN, log_variance, median
 
 DERIVATION = """\
 For independent entries of means µ and variances σ², Var(q·k) = d · (σq²σk² + µq²σk² + µk²σq²):

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, UndecidedError
-from levelhead.lab.evidence import judged, log_variance
 from levelhead.lab.experiment import logits
 from levelhead.lab.settings import numbers, whole
+from levelhead.lab.verdict import judged, log_variance
 
 DERIVATION = """\
 Var(cX) = E[(cX − cE[X])²] = c² Var(X). If entries have any variance, call a the variance of one

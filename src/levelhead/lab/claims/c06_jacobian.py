@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import levelhead as lh
+from levelhead.attention import observe
+from levelhead.gradients import attention_backward
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import weights
 from levelhead.lab.sampling import count, number
@@ -68,8 +69,8 @@ def jacobian(logits: Array) -> tuple[Array, Array]:
     n = logits.size
     q, k, one = np.ones((n, 1)), logits[:, None], np.eye(n)
     mask = np.zeros((n, n))
-    seen = lh.observe(q, k, one, scale=1.0, mask=mask)
-    (J,) = lh.attention_backward(
+    seen = observe(q, k, one, scale=1.0, mask=mask)
+    (J,) = attention_backward(
         one, q, k, one, seen.output, seen.logsumexp, wrt=("mask",), scale=1.0, mask=mask
     )
     return np.asarray(seen.output)[0], np.asarray(J)

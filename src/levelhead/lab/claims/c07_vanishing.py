@@ -8,7 +8,7 @@ from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.curves import Estimate, Run, geometric_mean, learning, outcome, ratio, where
 from levelhead.lab.plan import Curves, Plan
-from levelhead.lab.trained import forget, trained
+from levelhead.lab.training_cache import forget, trained
 
 HALF = 0.5  # what counts as vanishing, as few, as hardly moving
 LEARNT = 0.5  # nats: below, a gradient is small because little is left to learn

@@ -23,7 +23,7 @@ from levelhead.lab.curves import (
 )
 from levelhead.lab.experiment import weights
 from levelhead.lab.plan import Plan
-from levelhead.lab.trained import forget, trained
+from levelhead.lab.training_cache import forget, trained
 
 LEARNT, HALF = 0.5, 0.5  # as in C7
 JACOBIANS = (1, 4, 16, 64, 256, 1024)  # the d_k at which they are measured

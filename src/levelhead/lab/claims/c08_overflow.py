@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-import levelhead as lh
+from levelhead.attention import observe
+from levelhead.gradients import attention_backward
 from levelhead.lab import theory
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import Setting
@@ -79,8 +80,8 @@ def steepness(q: Array, k: Array, scale: float, seed: int) -> Array:
     identity = np.broadcast_to(np.eye(S, dtype=np.float32), (B, S, S))
     dp = np.random.default_rng(seed).standard_normal((B, T, S), np.float32)
     options: dict[str, Any] = {"scale": scale, "mask": np.zeros((B, T, S), np.float32)}
-    seen = lh.observe(q, k, identity, **options)
-    (ds,) = lh.attention_backward(
+    seen = observe(q, k, identity, **options)
+    (ds,) = attention_backward(
         dp, q, k, identity, seen.output, seen.logsumexp, wrt=("mask",), **options
     )
     ratio = np.linalg.norm(ds, axis=-1) / np.linalg.norm(dp, axis=-1)

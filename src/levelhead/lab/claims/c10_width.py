@@ -6,7 +6,7 @@ from math import sqrt
 
 import numpy as np
 
-import levelhead as lh
+from levelhead.call import scaling
 from levelhead.lab import theory
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import Setting
@@ -20,7 +20,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     found = []
     for done, width in enumerate(widths):
         tell(done / len(widths), f"divided by √{width}")
-        rule = lh.scaling.rule("1/sqrt(d)", width=width)
+        rule = scaling.rule("1/sqrt(d)", width=width)
         found.append(gather(measure(q, k, rule) for q, k in parts(setting, batches, queries)))
     heads = [width / setting.d_k for width in widths]
     std = curve(heads, [one["std"] for one in found])

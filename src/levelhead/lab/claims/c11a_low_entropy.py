@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-import levelhead as lh
 from levelhead import stats
-from levelhead.health.doctor import Examination, doctor
-from levelhead.lab import reading
+from levelhead.attention import observe
+from levelhead.lab import minilm
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.sampling import count, curve
+from levelhead.watching.doctor import Examination, doctor
 
 if TYPE_CHECKING:
     from levelhead.models import Opened
@@ -23,9 +23,9 @@ ONE_PLACE = 0.9  # of those rows look at one and the same place
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     texts, tokens = count(params, "texts", 3), count(params, "tokens", 8, 500)
-    tell(0.0, f"opening {reading.MODEL}")
-    model = reading.opened()
-    passages = reading.passages(model, texts, tokens, seed)
+    tell(0.0, f"opening {minilm.MODEL}")
+    model = minilm.opened()
+    passages = minilm.passages(model, texts, tokens, seed)
     seen = []
     for number, ids in enumerate(passages, 1):
         tell(0.3 + 0.7 * number / (texts + 1), f"reading passage {number} of {texts}")
@@ -81,9 +81,9 @@ def _place(
     begin, end = model.tokenizer.cls_token_id, model.tokenizer.sep_token_id
     offsets = []
     for ids in passages:
-        layers = reading.queries_and_keys(model.model, torch.tensor([[begin, *ids, end]]))
+        layers = minilm.queries_and_keys(model.model, torch.tensor([[begin, *ids, end]]))
         q, k = (x[0, head] for x in layers[layer])
-        rows = lh.observe(q, k).rows
+        rows = observe(q, k).rows
         found = rows.argmax - np.arange(len(q))
         offsets.append(found[rows.top1 >= stats.SATURATED_ROW])
     (offset, _), *_ = Counter(np.concatenate(offsets).tolist()).most_common(1) or [(0, 0)]

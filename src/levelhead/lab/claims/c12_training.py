@@ -12,7 +12,7 @@ from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.curves import Estimate, Run, by_seed, estimate, outcome, ratio, reaches, where
 from levelhead.lab.plan import Plan
-from levelhead.lab.trained import forget, trained
+from levelhead.lab.training_cache import forget, trained
 
 # Training losses to be reached: well past what the frequencies of answers give away.
 BOUNDS: Mapping[str, float] = MappingProxyType({"retrieval": 1.0, "text": 2.6})

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-import levelhead as lh
+from levelhead.additive import additive_attention
 from levelhead.lab import theory
+from levelhead.lab.additive_race import Race, race
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import Setting
-from levelhead.lab.rivals import Race, race
 from levelhead.lab.sampling import (
     BOUND,
     Array,
@@ -109,7 +109,7 @@ def _weights(
     w_q, w_k = rng.standard_normal((2, width, one.d_k)) / (math.sqrt(one.d_k) if fan_in else 1.0)
     v = rng.standard_normal(width)
     v /= np.linalg.norm(v)  # what C13 holds fixed, and C13a lets grow
-    return np.asarray(lh.additive_attention(q, k, np.eye(one.keys), w_q, w_k, v))
+    return np.asarray(additive_attention(q, k, np.eye(one.keys), w_q, w_k, v))
 
 
 def _variance(d_k: int) -> float:

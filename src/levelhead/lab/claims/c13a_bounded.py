@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-import levelhead as lh
+from levelhead.additive import additive_attention
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.sampling import Array, count, curve, numbers
 
@@ -79,7 +79,7 @@ def additive(q: Array, k: Array, w: Array, v: Array) -> tuple[Array, Array]:
     A key of -q, put in front, has the score v · tanh(0) = 0; so s_j = ln(p_j/p_0).
     """
     k = np.vstack([-q, k])
-    p = np.asarray(lh.additive_attention(q, k, np.eye(len(k)), w, w, v))[0]
+    p = np.asarray(additive_attention(q, k, np.eye(len(k)), w, w, v))[0]
     return np.log(p[1:] / p[0]), p[1:]
 
 

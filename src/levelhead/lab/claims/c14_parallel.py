@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-import levelhead as lh
 from levelhead import _core
+from levelhead.attention import attention
 from levelhead.bench import measure
+from levelhead.info import info
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, UndecidedError, Verdict
-from levelhead.lab.evidence import median
 from levelhead.lab.settings import numbers, whole
+from levelhead.lab.verdict import median
 
 DERIVATION = """\
 A row of the output needs one query and all keys, and no other row: rows can be computed at the
@@ -51,7 +52,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     rounds = whole("rounds", params["rounds"], 4, 1000)
     window = whole("window", params["window"], 1, 1 << 16)
     d_k = whole("d_k", params["d_k"], 1, 1024)
-    threads = lh.info().threads
+    threads = info().threads
     if threads < 2:
         raise UndecidedError("one thread only: nothing to be parallel with")
     random = np.random.default_rng(seed)
@@ -83,7 +84,7 @@ def _calls(
 ) -> Calls:
     def attend(n: int, **options: Any) -> Callable[[], Any]:
         q, k, v = qkv[:, :n]
-        return partial(lh.attention, q, k, v, **options)
+        return partial(attention, q, k, v, **options)
 
     calls: dict[tuple[Any, ...], Callable[[], Any]] = {}
     for scale in (PLAIN, SCALED):

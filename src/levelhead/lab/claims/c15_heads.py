@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from levelhead.lab import reading
+from levelhead.lab import minilm
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import weights
 from levelhead.lab.sampling import BOUND, Array, count
@@ -22,10 +22,10 @@ OVERLAP = 0.5  # of the directions two heads read; 1: the same ones
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     texts, tokens = count(params, "texts", 3), count(params, "tokens", 8, 250)
-    tell(0.0, f"opening {reading.MODEL}")
-    found = reading.opened()
+    tell(0.0, f"opening {minilm.MODEL}")
+    found = minilm.opened()
     model, blank = found.model, _untrained(found.model, seed)
-    parts = reading.passages(found, 3 * texts, tokens, seed)
+    parts = minilm.passages(found, 3 * texts, tokens, seed)
     trained, random = [], []
     for text in range(texts):
         tell(0.3 + 0.7 * text / texts, f"reading passage {text + 1} of {texts}")
@@ -79,7 +79,7 @@ def _distances(model: Any, ids: Tensor, tokens: int) -> Array:
     context against head g in the second. Rows run over the passage that both share."""
     shared = slice(-tokens - 1, -1)
     layers = []
-    for q, k in reading.queries_and_keys(model, ids):
+    for q, k in minilm.queries_and_keys(model, ids):
         p, r = weights(q[:, :, shared], k[:, :, shared], None).astype(np.float64)
         layers.append(_divergence(p[:, None], r[None]).mean(-1))
     found = np.stack(layers)

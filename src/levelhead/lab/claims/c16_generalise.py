@@ -11,7 +11,7 @@ from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.curves import Estimate, Run, by_seed, estimate, outcome, reaches, where
 from levelhead.lab.plan import Curves, Plan
-from levelhead.lab.trained import forget, trained
+from levelhead.lab.training_cache import forget, trained
 
 LEARNT = 0.5  # nats: how far training losses are followed
 _NAMES = {"retrieval": "sequences", "text": "windows of text"}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import levelhead as lh
+from levelhead.additive import additive_attention
 from levelhead.lab import recorded, sweep
 from levelhead.lab.experiment import Setting, divided, normals, scale_of
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
@@ -83,7 +83,7 @@ def additive_scores(keys: int, seed: int) -> tuple[Array, float]:
     for i, sides in enumerate(zip(*projected, strict=True)):
         for h in range(heads):
             queries, asked = (side[h] for side in sides)
-            weights = lh.additive_attention(queries, asked, values, as_it_is, as_it_is, w_v[h])
+            weights = additive_attention(queries, asked, values, as_it_is, as_it_is, w_v[h])
             found[i, h] = np.log(np.asarray(weights, np.float64))
     found.flags.writeable = False
     return found, float(np.abs(w_v).sum(-1).max())

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import levelhead as lh
+from levelhead.attention import observe
 from levelhead.lab import experiment, sweep
 from levelhead.lab.experiment import Setting, normals, scale_of, wrong
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Gauge, Series
@@ -125,7 +125,7 @@ def _observed(q: Array, k: Array, setting: Setting, attack: Attack) -> dict[tupl
         scale = scale_of(setting.divide, d_k, setting.power)
         for cure in CURES:
             options = attack.options(cure, scale, d_k)
-            found[cure, d_k] = lh.observe(q[..., :d_k], k[..., :d_k], **options).rows
+            found[cure, d_k] = observe(q[..., :d_k], k[..., :d_k], **options).rows
     return found
 
 

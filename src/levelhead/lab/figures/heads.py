@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 
 from levelhead import stats
-from levelhead.health import record, view
-from levelhead.health.diagnose import as_run, diagnose
-from levelhead.health.findings import SEVERITIES, Findings
-from levelhead.health.record import Record, Run
+from levelhead.diagnosis.diagnose import as_run, diagnose
+from levelhead.diagnosis.findings import SEVERITIES, Findings
 from levelhead.lab import recorded
 from levelhead.lab.experiment import Setting
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
+from levelhead.runs import record
+from levelhead.runs.record import Record, Run
+from levelhead.show import view
+from levelhead.words import module_title
 
 DEPENDS: tuple[str, ...] = ()
 _POINTS, _MOST = 20_000, 200  # of all heads' histories; of one
@@ -71,7 +73,7 @@ def _entropies(records: tuple[Record, ...]) -> Chart:
     z = np.full((len(records), most), np.nan)
     for line, one in zip(z, records, strict=True):
         line[: len(one.tally)] = one.heads.normalised_entropy
-    names = [view.title(one.module) for one in records]
+    names = [module_title(one.module) for one in records]
     about = f"{len(records)} modules with up to {most} heads each"
     heat = Series("H/ln n", "recorded", "heat", np.arange(most), names, z=z)
     return Chart("H/ln n of every head", Axis("head"), Axis("module"), (heat,), about)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import levelhead as lh
+from levelhead.attention import observe
+from levelhead.gradients import attention_backward
 from levelhead.lab import experiment, sweep
 from levelhead.lab.experiment import Setting, divided
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
@@ -25,7 +26,7 @@ _LINES = ("none", "sqrt", "d_k")
 
 def figure(setting: Setting) -> Figure:
     q, k = experiment.row(setting)
-    rows = lh.observe(q, k, scale=setting.scale).rows
+    rows = observe(q, k, scale=setting.scale).rows
     products = experiment.logits(np.broadcast_to(q, k.shape), k, 1.0)
     norm = float(sweep.statistics(products[None], setting.scale)["jacobian"].item())
     n = setting.keys
@@ -53,8 +54,8 @@ def jacobian(q: NDArray[Any], k: NDArray[Any], scale: float, shown: int) -> NDAr
     queries = np.broadcast_to(q, (shown, q.shape[-1]))
     values, asked = (np.eye(x, shown, dtype=np.float32) for x in (len(k), shown))
     mask = np.zeros((shown, len(k)), np.float32)
-    seen = lh.observe(queries, k, values, scale=scale, mask=mask)
-    (gradient,) = lh.attention_backward(
+    seen = observe(queries, k, values, scale=scale, mask=mask)
+    (gradient,) = attention_backward(
         asked, queries, k, values, seen.output, seen.logsumexp,
         wrt=("mask",), scale=scale, mask=mask,
     )  # fmt: skip

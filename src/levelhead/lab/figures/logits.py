@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-import levelhead as lh
+from levelhead.attention import observe
 from levelhead.lab import experiment
 from levelhead.lab.experiment import Setting
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
@@ -22,7 +22,7 @@ def figure(setting: Setting) -> Figure:
     queries, keys = experiment.pairs(setting)
     s = experiment.logits(queries, keys, setting.scale)
     q, k = experiment.row(setting)
-    rows = lh.observe(q, k, scale=setting.scale).rows
+    rows = observe(q, k, scale=setting.scale).rows
     shared = parts.together(setting.keys)
     bars = experiment.weights(q, k, setting.scale, together=shared)[0]
     sigma = math.sqrt(setting.d_k) * setting.scale

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import levelhead as lh
 from levelhead import state
+from levelhead.attention import attention, observe
 from levelhead.lab import experiment
 from levelhead.lab.experiment import Setting, normals, wrong
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.lab.figures import parts
-from levelhead.observation import Observation
+from levelhead.observation import Observation, merge
 
 DEPENDS = ("d_k", "divide", "keys")
 E = 8  # width of the values
@@ -34,11 +34,11 @@ def figure(setting: Setting, *, tile: int = 8, order: int = 0) -> Figure:
     q, k = experiment.row(setting)
     v = normals(setting.seed, "row values", setting.keys, E)
     begins = list(range(0, setting.keys, tile))
-    tiles = [lh.observe(q, k[i : i + tile], v[i : i + tile], scale=setting.scale) for i in begins]
+    tiles = [observe(q, k[i : i + tile], v[i : i + tile], scale=setting.scale) for i in begins]
     arrived = _shuffled(len(begins), order)
     states = _merged([tiles[i] for i in arrived])
-    in_order = states[-1] if order == 0 else reduce(lh.merge, tiles)
-    whole = lh.attention(q, k, v, scale=setting.scale)
+    in_order = states[-1] if order == 0 else reduce(merge, tiles)
+    whole = attention(q, k, v, scale=setting.scale)
     difference = _apart(states[-1].output, in_order.output)
     ranges = [(begins[i], min(begins[i] + tile, setting.keys)) for i in arrived]
     steps = [_step(*pair) for pair in zip(ranges, states, strict=True)]
@@ -92,7 +92,7 @@ def _merged(observations: list[Observation]) -> list[Observation]:
     """The state after each."""
     states = observations[:1]
     for one in observations[1:]:
-        states.append(lh.merge(states[-1], one))
+        states.append(merge(states[-1], one))
     return states
 
 

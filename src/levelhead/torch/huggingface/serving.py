@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.torch import sdpa
-from levelhead.torch.doors import Doors
-from levelhead.torch.interface import attention
-from levelhead.torch.survey import Attending, attending_modules, eager_functions, understood
+from levelhead.torch.huggingface.functions import Doors
+from levelhead.torch.huggingface.options import attention
+from levelhead.torch.huggingface.survey import Attending, attending_modules, eager_functions, understood
 
 __all__ = ["use"]
 
