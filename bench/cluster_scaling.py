@@ -49,10 +49,19 @@ def measured_over(gbit: float, size: str) -> dict[str, Any]:
         started = []
         for rank, (name, interface) in enumerate(zip(names, interfaces, strict=True)):
             ranks = (
-                "--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1",
-                "--master-addr", addresses[0], "--master-port", str(PORT),
-                "--local-addr", addresses[rank],
-            )  # fmt: skip
+                "--nnodes",
+                "2",
+                "--node-rank",
+                str(rank),
+                "--nproc-per-node",
+                "1",
+                "--master-addr",
+                addresses[0],
+                "--master-port",
+                str(PORT),
+                "--local-addr",
+                addresses[rank],
+            )
             inside = ["ip", "netns", "exec", name, *LAUNCH, *ranks, *_bench(size, file)]
             started.append(_start(inside, GLOO_SOCKET_IFNAME=interface))
         _wait(started)
@@ -101,9 +110,19 @@ def _link(gbit: float) -> Iterator[tuple[list[str], list[str], list[str]]]:
             _ip("ip", "netns", "add", name)
             made.append(name)
         _ip(
-            "ip", "link", "add", interfaces[0], "netns", names[0],
-            "type", "veth", "peer", interfaces[1], "netns", names[1],
-        )  # fmt: skip
+            "ip",
+            "link",
+            "add",
+            interfaces[0],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            interfaces[1],
+            "netns",
+            names[1],
+        )
         for name, interface, address in zip(names, interfaces, addresses, strict=True):
             inside = ("ip", "netns", "exec", name)
             _ip(*inside, "ip", "address", "add", f"{address}/24", "dev", interface)
@@ -136,9 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="attention over ranks, as one file")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--json", type=Path, metavar="FILE", help="measure, and write there")
-    what.add_argument(
-        "--plot", nargs=2, type=Path, metavar=("FILE", "DIR"), help="draw the winners"
-    )
+    what.add_argument("--plot", nargs=2, type=Path, metavar=("FILE", "DIR"), help="draw the winners")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--tiny", action="store_const", const="tiny", dest="size")
     size.add_argument("--quick", action="store_const", const="quick", dest="size")

@@ -79,9 +79,7 @@ def burst_alone(attend: Attend, *qkv: torch.Tensor) -> list[float]:
 def measure(ways: dict[str, Attend], B: int, T: int) -> dict[str, dict[str, list[float]]]:
     layer, x = Layer().eval(), torch.randn(B, T, WIDTH)
     qkv = [torch.randn(B, HEADS, T, WIDTH // HEADS) for _ in range(3)]
-    times: dict[str, dict[str, list[float]]] = {
-        way: {"layer": [], "within": [], "alone": []} for way in ways
-    }
+    times: dict[str, dict[str, list[float]]] = {way: {"layer": [], "within": [], "alone": []} for way in ways}
     for _ in range(ROUNDS):
         for way, attend in ways.items():
             for whole, within in burst(layer, x, attend):
@@ -93,10 +91,7 @@ def measure(ways: dict[str, Attend], B: int, T: int) -> dict[str, dict[str, list
 
 def lines(cells: list[dict[str, Any]]) -> list[str]:
     """The results as a table: milliseconds, minimum and median."""
-    table = [
-        "| batch x tokens | attention by | within the layer | alone | the whole layer |",
-        "|---|---|---|---|---|",
-    ]
+    table = ["| batch x tokens | attention by | within the layer | alone | the whole layer |", "|---|---|---|---|---|"]
     for cell in cells:
         for way, times in cell["times"].items():
             both = (

@@ -82,9 +82,7 @@ def _svg(result: dict[str, Any], theme: Theme) -> Iterator[str]:
     yield "</svg>"
 
 
-def _axes(
-    result: dict[str, Any], theme: Theme, x: Place, logit: Place, loss: Place
-) -> Iterator[str]:
+def _axes(result: dict[str, Any], theme: Theme, x: Place, logit: Place, loss: Place) -> Iterator[str]:
     right = WIDTH - RIGHT
     for power in DECADES:
         level = 10**power

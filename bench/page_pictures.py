@@ -27,9 +27,7 @@ def main() -> None:
             assert server.stdout is not None
             address = server.stdout.readline().strip()
             with sync_playwright() as driver:
-                browser = driver.chromium.launch(
-                    executable_path=shutil.which("chromium"), args=FLAGS
-                )
+                browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
                 for scheme in ("light", "dark"):
                     page = browser.new_page(viewport=SIZE, color_scheme=scheme)
                     page.goto(f"{address}#{STATE}")

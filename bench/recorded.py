@@ -53,9 +53,7 @@ def heads() -> dict[str, Any]:
         "levelhead": lh.__version__,
         "isa": lh.info().isa,
     }
-    return (
-        {"about": about} | run | {"cost": {}, "notes": run["notes"][:1]}
-    )  # times are others' business
+    return {"about": about} | run | {"cost": {}, "notes": run["notes"][:1]}  # times are others' business
 
 
 def _six_digits(x: Any) -> Any:

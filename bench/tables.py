@@ -24,17 +24,28 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DOCUMENTS = (
     ROOT / "README.md",
-    *(
-        ROOT / "docs" / name
-        for name in ("kernel.md", "health.md", "lab.md", "scaling.md", "statistics.md", "watch.md")
-    ),
+    *(ROOT / "docs" / name for name in ("kernel.md", "health.md", "lab.md", "scaling.md", "statistics.md", "watch.md")),
 )
 SHOWN = (  # in the README, with all that a peer won
-    "dense-d64-1024", "dense-d128-4096", "causal-d64-1024", "causal-d128-4096", "bf16-causal-1024",
-    "f16-causal-1024", "tiny-torch", "gqa-decode-8192", "window-4096", "mask-bool", "softcap",
-    "training-dense-d64-1024", "training-dense-d128-1024", "training-causal-d64-1024",
-    "training-onehead-dense-4096", "additive-512", "model-minilm-128", "model-smollm2-2048",
-)  # fmt: skip
+    "dense-d64-1024",
+    "dense-d128-4096",
+    "causal-d64-1024",
+    "causal-d128-4096",
+    "bf16-causal-1024",
+    "f16-causal-1024",
+    "tiny-torch",
+    "gqa-decode-8192",
+    "window-4096",
+    "mask-bool",
+    "softcap",
+    "training-dense-d64-1024",
+    "training-dense-d128-1024",
+    "training-causal-d64-1024",
+    "training-onehead-dense-4096",
+    "additive-512",
+    "model-minilm-128",
+    "model-smollm2-2048",
+)
 HALVES = ("bfloat16", "float16")  # whose cells are dense, causal or short
 FAR = 0.1  # of a limit: what takes the time is neither arithmetic nor memory
 PLACE = re.compile(r"<!-- ([\w.-]+): ([\w. ]+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
@@ -85,8 +96,7 @@ def _family(kind: str, said: list[dict[str, Any]]) -> str:
     # What is beyond a limit (a cache, pairs of bfloat16) or far from both has none of them to name.
     ceilings = [x.get("ceiling", x["ratio_by_best"]) for x in said]
     ceilings = [
-        ratio if share < FAR else ceiling
-        for ratio, share, ceiling in zip(ratios, shares, ceilings, strict=True)
+        ratio if share < FAR else ceiling for ratio, share, ceiling in zip(ratios, shares, ceilings, strict=True)
     ]
     near = f"{min(shares):.0%} to {max(shares):.0%}" if any(shares) else "-"
     words = [x["word"] for x in said]
@@ -121,10 +131,7 @@ def _cell(cell: dict[str, Any]) -> str:
 
 def added(result: dict[str, Any]) -> list[str]:
     """What statistics add to a call, by minimum and by median."""
-    lines = [
-        "| | without | with statistics | adds, by minimum | by median |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| | without | with statistics | adds, by minimum | by median |", "|---|---|---|---|---|"]
     for cell in result["cells"]:
         said = {one["name"]: one for one in cell["results"]}
         plain, seen = said[OFF], said["levelhead"]
@@ -137,11 +144,7 @@ def added(result: dict[str, Any]) -> list[str]:
 
 def some(result: dict[str, Any]) -> list[str]:
     """A few cells that stand for the others, and every one that a peer won."""
-    chosen = [
-        cell
-        for cell in result["cells"]
-        if cell["name"] in SHOWN or cell["verdict"]["word"] == "lost"
-    ]
+    chosen = [cell for cell in result["cells"] if cell["name"] in SHOWN or cell["verdict"]["word"] == "lost"]
     return [
         "| | levelhead | fastest other | times as fast | error, of PyTorch's |",
         "|---|---|---|---|---|",
@@ -173,10 +176,7 @@ def memory(result: dict[str, Any]) -> list[str]:
     return [
         f"| cell | {' | '.join(names)} |",
         f"|---|{'---|' * len(names)}",
-        *(
-            f"| {cell} | {' | '.join(_mib(taken.get(n)) for n in names)} |"
-            for cell, taken in weighed
-        ),
+        *(f"| {cell} | {' | '.join(_mib(taken.get(n)) for n in names)} |" for cell, taken in weighed),
     ]
 
 
@@ -190,10 +190,7 @@ def _span(values: list[float]) -> str:
 
 def filled(text: str) -> str:
     """The text with every table as its file has it."""
-    return PLACE.sub(
-        lambda found: f"<!-- {found[1]}: {found[2]} -->\n{table(found[1], found[2])}<!-- end -->\n",
-        text,
-    )
+    return PLACE.sub(lambda found: f"<!-- {found[1]}: {found[2]} -->\n{table(found[1], found[2])}<!-- end -->\n", text)
 
 
 if __name__ == "__main__":

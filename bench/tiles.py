@@ -128,9 +128,7 @@ class Problem:
 
     def __init__(self, tokens: int, d: int) -> None:
         chance = random.Random(1)
-        self.inputs = [
-            array("f", (chance.gauss(0, 1) for _ in range(tokens * d))) for _ in range(3)
-        ]
+        self.inputs = [array("f", (chance.gauss(0, 1) for _ in range(tokens * d))) for _ in range(3)]
         self.out = array("f", bytes(4 * tokens * d))
         q, k, v, out = (x.buffer_info()[0] for x in (*self.inputs, self.out))
         self.head = Head(tokens, tokens, d, q, k, v, d**-0.5, out)
@@ -218,9 +216,16 @@ def main() -> None:
         turns = {variant: loaded(module, given.isa) for variant, module in modules.items()}
     problems = {d: Problem(given.tokens, d) for d in WIDTHS}
     result = dict(
-        kind="tiles", date=datetime.now(timezone.utc).isoformat(timespec="seconds"), cpu=cpu(),
-        isa=given.isa, threads=1, tokens=given.tokens, rounds=given.rounds, tables={}, variants=[],
-    )  # fmt: skip
+        kind="tiles",
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        cpu=cpu(),
+        isa=given.isa,
+        threads=1,
+        tokens=given.tokens,
+        rounds=given.rounds,
+        tables={},
+        variants=[],
+    )
     for problem in problems.values():
         checked(turns, problem)
     for group in dict.fromkeys(variant.group for variant in chosen):
@@ -229,9 +234,7 @@ def main() -> None:
         result["tables"][group] = table(group, races)
         print("\n".join(result["tables"][group]), end="\n\n")
         result["variants"] += [
-            dict(
-                group=group, value=v.value, changes=v.changes, turns={d: races[d][v] for d in races}
-            )
+            dict(group=group, value=v.value, changes=v.changes, turns={d: races[d][v] for d in races})
             for v in own
             if v != AS_IT_IS
         ]

@@ -50,8 +50,7 @@ def about() -> dict[str, Any]:
         f"batches of {training.TOKENS} tokens, Adam{training.BETAS} or SGD with momentum "
         f"{training.MOMENTUM}, no clipping, no warm-up; attention by levelhead",
         "tasks": {
-            "retrieval": f"{tasks.PAIRS} pairs of a key and a value, then the keys again: "
-            "which value came with each?",
+            "retrieval": f"{tasks.PAIRS} pairs of a key and a value, then the keys again: which value came with each?",
             "text": f"the next byte of pydoc_data.topics, windows of {tasks.WINDOW}",
         },
         "curves": "at every mark: loss and gradient are means since the mark before; held_out, "
@@ -70,12 +69,7 @@ def judged(module: Any, size: str, kept: dict[Plan, Run]) -> dict[str, Any]:
 def recorded(size: str) -> dict[str, Any]:
     """All trainings of a size, and what the claims make of them; those of quick as well."""
     sizes = ["quick", *(["full"] if size == "full" else [])]
-    wanted = [
-        plan
-        for x in sizes
-        for module in CLAIMS
-        for plan in module.wanted(parameters(module, x), SEED)
-    ]
+    wanted = [plan for x in sizes for module in CLAIMS for plan in module.wanted(parameters(module, x), SEED)]
     content = recording.packed(trained(list(dict.fromkeys(wanted)), told))
     kept = {run.plan: run for run in recording.unpacked(content)}
     claims = {x: {module.CLAIM.id: judged(module, x, kept) for module in CLAIMS} for x in sizes}

@@ -59,9 +59,7 @@ __all__ = [
 ]
 
 # Imported at first use, so that importing levelhead stays light.
-_ON_DEMAND = (
-    "distributed", "health", "lab", "models", "onnx", "reference", "remedies", "sinks", "testing", "torch"
-)
+_ON_DEMAND = ("distributed", "health", "lab", "models", "onnx", "reference", "remedies", "sinks", "testing", "torch")
 
 
 _FUNCTIONS = {  # and where each lives

@@ -55,9 +55,8 @@ def additive_attention(
     if torch is not None and isinstance(q, torch.Tensor):
         calls = import_module("levelhead.torch.additive")  # above this file, met when needed
         return calls.additive_attention(
-            q, k, v, w_q, w_k, w_v,
-            mask=mask, causal=causal, key_lengths=key_lengths, threads=threads,
-        )  # fmt: skip
+            q, k, v, w_q, w_k, w_v, mask=mask, causal=causal, key_lengths=key_lengths, threads=threads
+        )
     seen_q, seen_k, seen_v, origin = arrays.take(q, k, v)
     weights = [arrays.alike(n, x, origin) for n, x in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v))]
     check_weights(seen_q.shape, seen_k.shape, *(x.shape for x in weights))
@@ -73,27 +72,27 @@ def additive_attention(
     values = seen_v.astype(origin.wide, copy=False)
     out = np.empty((*seen_q.shape[:-1], seen_v.shape[-1]), origin.wide)
     _core.forward(
-        projected_q, projected_k, values, out=out, additive=np.ascontiguousarray(wide_v),
-        **team_for(threads, origin), **options,
-    )  # fmt: skip
+        projected_q,
+        projected_k,
+        values,
+        out=out,
+        additive=np.ascontiguousarray(wide_v),
+        **team_for(threads, origin),
+        **options,
+    )
     return origin.give(out.astype(origin.storage, copy=False))
 
 
-def options_of(
-    q: Array, k: Array, v: Array, origin: Origin, given: dict[str, Any]
-) -> dict[str, Any]:
+def options_of(q: Array, k: Array, v: Array, origin: Origin, given: dict[str, Any]) -> dict[str, Any]:
     """The core's options; additive scores are not scaled."""
     shape = scoring.shape_of(q.shape, k.shape, v.shape)
-    absent = dict.fromkeys(
-        ("window", "softcap", "sinks", "alibi", "segments", "query_start", "seed")
-    )
+    absent = dict.fromkeys(("window", "softcap", "sinks", "alibi", "segments", "query_start", "seed"))
     return options_for_core(shape, origin, scale=1.0, dropout=0.0, **absent, **given)
 
 
 def check_weights(
-    q: tuple[int, ...], k: tuple[int, ...], w_q: tuple[int, ...], w_k: tuple[int, ...],
-    w_v: tuple[int, ...],
-) -> None:  # fmt: skip
+    q: tuple[int, ...], k: tuple[int, ...], w_q: tuple[int, ...], w_k: tuple[int, ...], w_v: tuple[int, ...]
+) -> None:
     """The three weights fit each other, and the queries and keys."""
     advice = "w_q is (A, D), w_k (A, Dk), w_v (A,)"
     if len(w_v) != 1:

@@ -62,9 +62,7 @@ def integer(argument: str, value: object, what: str, advice: str) -> int:
     raise LevelheadTypeError(expected(argument, what, told(value), advice))
 
 
-def per_head(
-    argument: str, value: object, heads: int, what: str, advice: str
-) -> NDArray[np.float64]:
+def per_head(argument: str, value: object, heads: int, what: str, advice: str) -> NDArray[np.float64]:
     """float64 of shape (H,), one number per query head."""
     array = reals(argument, value, what, advice)
     if array.shape != (heads,):
@@ -73,9 +71,7 @@ def per_head(
     return array
 
 
-def integers(
-    argument: str, value: object, shape: tuple[int, ...], what: str, advice: str
-) -> NDArray[np.int64]:
+def integers(argument: str, value: object, shape: tuple[int, ...], what: str, advice: str) -> NDArray[np.int64]:
     """int64, broadcast to `shape` (a read-only view)."""
     array = as_array(argument, value, what, advice)
     if array.dtype.kind not in "iu" and array.size:
@@ -86,9 +82,7 @@ def integers(
     return np.broadcast_to(_fit(argument, array, shape, what, advice).astype(np.int64), shape)
 
 
-def _fit(
-    argument: str, array: NDArray[Any], shape: tuple[int, ...], what: str, advice: str
-) -> NDArray[Any]:
+def _fit(argument: str, array: NDArray[Any], shape: tuple[int, ...], what: str, advice: str) -> NDArray[Any]:
     """`array` itself, once it is known to broadcast to `shape`."""
     sizes = zip(reversed(array.shape), reversed(shape), strict=False)
     if array.ndim > len(shape) or any(n not in (1, full) for n, full in sizes):
@@ -97,9 +91,7 @@ def _fit(
     return array
 
 
-def broadcast(
-    argument: str, array: NDArray[Any], shape: tuple[int, ...], what: str, advice: str
-) -> NDArray[Any]:
+def broadcast(argument: str, array: NDArray[Any], shape: tuple[int, ...], what: str, advice: str) -> NDArray[Any]:
     """A view of `array` with `shape`; nothing is copied."""
     return np.broadcast_to(_fit(argument, array, shape, what, advice), shape)
 

@@ -35,10 +35,7 @@ def directory() -> Path:
 
 
 def safetensors_of(
-    file: Path,
-    *,
-    check: Callable[[Path], None],
-    progress: Callable[[int, int, str], None] | None = None,
+    file: Path, *, check: Callable[[Path], None], progress: Callable[[int, int, str], None] | None = None
 ) -> Path:
     """The directory with the file's weights as safetensors, made if need be.
 
@@ -102,9 +99,7 @@ def _convert(file: Path, into: Path, progress: Callable[[int, int, str], None]) 
     progress(0, 1, "reading the tokenizer")
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source)
     with _tensors_told(progress):
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, dtype=torch.float32, **source
-        )
+        model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
     progress(1, 1, "writing")
     config = model.config
     if hasattr(config, "quantization_config"):  # no longer true of what is written

@@ -100,9 +100,7 @@ def attention_backward(
     if "mask" in room:
         into["dmask"] = _stretched(room["mask"], options["mask"].shape)
     team = team_for(threads, origin)
-    _core.backward(
-        given["dout"], q, k, v, given["out"], lse, dlogsumexp=dlse, **into, **team, **options
-    )
+    _core.backward(given["dout"], q, k, v, given["out"], lse, dlogsumexp=dlse, **into, **team, **options)
     if "scale" in room and np.ndim(scale) == 0:
         room["scale"] = room["scale"].sum(keepdims=True).reshape(())
     for name in {"sinks", "scale"} & room.keys():
@@ -119,9 +117,7 @@ def _names(wrt: Sequence[str], mask: Any, sinks: Any) -> list[str]:
         raise LevelheadValueError(expected("wrt", f"different {what}", tuple(wrt), advice))
     for name, x in (("mask", mask), ("sinks", sinks)):
         if name in wrt and x is None:
-            raise LevelheadValueError(
-                expected("wrt", "what was given", f"{name!r} without {name}", f"Give {name}")
-            )
+            raise LevelheadValueError(expected("wrt", "what was given", f"{name!r} without {name}", f"Give {name}"))
     if "mask" in wrt and _is_boolean(mask):
         raise LevelheadTypeError(
             expected("wrt", "an additive mask", "a boolean one", "Only a float mask has a gradient")

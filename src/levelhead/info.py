@@ -91,9 +91,7 @@ def _version(package: str) -> str | None:
         return "(version unknown)"
 
 
-def _reasons(
-    isa: str, available: list[str], built: list[str], front_ends: Mapping[str, str | None]
-) -> Iterator[str]:
+def _reasons(isa: str, available: list[str], built: list[str], front_ends: Mapping[str, str | None]) -> Iterator[str]:
     for name in built:
         if name not in available:
             yield f"{name}: built, but this CPU does not have it"

@@ -214,9 +214,7 @@ def _load(path: Path) -> tuple[Any, Any]:
             )
             has_tokenizer = any(path.glob("tokenizer*")) or any(path.glob("vocab*"))
             tokenizer = (
-                transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-                if has_tokenizer
-                else None
+                transformers.AutoTokenizer.from_pretrained(path, local_files_only=True) if has_tokenizer else None
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise _wrong(f"files that transformers can open in {path}", error, _AGAIN) from error

@@ -58,9 +58,7 @@ class MultiHeadAttention:
     def __post_init__(self) -> None:
         missing = [f"{x}.weight" for x in _PROJECTIONS if f"{x}.weight" not in self.weights]
         if missing:
-            raise LevelheadValueError(
-                expected("weights", "all four projections", f"none for {missing}", "Add them")
-            )
+            raise LevelheadValueError(expected("weights", "all four projections", f"none for {missing}", "Add them"))
         for name, heads in (("q_proj", self.heads), ("k_proj", self.kv_heads or self.heads)):
             rows = self.weights[f"{name}.weight"].shape[0]
             if heads < 1 or rows % heads:
@@ -68,9 +66,15 @@ class MultiHeadAttention:
                 raise LevelheadValueError(expected("weights", wanted, rows, "Check the heads"))
 
     def __call__(
-        self, query: Array, key: Array | None = None, value: Array | None = None, *,
-        mask: Any = None, key_lengths: Any = None, cache: KeyValueCache | None = None,
-    ) -> Array:  # fmt: skip
+        self,
+        query: Array,
+        key: Array | None = None,
+        value: Array | None = None,
+        *,
+        mask: Any = None,
+        key_lengths: Any = None,
+        cache: KeyValueCache | None = None,
+    ) -> Array:
         """(..., T, in) to (..., T, out); keys and values are the query's unless given.
 
         With a cache, `query` holds new tokens, which are appended and see those before them.

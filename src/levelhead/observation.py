@@ -134,9 +134,7 @@ def merge(a: Observation, b: Observation) -> Observation:
     """
     for name, part in (("a", a), ("b", b)):
         if not isinstance(part, Observation):
-            raise LevelheadTypeError(
-                expected(name, "an Observation", type(part).__name__, "observe() makes one")
-            )
+            raise LevelheadTypeError(expected(name, "an Observation", type(part).__name__, "observe() makes one"))
     ours, theirs = _describe(a), _describe(b)
     for what, value in ours.items():
         if theirs[what] != value:
@@ -152,16 +150,7 @@ def merge(a: Observation, b: Observation) -> Observation:
     sums, counts = np.empty_like(first.sums), np.empty_like(first.counts)
     acc = None if first.acc is None else np.empty_like(first.acc)
     _core.merge(
-        first.sums,
-        first.counts,
-        first.acc,
-        second.sums,
-        second.counts,
-        second.acc,
-        first.keys,
-        sums,
-        counts,
-        acc,
+        first.sums, first.counts, first.acc, second.sums, second.counts, second.acc, first.keys, sums, counts, acc
     )
     return Observation(State(sums, counts, acc, first.keys + second.keys), a.sinks, a.origin)
 

@@ -124,10 +124,7 @@ def attention_backward(
         sinks = np.full(shape.H, -np.inf) if scoring.sinks is None else scoring.sinks
         sink = np.broadcast_to(sinks[:, None, None], (*heads, 1))
         m = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), sink)
-        e, e_sink = (
-            np.where(seen, np.exp(s - m), 0.0),
-            np.where(sink == -np.inf, 0.0, np.exp(sink - m)),
-        )
+        e, e_sink = (np.where(seen, np.exp(s - m), 0.0), np.where(sink == -np.inf, 0.0, np.exp(sink - m)))
         total = e.sum(-1, keepdims=True) + e_sink
         total = np.where(total == 0, 1.0, total)
         w, w_sink = e / total, e_sink / total
@@ -194,9 +191,7 @@ def _unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
     return summed.reshape(shape)
 
 
-def _setup(
-    q: Array, k: Array, v: Array | None, options: dict[str, Any]
-) -> tuple[Shape, Scoring, Array, Array]:
+def _setup(q: Array, k: Array, v: Array | None, options: dict[str, Any]) -> tuple[Shape, Scoring, Array, Array]:
     """Sizes, checked options, query positions p (B, T) and key positions j (S,)."""
     shape = shape_of(q.shape, k.shape, None if v is None else v.shape)
     own = {name: options.pop(name, None) for name in ("query_runs", "key_runs")}

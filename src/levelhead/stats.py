@@ -166,12 +166,7 @@ def level(normalised_entropy: float, saturated: float) -> Level:
 
 # The tube has nine cells, level in the middle; H/ln n maps piecewise onto them, and a bubble
 # never leaves the cells of its level.
-CELLS: dict[Level, tuple[int, int]] = {
-    "flat": (0, 1),
-    "level": (2, 5),
-    "sharp": (6, 7),
-    "saturated": (8, 8),
-}
+CELLS: dict[Level, tuple[int, int]] = {"flat": (0, 1), "level": (2, 5), "sharp": (6, 7), "saturated": (8, 8)}
 ENTROPIES, PLACES = (0.0, SATURATED, SHARP, 0.9, FLAT, 1.0), (8.0, 7.5, 5.5, 4.0, 1.5, 0.0)
 
 

@@ -57,11 +57,7 @@ def assert_level(
 
     from levelhead.watching.watch import watch
 
-    with (
-        _evaluating(model),
-        torch.no_grad(),
-        watch(model, deep=deep, rows=rows, expected_scale=expected_scale) as seen,
-    ):
+    with _evaluating(model), torch.no_grad(), watch(model, deep=deep, rows=rows, expected_scale=expected_scale) as seen:
         _call(model, batch)
     run: Run = seen.run()
     if not run.latest:

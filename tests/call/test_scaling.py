@@ -37,10 +37,7 @@ def test_formula(scale, factor):
 
 def test_flags_belong_to_their_rules():
     flags = {
-        name: (
-            scaling.resolve(name, heads=1, d_k=4).cosine,
-            scaling.resolve(name, heads=1, d_k=4).log_n,
-        )
+        name: (scaling.resolve(name, heads=1, d_k=4).cosine, scaling.resolve(name, heads=1, d_k=4).log_n)
         for name in scaling.RULES
     }
     assert {name for name, (cosine, _) in flags.items() if cosine} == {"cosine"}

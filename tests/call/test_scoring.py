@@ -88,9 +88,7 @@ def test_defaults():
         assert getattr(plain, name) is None
 
 
-@pytest.mark.parametrize(
-    "shape", [(5, 7), (1, 7), (7,), (), (4, 1, 7), (3, 1, 5, 1), (2, 3, 4, 5, 7)]
-)
+@pytest.mark.parametrize("shape", [(5, 7), (1, 7), (7,), (), (4, 1, 7), (3, 1, 5, 1), (2, 3, 4, 5, 7)])
 @pytest.mark.parametrize("dtype", [bool, np.float32, np.float16])
 def test_mask_is_a_view_of_the_callers(shape, dtype):
     mask = np.zeros(shape, dtype)
@@ -141,9 +139,7 @@ def test_segment_ids_from_cumulative_lengths():
 def test_alibi_slopes():
     np.testing.assert_array_equal(scoring.alibi_slopes(8), 0.5 ** np.arange(1, 9))
     # the paper's rule for other head counts: those of 4, then every other one of 8
-    np.testing.assert_allclose(
-        scoring.alibi_slopes(6), [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]
-    )
+    np.testing.assert_allclose(scoring.alibi_slopes(6), [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8])
     assert scoring.alibi_slopes(1).tolist() == [2.0**-8]
     assert scoring.alibi_slopes(0).shape == (0,)
     assert scoring.describe(SHAPE, alibi=True).alibi.tolist() == scoring.alibi_slopes(4).tolist()
@@ -163,9 +159,7 @@ def test_seed():
 
 
 def test_float64_reaches_further():
-    wide = scoring.describe(
-        SHAPE, scale=1e300, sinks=[1e300] * 4, softcap=1e-300, dtype_name="float64"
-    )
+    wide = scoring.describe(SHAPE, scale=1e300, sinks=[1e300] * 4, softcap=1e-300, dtype_name="float64")
     assert wide.scale.factor[0] == wide.sinks[0] == 1e300
 
 
@@ -252,8 +246,7 @@ def test_integer_masks_are_told_to_become_bool():
 
 
 @pytest.mark.parametrize(
-    "cu_seqlens",
-    [[], [1, 2], [0, 3, 2], [0.0, 1.0], [[0, 1]], [[0], [1, 2]], 3, None, np.zeros((2, 2), int)],
+    "cu_seqlens", [[], [1, 2], [0, 3, 2], [0.0, 1.0], [[0, 1]], [[0], [1, 2]], 3, None, np.zeros((2, 2), int)]
 )
 def test_bad_cumulative_lengths(cu_seqlens):
     with pytest.raises(LevelheadError, match=r"^cu_seqlens: expected "):

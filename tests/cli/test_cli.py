@@ -72,9 +72,7 @@ def test_tour_tells_what_was_chosen(tour: str) -> None:
     assert f"{lh.info()!r}" in tour
 
 
-@pytest.mark.parametrize(
-    "step", ["X", "W_Q W_K W_V", "Q K V", "scores", "scaled", "weights", "output"]
-)
+@pytest.mark.parametrize("step", ["X", "W_Q W_K W_V", "Q K V", "scores", "scaled", "weights", "output"])
 def test_tour_shows_every_step_with_its_shape(tour: str, step: str) -> None:
     assert re.search(rf"^  {step} +\[\d+ × \d+\]", tour, re.M)
 
@@ -89,9 +87,7 @@ def test_tour_shows_weights_that_add_up(tour: str) -> None:
 def test_tour_shows_what_the_scale_is_for(tour: str) -> None:
     scaled, plain = tour.split('with scale="none":')
     assert "level" in scaled[scaled.index('with scale="1/sqrt(d_k)":') :]
-    closing = re.search(
-        r"spread of (\S+) .* (\d+) of 256 keys;\n.* is (\S+) and only (\S+) keys", plain
-    )
+    closing = re.search(r"spread of (\S+) .* (\d+) of 256 keys;\n.* is (\S+) and only (\S+) keys", plain)
     assert closing is not None
     spread, keys, plain_spread, plain_keys = map(float, closing.groups())
     # Unit-variance entries: the spread of q·k is √64, and 1 after the division.
@@ -158,9 +154,7 @@ class Terminal:
 
 
 @pytest.mark.parametrize(("value", "colour"), [(None, True), ("", True), ("1", False)])
-def test_no_color_is_honoured(
-    monkeypatch: pytest.MonkeyPatch, value: str | None, colour: bool
-) -> None:
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, value: str | None, colour: bool) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     if value is not None:
         monkeypatch.setenv("NO_COLOR", value)

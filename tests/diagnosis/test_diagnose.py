@@ -27,10 +27,19 @@ from levelhead.runs.record import Facts, Record, Run, Seen, Snapshot
 
 ROWS = 64
 KINDS = {
-    "wrong scale", "unusual scale", "saturated and not learning", "logit growth", "flat heads",
-    "sink heads", "fp16 overflow near", "softcap saturated", "QK-norm present but not in force",
-    "dead rows", "not finite", "not seen",
-}  # fmt: skip
+    "wrong scale",
+    "unusual scale",
+    "saturated and not learning",
+    "logit growth",
+    "flat heads",
+    "sink heads",
+    "fp16 overflow near",
+    "softcap saturated",
+    "QK-norm present but not in force",
+    "dead rows",
+    "not finite",
+    "not seen",
+}
 
 
 # ---- runs made of numbers
@@ -40,10 +49,21 @@ def a_tally(heads: int = 4, **columns: Any) -> tally.Floats:
     """Healthy heads; `columns` are means per row, or extremes, one or one per head."""
     found = tally.nothing(heads)
     ordinary = dict(
-        rows=ROWS, several=ROWS, normalised_entropy=0.88, entropy=0.88 * math.log(64), top1=0.08,
-        sum_p2=0.03, first=1 / 64, var=1.0, max=2.5, max_logit=4.0, min_logit=-4.0,
-        max_batch=0, max_query=3, max_key=5,
-    )  # fmt: skip
+        rows=ROWS,
+        several=ROWS,
+        normalised_entropy=0.88,
+        entropy=0.88 * math.log(64),
+        top1=0.08,
+        sum_p2=0.03,
+        first=1 / 64,
+        var=1.0,
+        max=2.5,
+        max_logit=4.0,
+        min_logit=-4.0,
+        max_batch=0,
+        max_query=3,
+        max_key=5,
+    )
     counts = ("rows", "several", "lone_rows", "empty_rows", "nan_rows", "gradients")
     over_several = ("saturated", "normalised_entropy", "effective_keys")
     given = {**ordinary, **columns}
@@ -57,9 +77,18 @@ def a_tally(heads: int = 4, **columns: Any) -> tally.Floats:
 
 
 FACTS = Facts(
-    kind="Attention", how="sdpa", d_k=64, kv_heads=4, queries=64, keys=64, dtype="float32",
-    scale=0.125, effective_scale=0.125, scale_reading="projections", model_width=256,
-)  # fmt: skip
+    kind="Attention",
+    how="sdpa",
+    d_k=64,
+    kv_heads=4,
+    queries=64,
+    keys=64,
+    dtype="float32",
+    scale=0.125,
+    effective_scale=0.125,
+    scale_reading="projections",
+    model_width=256,
+)
 
 
 def a_record(module: str = "layers.0.attn", facts: dict[str, Any] | None = None, **columns: Any):
@@ -92,9 +121,7 @@ def test_a_healthy_head_has_no_finding() -> None:
 
 def test_saturated_heads_alone_are_no_finding() -> None:
     """all-MiniLM-L6-v2: a layer-0 head with top-1 0.999 and 98.6 % of its rows saturated."""
-    found = diagnose(
-        a_run(a_record(saturated=0.986, normalised_entropy=0.001, top1=0.999, max_logit=43.9))
-    )
+    found = diagnose(a_run(a_record(saturated=0.986, normalised_entropy=0.001, top1=0.999, max_logit=43.9)))
     assert found == []
 
 
@@ -146,8 +173,7 @@ def test_other_scales_are_unusual(off: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "d_k", "effective"),
-    [(1, 64, 0.125), (4, 1, 1.0), (8, 64, 0.125), (1, 1, 1.0), (2, 2, 2**-0.5)],
+    ("heads", "d_k", "effective"), [(1, 64, 0.125), (4, 1, 1.0), (8, 64, 0.125), (1, 1, 1.0), (2, 2, 2**-0.5)]
 )
 def test_the_right_scale_wins_where_rules_coincide(heads: int, d_k: int, effective: float) -> None:
     width = d_k  # so that 1/√d of the model's width is the right one too
@@ -198,9 +224,7 @@ def test_a_negative_or_zero_scale_is_unusual() -> None:
         (None, 1.0, "warning"),
     ],
 )
-def test_architectures_that_ship_so(
-    architecture: str | None, effective: float, severity: str
-) -> None:
+def test_architectures_that_ship_so(architecture: str | None, effective: float, severity: str) -> None:
     facts = dict(architecture=architecture, effective_scale=effective)
     one = only(diagnose(a_run(a_record(facts=facts))), "wrong scale")
     assert one.severity == severity
@@ -268,18 +292,22 @@ def grown(*curves: Any, steps: Any = None, **facts: Any) -> Run:
     """A module per curve, (N,) or (N, H) of largest logits."""
     arrays = [np.asarray(c, np.float64).reshape(len(c), -1) for c in curves]
     steps = np.arange(len(arrays[0])) if steps is None else steps
-    return Run("Toy", tuple(
-        Snapshot(int(step), tuple(
-            a_record(f"layers.{m}", facts, heads=c.shape[1], max_logit=c[i], min_logit=-1.0)
-            for m, c in enumerate(arrays)
-        ))
-        for i, step in enumerate(steps)
-    ))  # fmt: skip
+    return Run(
+        "Toy",
+        tuple(
+            Snapshot(
+                int(step),
+                tuple(
+                    a_record(f"layers.{m}", facts, heads=c.shape[1], max_logit=c[i], min_logit=-1.0)
+                    for m, c in enumerate(arrays)
+                ),
+            )
+            for i, step in enumerate(steps)
+        ),
+    )
 
 
-@pytest.mark.parametrize(
-    ("level", "severity"), [(999.0, None), (1e3, "warning"), (9999.0, "warning"), (1e4, "error")]
-)
+@pytest.mark.parametrize(("level", "severity"), [(999.0, None), (1e3, "warning"), (9999.0, "warning"), (1e4, "error")])
 def test_a_single_step_is_judged_by_its_level(level: float, severity: str | None) -> None:
     found = diagnose(grown([level])).of("logit growth")
     assert [f.severity for f in found] == ([severity] if severity else [])
@@ -416,11 +444,7 @@ def test_long_curves_are_thinned_and_their_end_kept() -> None:
     curve = 20 + 5 * np.exp(np.maximum(steps - 4800, 0) / 30)
     found = logit_growth.alarms(logit_growth.Curve(steps, curve[:, None]))
     assert [a.severity for a in found] == ["error"]
-    at = [
-        n
-        for n in range(4800, 5000, 5)
-        if logit_growth.alarms(logit_growth.Curve(steps, curve[:, None]).until(n))
-    ]
+    at = [n for n in range(4800, 5000, 5) if logit_growth.alarms(logit_growth.Curve(steps, curve[:, None]).until(n))]
     assert curve[at[0]] < 600
 
 
@@ -578,8 +602,7 @@ def test_idle_norms() -> None:
     present = dict(norms_present=("q_norm", "k_norm"))
     assert diagnose(a_run(a_record(facts=present))) == []
     one = only(
-        diagnose(a_run(a_record(facts={**present, "norms_idle": ("k_norm",)}))),
-        "QK-norm present but not in force",
+        diagnose(a_run(a_record(facts={**present, "norms_idle": ("k_norm",)}))), "QK-norm present but not in force"
     )
     assert one.severity == "warning" and "k_norm" in one.why and one.evidence["idle"] == 1
 
@@ -605,9 +628,7 @@ def test_a_module_that_did_not_run_in_the_last_step_is_judged_all_the_same() -> 
 
 def test_every_kind_is_explained_on_the_page() -> None:
     page = Path(__file__).parents[2] / findings.PAGE
-    titles = [
-        line.lstrip("# ").lower() for line in page.read_text().splitlines() if line[:1] == "#"
-    ]
+    titles = [line.lstrip("# ").lower() for line in page.read_text().splitlines() if line[:1] == "#"]
     anchors = {title.replace(" ", "-") for title in titles}
     for kind in KINDS:
         assert findings.link(kind).removeprefix(f"{findings.PAGE}#") in anchors, kind
@@ -617,8 +638,7 @@ def everything() -> Run:
     """A run with every kind of finding."""
     rising = grown(SICK["exponential"]).snapshots
     facts = dict(dtype="float16", softcap=50.0, norms_idle=("q_norm",), effective_scale=1.0)
-    bad = a_record("bad", facts, nan_rows=1, empty_rows=1, normalised_entropy=0.99, first=0.5,
-                   max=49.0, max_logit=2e4)  # fmt: skip
+    bad = a_record("bad", facts, nan_rows=1, empty_rows=1, normalised_entropy=0.99, first=0.5, max=49.0, max_logit=2e4)
     odd = a_record("odd", {"effective_scale": 0.3})
     frozen = replace(trained(**FROZEN).last.records[0], module="frozen")
     last = replace(rising[-1], records=(*rising[-1].records, bad, odd, frozen))
@@ -647,9 +667,7 @@ def test_the_report_reads() -> None:
     assert "nan" not in text.replace("NaN", "").split()
     html = found._repr_html_()
     assert html.startswith("<p>Toy") and "&lt;" not in found[0].kind
-    assert str(diagnose(a_run(a_record()))) == (
-        "Toy, 4 heads of 1 attention module, 1 step observed: no findings"
-    )
+    assert str(diagnose(a_run(a_record()))) == ("Toy, 4 heads of 1 attention module, 1 step observed: no findings")
 
 
 def test_the_same_in_many_modules_is_explained_once() -> None:
@@ -675,9 +693,18 @@ def test_findings_can_be_asked() -> None:
 
 @pytest.mark.parametrize(
     ("x", "text"),
-    [(0.125, "0.125"), (43.91, "43.9"), (1024.0, "1,024"), (3.2e-7, "3.2e-07"), (0.0, "0"),
-     (12345.6, "12,346"), (-2.5, "-2.50"), (math.inf, "inf"), (3e9, "3e+09")],
-)  # fmt: skip
+    [
+        (0.125, "0.125"),
+        (43.91, "43.9"),
+        (1024.0, "1,024"),
+        (3.2e-7, "3.2e-07"),
+        (0.0, "0"),
+        (12345.6, "12,346"),
+        (-2.5, "-2.50"),
+        (math.inf, "inf"),
+        (3e9, "3e+09"),
+    ],
+)
 def test_numbers_are_short(x: float, text: str) -> None:
     assert findings.number(x) == text
 
@@ -704,9 +731,7 @@ class Watch:
 def test_a_watch_a_run_and_a_file_say_the_same(tmp_path: Path) -> None:
     run = everything()
     run.save(tmp_path / "run.json")
-    texts = {str(diagnose(what)) for what in (
-        run, Watch(run), tmp_path / "run.json", str(tmp_path / "run.json"),
-    )}  # fmt: skip
+    texts = {str(diagnose(what)) for what in (run, Watch(run), tmp_path / "run.json", str(tmp_path / "run.json"))}
     assert len(texts) == 1
 
 
@@ -779,9 +804,22 @@ def test_an_observation_reads_as_its_heads_do() -> None:
         rows = {f: getattr(seen.rows, f)[:, h] for f in seen.rows.__slots__}
         good = ~np.isnan(rows["logsumexp"])
         flat = stats.heads(stats.Rows(**{name: x[good] for name, x in rows.items()}))
-        for name in ("rows", "empty_rows", "lone_rows", "max_logit", "min_logit", "mean_top1",
-                     "saturated", "normalised_entropy", "effective_keys", "max_top1", "gradient",
-                     "mean_first", "mean_logsumexp", "min_entropy"):  # fmt: skip
+        for name in (
+            "rows",
+            "empty_rows",
+            "lone_rows",
+            "max_logit",
+            "min_logit",
+            "mean_top1",
+            "saturated",
+            "normalised_entropy",
+            "effective_keys",
+            "max_top1",
+            "gradient",
+            "mean_first",
+            "mean_logsumexp",
+            "min_entropy",
+        ):
             got, wanted = getattr(heads, name)[h], getattr(flat, name)
             np.testing.assert_allclose(got, wanted, rtol=1e-12, err_msg=name)
         b, t, s = (int(getattr(heads, f"max_{x}")[h]) for x in ("batch", "query", "key"))
@@ -840,7 +878,9 @@ def test_heads_of_which_nothing_was_seen_have_no_level() -> None:
 def test_checks_are_all_asked() -> None:
     """A check that nobody calls would be silent for ever."""
     asked = {*symptoms.OF_A_RECORD, *symptoms.OF_A_RUN, logit_growth.check}
-    own = {f for name, f in vars(symptoms).items()
-           if callable(f) and not name.startswith("_")
-           and getattr(f, "__module__", "") == symptoms.__name__}  # fmt: skip
+    own = {
+        f
+        for name, f in vars(symptoms).items()
+        if callable(f) and not name.startswith("_") and getattr(f, "__module__", "") == symptoms.__name__
+    }
     assert own <= asked and len(asked) == 10

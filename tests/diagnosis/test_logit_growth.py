@@ -114,10 +114,7 @@ def test_a_rate_that_trains_well_never_alarms() -> None:
 
 def test_the_summary_follows_from_the_runs() -> None:
     assert BENCH.summary(SUMMARY["rate"], RESULT["runs"]) == SUMMARY
-    tables = {
-        "seeds": BENCH.seeds_table(SUMMARY["rate"], RESULT["runs"]),
-        "rates": BENCH.rates_table(RESULT["runs"]),
-    }
+    tables = {"seeds": BENCH.seeds_table(SUMMARY["rate"], RESULT["runs"]), "rates": BENCH.rates_table(RESULT["runs"])}
     assert tables == RESULT["tables"]
 
 

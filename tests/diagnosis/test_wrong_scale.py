@@ -17,9 +17,7 @@ from wrong_scale import BUGS, D_K, PLACES, PROJECTIONS, WIDTH, Placed, ReallmFor
 __all__ = ["one_thread"]  # a fixture
 
 
-def findings(
-    model: nn.Module, *args: Any, **kwargs: Any
-) -> tuple[lh.health.watch.Watch, list[Finding]]:
+def findings(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[lh.health.watch.Watch, list[Finding]]:
     with torch.no_grad(), lh.watch(model, deep=True) as w:
         model(*args, **kwargs)
     assert w.last.records and all(line.seen for line in w.coverage())

@@ -16,18 +16,7 @@ import torch
 import levelhead as lh
 from levelhead.distributed import Split
 from ranks import Ranks
-from sharded import (
-    FEATURES,
-    PLANS,
-    SPLITS,
-    Case,
-    Found,
-    alone,
-    numpy,
-    split_of,
-    together,
-    work,
-)
+from sharded import FEATURES, PLANS, SPLITS, Case, Found, alone, numpy, split_of, together, work
 from sharded_truth import check
 from support import same_bits
 
@@ -46,10 +35,7 @@ def ranks() -> Iterator[Ranks]:
 def found_by(ranks: Ranks, cases: list[Case]) -> list[Found]:
     """The whole of each case, from all ranks."""
     by_rank = ranks.run(work, cases)
-    return [
-        together(case, [found[i] for found in by_rank[: case.world]])
-        for i, case in enumerate(cases)
-    ]
+    return [together(case, [found[i] for found in by_rank[: case.world]]) for i, case in enumerate(cases)]
 
 
 def check_bits(case: Case, found: Found) -> None:
@@ -93,23 +79,14 @@ def test_every_option(ranks: Ranks, world: int, plan: str) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_split(ranks: Ranks, plan: str) -> None:
     features = ("causal", "alibi", "bias", "log-n", "dropout")
-    cases = [
-        Case(plan, feature, split, world)
-        for feature in features
-        for split in SPLITS
-        for world in (2, 3)
-    ]
+    cases = [Case(plan, feature, split, world) for feature in features for split in SPLITS for world in (2, 3)]
     for case, found in zip(cases, found_by(ranks, cases), strict=True):
         check(case, found)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_every_dtype(ranks: Ranks, dtype: str) -> None:
-    cases = [
-        Case(plan, feature, "zigzag", 3, dtype=dtype)
-        for plan in PLANS
-        for feature in ("causal", "log-n")
-    ]
+    cases = [Case(plan, feature, "zigzag", 3, dtype=dtype) for plan in PLANS for feature in ("causal", "log-n")]
     for case, found in zip(cases, found_by(ranks, cases), strict=True):
         assert found.out.dtype is getattr(torch, dtype)
         assert all(found.gradients[x].dtype is found.out.dtype for x in "qkv")

@@ -59,13 +59,12 @@ def mistaken(rank: int, plan: str, mistake: str) -> Any:
         "alibi": {"alibi": True} if wrong else {},
         "plan": {"plan": ("ring" if plan != "ring" else "all-gather") if wrong else plan},
         "split": {"split": (None, Split.zigzag(N, WORLD) if wrong else split)},
-        "swapped": {"split": (None, Split((split.runs[1], split.runs[0], split.runs[2]))
-                              if wrong else split)},
+        "swapped": {"split": (None, Split((split.runs[1], split.runs[0], split.runs[2])) if wrong else split)},
         "mask": {"mask": torch.ones(q.shape[-2], N, dtype=torch.bool)} if wrong else {},
         "key_lengths": {"key_lengths": [N, 4 + wrong]},
         "softcap": {"softcap": -1.0 if wrong else 2.0},
         "threads": {"threads": 0} if wrong else {},
-    }.get(mistake, {})  # fmt: skip
+    }.get(mistake, {})
     if mistake == "short shard" and wrong:
         k, v = k[..., :-1, :], v[..., :-1, :]
     if mistake == "gradients" and wrong:
@@ -240,9 +239,7 @@ def regroup(rank: int, world: int, port: int) -> Any:
 
 
 @pytest.mark.parametrize("plans", [("ring", "all-gather"), ("decode", "ulysses")], ids="+".join)
-def test_a_rank_that_dies_is_an_error_for_the_others_and_a_new_group_works(
-    plans: tuple[str, str],
-) -> None:
+def test_a_rank_that_dies_is_an_error_for_the_others_and_a_new_group_works(plans: tuple[str, str]) -> None:
     """Five ranks, of which the last is killed four times: twice forward, twice backward."""
     ranks = Ranks(5)
     try:

@@ -50,9 +50,7 @@ def calls(rows: local.Rows, block: local.Block) -> tuple[dict[str, torch.Tensor]
     """What a block gives, forward and backward, and in how many calls of the kernel."""
     trace = Trace()
     out, logsumexp = local.read(local.observe(rows, block, trace), rows)
-    found = {
-        name: torch.empty_like(x) for name, x in (("q", rows.q), ("k", block.k), ("v", block.v))
-    }
+    found = {name: torch.empty_like(x) for name, x in (("q", rows.q), ("k", block.k), ("v", block.v))}
     found |= {"scale": torch.empty(2, dtype=torch.float64), "sinks": torch.empty(2).double()}
     result = local.Result(out, logsumexp, torch.ones_like(out), torch.ones_like(logsumexp))
     local.differentiate(rows, block, result, found, trace)
@@ -79,8 +77,7 @@ def test_a_block_run_by_run_is_the_block(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_error_does_not_grow_with_the_number_of_shards(kind: str, dtype: str) -> None:
     draw = torch.Generator().manual_seed(0)
     q, k, v = (
-        torch.randn(2, n, 64, generator=draw, dtype=torch.float64).to(getattr(torch, dtype))
-        for n in (40, 2000, 2000)
+        torch.randn(2, n, 64, generator=draw, dtype=torch.float64).to(getattr(torch, dtype)) for n in (40, 2000, 2000)
     )
     truth = reference.observe(*(numpy(x) for x in (q, k, v)))
     errors = []
@@ -97,10 +94,7 @@ def test_a_shared_maximum_has_the_lowest_position() -> None:
     scale = torch.ones(1, dtype=torch.float64)
     rows = local.Rows(q, ((0, 3, 1),), scale, {})
     split = Split((((4, 4, 1),), ((0, 2, 1), (8, 4, 1)), ((2, 2, 1),)))
-    states = [
-        local.observe(rows, local.Block(split.shard(k, r), split.shard(k, r), split.runs[r]))
-        for r in range(3)
-    ]
+    states = [local.observe(rows, local.Block(split.shard(k, r), split.shard(k, r), split.runs[r])) for r in range(3)]
     whole = local.join(local.join(states[0], states[1]), states[2])
     assert (whole.counts == [[12, 0]]).all()
 
@@ -261,9 +255,7 @@ def among_some(rank: int) -> tuple[list[int], list[torch.Tensor]] | None:
     split, place = Split.zigzag(50, len(SOME)), SOME.index(rank)
     whole = [torch.randn(2, 50, 8, generator=draw) for _ in range(3)]
     parts = [split.shard(x, place).clone().requires_grad_() for x in whole]
-    lh.distributed.attention(
-        *parts, group=group, plan="ring", split=split
-    ).square().sum().backward()
+    lh.distributed.attention(*parts, group=group, plan="ring", split=split).square().sum().backward()
     alone = [x.requires_grad_() for x in whole]
     lh.attention(*alone).square().sum().backward()
     gaps = [part.grad - split.shard(x.grad, place) for part, x in zip(parts, alone, strict=True)]

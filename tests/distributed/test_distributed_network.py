@@ -109,9 +109,7 @@ REASON = _reason()
 class LeftOut:
     """A plug-in of this run that takes the tests away, openly."""
 
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         gone = [item for item in items if item.path == Path(__file__)]
         items[:] = [item for item in items if item not in gone]
         config.hook.pytest_deselected(items=gone)

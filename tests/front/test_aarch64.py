@@ -22,9 +22,7 @@ MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
 class LeftOut:
     """A plug-in of this run that takes the test away, openly."""
 
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         gone = [item for item in items if item.name == test_core_passes_its_tests.__name__]
         items[:] = [item for item in items if item not in gone]
         config.hook.pytest_deselected(items=gone)
@@ -54,9 +52,7 @@ def test_core_passes_its_tests(root: Path) -> None:
     assert "everything passed" in done.stdout
 
 
-def test_without_its_tools_the_script_fails_and_names_the_packages(
-    root: Path, tmp_path: Path
-) -> None:
+def test_without_its_tools_the_script_fails_and_names_the_packages(root: Path, tmp_path: Path) -> None:
     done = run(root, PATH=str(tmp_path))
     assert done.returncode != 0
     assert done.stdout == ""

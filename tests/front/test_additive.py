@@ -14,9 +14,14 @@ from support import isa  # noqa: F401
 
 
 def plain(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w_q: torch.Tensor, w_k: torch.Tensor,
-    w_v: torch.Tensor, hidden: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w_q: torch.Tensor,
+    w_k: torch.Tensor,
+    w_v: torch.Tensor,
+    hidden: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The (T, S, A) array and all."""
     inner = torch.tanh((q @ w_q.mT)[..., :, None, :] + (k @ w_k.mT)[..., None, :, :])
     s = inner @ w_v
@@ -25,9 +30,14 @@ def plain(
 
 
 def arrays(
-    *lead: int, T: int = 30, S: int = 70, A: int = 20, dtype: torch.dtype = torch.float64,
-    size: float = 1.0, grad: bool = False,
-) -> list[torch.Tensor]:  # fmt: skip
+    *lead: int,
+    T: int = 30,
+    S: int = 70,
+    A: int = 20,
+    dtype: torch.dtype = torch.float64,
+    size: float = 1.0,
+    grad: bool = False,
+) -> list[torch.Tensor]:
     torch.manual_seed(0)
     shapes = [(*lead, T, 8), (*lead, S, 6), (*lead, S, 5), (A, 8), (A, 6), (A,)]
     found = [torch.randn(shape, dtype=dtype) for shape in shapes]
@@ -65,9 +75,7 @@ def test_masks() -> None:
     found = lh.additive_attention(*given, key_lengths=lengths)
     torch.testing.assert_close(found, plain(*given, hidden=hidden))
     causal = torch.arange(70) > torch.arange(30)[:, None] + 40
-    torch.testing.assert_close(
-        lh.additive_attention(*given, causal=True), plain(*given, hidden=causal)
-    )
+    torch.testing.assert_close(lh.additive_attention(*given, causal=True), plain(*given, hidden=causal))
 
 
 @pytest.mark.parametrize("size", [1.0, 300.0])

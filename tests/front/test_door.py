@@ -91,14 +91,10 @@ SHAPES = {  # leading dimensions, kv heads, T, S, D, E
 }
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"causal": True}, {"scale": -0.3}, {"threads": 2}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"scale": -0.3}, {"threads": 2}], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_plain_calls_go_through(
-    shape: str, dtype: str, options: dict[str, Any], compare: Callable[..., bool]
-) -> None:
+def test_plain_calls_go_through(shape: str, dtype: str, options: dict[str, Any], compare: Callable[..., bool]) -> None:
     lead, groups, *sizes = SHAPES[shape]
     given = qkv(lead, *sizes, groups=groups, dtype=dtype)
     tensors = [tensor(x) for x in given]
@@ -160,9 +156,7 @@ NUMPY: dict[str, Callable[[], Any]] = {
     "nine axes": lambda: lh.attention(*(x[(None,) * 5] for x in X)),
     "no common stride": lambda: lh.attention(*(x[None, :].repeat(3, 0).swapaxes(0, 1) for x in X)),
     "a large result": lambda: lh.attention(*(np.ones((2**9 + 1, 2**9), "f") for _ in X)),
-    "too many elements": lambda: lh.attention(
-        *(np.broadcast_to(X[0][:1], (2**40, 2**20, 5, 8)),) * 3
-    ),
+    "too many elements": lambda: lh.attention(*(np.broadcast_to(X[0][:1], (2**40, 2**20, 5, 8)),) * 3),
     "causal=1": lambda: lh.attention(*X, causal=1),
     "causal=None": lambda: lh.attention(*X, causal=None),
     "NumPy's True": lambda: lh.attention(*X, causal=np.True_),
@@ -216,9 +210,7 @@ OTHER_TENSORS: dict[str, Callable[[], Any]] = {
     "sparse": lambda: lh.attention(T[0], T[1].to_sparse(), T[2]),
     "sparse rows": lambda: lh.attention(*(t[0, 0].to_sparse_csr() for t in T)),
     "nested": lambda: lh.attention(*(torch.nested.nested_tensor([t[0], t[1]]) for t in T)),
-    "quantised": lambda: lh.attention(
-        *(torch.quantize_per_tensor(t, 0.1, 0, torch.qint8) for t in T)
-    ),
+    "quantised": lambda: lh.attention(*(torch.quantize_per_tensor(t, 0.1, 0, torch.qint8) for t in T)),
     "float8": lambda: lh.attention(*(t.to(torch.float8_e4m3fn) for t in T)),
     "complex": lambda: lh.attention(*(t.to(torch.complex64) for t in T)),
     "integers": lambda: lh.attention(*(t.long() for t in T)),
@@ -226,9 +218,7 @@ OTHER_TENSORS: dict[str, Callable[[], Any]] = {
     "func.grad": lambda: torch.func.grad(lambda t: lh.attention(t, *T[1:]).sum())(T[0]),
     "func.jvp": lambda: torch.func.jvp(lambda t: lh.attention(t, *T[1:]), (T[0],), (T[0],))[0],
     "functionalised": lambda: lh.attention(torch._to_functional_tensor(T[0]), *T[1:]),
-    "traced": lambda: torch.jit.trace(lambda t: lh.attention(t, *T[1:]), T[0], check_trace=False)(
-        T[0]
-    ),
+    "traced": lambda: torch.jit.trace(lambda t: lh.attention(t, *T[1:]), T[0], check_trace=False)(T[0]),
     "empty": lambda: lh.attention(T[0][:, :, :0], *T[1:]),
     "out": lambda: lh.attention(*T, out=torch.empty(2, 3, 5, 3)),
 }
@@ -251,9 +241,7 @@ MODES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_plain_tensors_go_through_in_any_surroundings(
-    name: str, compare: Callable[..., bool]
-) -> None:
+def test_plain_tensors_go_through_in_any_surroundings(name: str, compare: Callable[..., bool]) -> None:
     assert compare(MODES[name])
 
 

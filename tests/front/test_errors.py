@@ -72,21 +72,13 @@ SHAPES: list[Case] = [
     ("length", {"v": ones(2, 2, 5, 3)}, V, ("v:", "6 keys", "5 in shape")),
     (
         "logits overflow",
-        {
-            "q": broadcast(1, 1, 2**40, 1),
-            "k": broadcast(1, 1, 2**40, 1),
-            "v": broadcast(1, 1, 2**40, 1),
-        },
+        {"q": broadcast(1, 1, 2**40, 1), "k": broadcast(1, 1, 2**40, 1), "v": broadcast(1, 1, 2**40, 1)},
         V,
         ("q and k", "2**60", str(2**40)),
     ),
     (
         "result overflow",
-        {
-            "q": broadcast(1, 1, 2**40, 1),
-            "k": broadcast(1, 1, 1, 1),
-            "v": broadcast(1, 1, 1, 2**40),
-        },
+        {"q": broadcast(1, 1, 2**40, 1), "k": broadcast(1, 1, 1, 1), "v": broadcast(1, 1, 1, 2**40)},
         V,
         ("q and v", "2**60", str(2**40)),
     ),
@@ -183,16 +175,12 @@ def by_name(cases: list[Case]) -> Any:
 
 
 @by_name(SHAPES + KINDS + OPTIONS)
-def test_attention_refuses(
-    changed: dict[str, Any], kind: type[Exception], words: tuple[str, ...]
-) -> None:
+def test_attention_refuses(changed: dict[str, Any], kind: type[Exception], words: tuple[str, ...]) -> None:
     refuses(lambda: lh.attention(**{**GOOD, **changed}), kind, words)
 
 
 @by_name([case for case in SHAPES + KINDS + OPTIONS if case[0] != "no v"])
-def test_observe_refuses(
-    changed: dict[str, Any], kind: type[Exception], words: tuple[str, ...]
-) -> None:
+def test_observe_refuses(changed: dict[str, Any], kind: type[Exception], words: tuple[str, ...]) -> None:
     refuses(lambda: lh.observe(**{**GOOD, **changed}), kind, words)
 
 
@@ -223,9 +211,7 @@ OUT: list[Case] = [
 
 
 @by_name(OUT)
-def test_out_refuses(
-    changed: dict[str, Any], kind: type[Exception], words: tuple[str, ...]
-) -> None:
+def test_out_refuses(changed: dict[str, Any], kind: type[Exception], words: tuple[str, ...]) -> None:
     refuses(lambda: lh.attention(**{**GOOD, **changed}), kind, words)
 
 

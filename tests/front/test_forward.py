@@ -15,19 +15,7 @@ import torch
 import levelhead as lh
 from levelhead import _core, reference
 from levelhead.call import scaling, scoring
-from support import (
-    DTYPES,
-    ISAS,
-    LENGTHS,
-    WIDTHS,
-    Array,
-    agree,
-    kind,
-    on_every_isa,
-    qkv,
-    same_bits,
-    storage,
-)
+from support import DTYPES, ISAS, LENGTHS, WIDTHS, Array, agree, kind, on_every_isa, qkv, same_bits, storage
 
 
 def run(q: Array, k: Array, v: Array, **options: Any) -> None:
@@ -80,17 +68,13 @@ def test_widths_of_models_at_some_length(D: int, E: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("H", "G"), [(1, 1), (4, 4), (8, 2), (8, 1), (6, 3), (65, 5), (27, 1), (12, 4), (3, 3)]
-)
+@pytest.mark.parametrize(("H", "G"), [(1, 1), (4, 4), (8, 2), (8, 1), (6, 3), (65, 5), (27, 1), (12, 4), (3, 3)])
 def test_grouped_heads(H: int, G: int, dtype: str) -> None:
     for T, S in ((1, 70), (3, 17), (20, 33)):
         run(*qkv((2, H), T, S, D=16, E=12, groups=G, dtype=dtype, seed=H), causal=T > 1)
 
 
-@pytest.mark.parametrize(
-    "lead", [(), (3,), (2, 3), (2, 1, 3), (2, 3, 2, 2), (1, 2, 1, 2, 3)], ids=str
-)
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3), (2, 3, 2, 2), (1, 2, 1, 2, 3)], ids=str)
 def test_ranks(lead: tuple[int, ...]) -> None:
     q, k, v = qkv(lead, 9, 21)
     run(q, k, v, causal=True)
@@ -104,11 +88,7 @@ def test_leading_dimensions_that_do_not_collapse() -> None:
     # Sliced and swapped so that no two leading strides form one axis, nor agree among q, k, v.
     rng = np.random.default_rng(0)
     q = rng.standard_normal((4, 5, 3, 4, 11, 8)).astype("f4")[::2, ::2, :, ::2].swapaxes(0, 1)
-    k = (
-        rng.standard_normal((3, 2, 3, 23, 9, 8))
-        .astype("f4")[:, :, :, :, ::8]
-        .transpose(0, 1, 2, 4, 3, 5)
-    )
+    k = rng.standard_normal((3, 2, 3, 23, 9, 8)).astype("f4")[:, :, :, :, ::8].transpose(0, 1, 2, 4, 3, 5)
     v = np.broadcast_to(rng.standard_normal((3, 1, 3, 1, 23, 6)).astype("f4"), (3, 2, 3, 2, 23, 6))
     assert q.shape == (3, 2, 3, 2, 11, 8)
     assert k.shape == (3, 2, 3, 2, 23, 8)
@@ -358,8 +338,10 @@ def test_packed_sequences_from_cumulative_lengths() -> None:
     ids = scoring.segment_ids([0, 1, 1, 18, 50, 64], total=70)
     q, k, v = qkv((2, 2), 70, 70, D=8)
     run(q, k, v, segments=ids, causal=True)
-    apart = [lh.attention(q[..., a:b, :], k[..., a:b, :], v[..., a:b, :], causal=True)
-             for a, b in ((0, 1), (1, 18), (18, 50), (50, 64))]  # fmt: skip
+    apart = [
+        lh.attention(q[..., a:b, :], k[..., a:b, :], v[..., a:b, :], causal=True)
+        for a, b in ((0, 1), (1, 18), (18, 50), (50, 64))
+    ]
     whole = lh.attention(q, k, v, segments=ids, causal=True)[..., :64, :]
     np.testing.assert_allclose(whole, np.concatenate(apart, axis=-2), atol=3e-6)
 
@@ -395,9 +377,7 @@ RUNS: dict[str, Callable[[int], list[tuple[int, int, int]]]] = {
 }
 
 
-def forward_at(
-    q: Array, k: Array, v: Array, queries: Any, keys: Any, **options: Any
-) -> tuple[Array, Array, Array]:
+def forward_at(q: Array, k: Array, v: Array, queries: Any, keys: Any, **options: Any) -> tuple[Array, Array, Array]:
     """output, sums and counts of the core for given positions."""
     shape = scoring.shape_of(q.shape, k.shape, v.shape)
     scored = scoring.describe(shape, dtype_name=q.dtype.name, **options)
@@ -430,9 +410,7 @@ def test_positions_given_as_runs(queries: str, keys: str) -> None:
     ):
         truth = reference.observe(q, k, v, **options, **at)
         agree(q, k, v, lambda o=options: forward_at(q, k, v, *at.values(), **o)[0], **options, **at)
-        for _, (_, sums, counts) in on_every_isa(
-            lambda o=options: forward_at(q, k, v, *at.values(), **o)
-        ):
+        for _, (_, sums, counts) in on_every_isa(lambda o=options: forward_at(q, k, v, *at.values(), **o)):
             np.testing.assert_array_equal(counts, truth.state.counts)
             np.testing.assert_allclose(sums, truth.state.sums, rtol=2e-4, atol=2e-4)
 

@@ -60,9 +60,7 @@ def options_of(*features: str, B: int, H: int, T: int, S: int) -> dict[str, Any]
             "alibi": lambda: {"alibi": True},
             "sinks": lambda: {"sinks": rng.standard_normal(H)},
             "key_lengths": lambda: {"key_lengths": np.maximum(S - 1 - np.arange(B), 0)},
-            "segments": lambda: {
-                "segments": (np.arange(T) * 3 // T, np.sort(rng.integers(0, 3, S)))
-            },
+            "segments": lambda: {"segments": (np.arange(T) * 3 // T, np.sort(rng.integers(0, 3, S)))},
             "dropout": lambda: {"dropout": 0.3, "seed": 5},
             "cosine": lambda: {"scale": "cosine"},
             "log-n": lambda: {"scale": "log-n", "causal": True},
@@ -86,16 +84,13 @@ def problem(size: str, dtype: str = "float64") -> tuple[Array, Array, Array, Arr
     return dout, q, k, v
 
 
-def backward(
-    dout: Array, q: Array, k: Array, v: Array, dlse: Array | None = None, **options: Any
-) -> dict[str, Array]:
+def backward(dout: Array, q: Array, k: Array, v: Array, dlse: Array | None = None, **options: Any) -> dict[str, Array]:
     threads, wrt = options.pop("threads", 2), options.pop("wrt", None)
     seen = lh.observe(q, k, v, **options)
     wrt = wanted(options) if wrt is None else wrt
     found = lh.attention_backward(
-        dout, q, k, v, seen.output, seen.logsumexp,
-        dlogsumexp=dlse, wrt=wrt, threads=threads, **options,
-    )  # fmt: skip
+        dout, q, k, v, seen.output, seen.logsumexp, dlogsumexp=dlse, wrt=wrt, threads=threads, **options
+    )
     return dict(zip(wrt, found, strict=True))
 
 
@@ -234,9 +229,7 @@ def test_bits_do_not_depend_on_neighbours_or_layout(isa: str) -> None:  # noqa: 
         assert x.tobytes() == np.ascontiguousarray(other[name]).tobytes()
 
 
-@pytest.mark.parametrize(
-    "wrt", [c for n in (1, 2) for c in combinations(("q", "k", "v", "scale"), n)]
-)
+@pytest.mark.parametrize("wrt", [c for n in (1, 2) for c in combinations(("q", "k", "v", "scale"), n)])
 def test_any_subset(wrt: tuple[str, ...]) -> None:
     arrays = problem("group", "float32")
     whole = backward(*arrays, wrt=["q", "k", "v", "scale"])

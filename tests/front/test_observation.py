@@ -19,9 +19,7 @@ from levelhead import reference
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
 
 
-def qkv(
-    dtype: str = "float32", lead: tuple[int, ...] = (2, 3), T: int = 5, S: int = 7
-) -> list[np.ndarray]:
+def qkv(dtype: str = "float32", lead: tuple[int, ...] = (2, 3), T: int = 5, S: int = 7) -> list[np.ndarray]:
     rng = np.random.default_rng(3)
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     sizes = ((T, 8), (S, 8), (S, 4))
@@ -80,9 +78,7 @@ def test_statistics_need_no_values() -> None:
     alone, whole = lh.observe(q, k), lh.observe(q, k, v)
     assert alone.state.acc is None
     for field in dataclasses.fields(whole.rows):
-        np.testing.assert_array_equal(
-            getattr(alone.rows, field.name), getattr(whole.rows, field.name)
-        )
+        np.testing.assert_array_equal(getattr(alone.rows, field.name), getattr(whole.rows, field.name))
     with pytest.raises(lh.LevelheadError, match=r"^output: expected .* got .*statistics only"):
         _ = alone.output
 
@@ -190,9 +186,7 @@ def test_the_table_says_what_it_shows() -> None:
     assert "sink" not in columns
     assert len(lines) == 3
     assert [line.split("▏")[1].split()[0] for line in lines] == ["flat", "level", "saturated"]
-    assert lines[0].split("▏")[1].split()[1:] == (
-        ["1.000", "0.143", "0.00", "0.00", "0%", "0.857", "0.143"]
-    )
+    assert lines[0].split("▏")[1].split()[1:] == (["1.000", "0.143", "0.00", "0.00", "0%", "0.857", "0.143"])
     # every cell ends (numbers) or begins (gauge, level) where its title does
     for name in ("H/ln n", "max logit", "first key"):
         end = columns.index(name) + len(name)
@@ -213,9 +207,7 @@ def test_the_table_stops_after_32_heads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lead", "T", "S"),
-    [((), 3, 4), ((2,), 0, 4), ((2,), 3, 0), ((2,), 3, 1), ((0,), 3, 4), ((0, 2), 3, 4)],
-    ids=str,
+    ("lead", "T", "S"), [((), 3, 4), ((2,), 0, 4), ((2,), 3, 0), ((2,), 3, 1), ((0,), 3, 4), ((0, 2), 3, 4)], ids=str
 )
 def test_small_and_empty_observations_print(lead: tuple[int, ...], T: int, S: int) -> None:
     seen = lh.observe(*qkv("float32", lead, T, S))

@@ -85,9 +85,7 @@ def test_all_three_definitions_are_covered() -> None:
     assert {case.model.opset_import[0].version for case in CASES.values()} == {23, 24, 25}
 
 
-def model(
-    feeds: dict[str, Any], nodes: list[onnx.NodeProto], outputs: list[str], opset: int = 25
-) -> onnx.ModelProto:
+def model(feeds: dict[str, Any], nodes: list[onnx.NodeProto], outputs: list[str], opset: int = 25) -> onnx.ModelProto:
     kinds = {name: helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in feeds.items()}
     inputs = [helper.make_tensor_value_info(n, kinds[n], feeds[n].shape) for n in feeds]
     results = [helper.make_tensor_value_info(name, kinds["Q"], None) for name in outputs]
@@ -263,9 +261,7 @@ def test_a_mistake_is_explained_before_any_work(mistake: str, core_calls: list[s
 
 
 def python(code: str) -> str:
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return result.stdout
 
 

@@ -55,23 +55,14 @@ LONG_CALLS = {  # the arrays, made beforehand, and the call
         BIG + "; bias, sinks = np.zeros((1, 32768), np.float32), np.zeros(256)",
         "attention(x, x, x, mask=bias, alibi=True, softcap=9.0, dropout=0.1, sinks=sinks",
     ),
-    "all hidden": (
-        BIG + "; mask = np.zeros((1, 32768), bool)",
-        "attention(x, x, x, mask=mask",
-    ),
+    "all hidden": (BIG + "; mask = np.zeros((1, 32768), bool)", "attention(x, x, x, mask=mask"),
     "observe": (BIG, "observe(x, x, x"),
     "statistics only": (BIG, "observe(x, x"),
     "float64": ("x = repeated(256, 32768, 64, dtype='d')", "attention(x, x, x"),
     "float16": ("x = repeated(256, 32768, 64, dtype='e')", "attention(x, x, x"),
     "wide": ("x = repeated(64, 32768, 576)", "attention(x, x, x"),
-    "many short heads": (
-        "x = repeated(400_000, 4, 64, 16); v = x[..., :1]",
-        "attention(x, x, v",
-    ),
-    "one query, many keys": (
-        "x = np.broadcast_to(np.float32(1), (4_000_000, 64)); q = x[:1]",
-        "attention(q, x, x",
-    ),
+    "many short heads": ("x = repeated(400_000, 4, 64, 16); v = x[..., :1]", "attention(x, x, v"),
+    "one query, many keys": ("x = np.broadcast_to(np.float32(1), (4_000_000, 64)); q = x[:1]", "attention(q, x, x"),
 }
 
 

@@ -14,25 +14,12 @@ from hypothesis import strategies as st
 
 import levelhead as lh
 from levelhead import reference, stats
-from support import (
-    DTYPES,
-    ISAS,
-    Array,
-    check_heads,
-    check_output,
-    check_rows,
-    kind,
-    magnitude,
-    running_on,
-    same_bits,
-)
+from support import DTYPES, ISAS, Array, check_heads, check_output, check_rows, kind, magnitude, running_on, same_bits
 
 
 def examples(n: int) -> settings:
     slow = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    return settings(
-        max_examples=n, derandomize=True, deadline=None, database=None, suppress_health_check=slow
-    )
+    return settings(max_examples=n, derandomize=True, deadline=None, database=None, suppress_health_check=slow)
 
 
 LENGTH = st.one_of(
@@ -100,13 +87,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @st.composite
 def options(
-    draw: st.DrawFn,
-    rng: np.random.Generator,
-    batch: tuple[int, ...],
-    H: int,
-    T: int,
-    S: int,
-    dtype: str,
+    draw: st.DrawFn, rng: np.random.Generator, batch: tuple[int, ...], H: int, T: int, S: int, dtype: str
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     wanted = draw(st.sets(st.sampled_from(NAMES), max_size=5))
@@ -147,13 +128,7 @@ NAMES += ("query_start", "segments", "dropout")
 
 @st.composite
 def masks(
-    draw: st.DrawFn,
-    rng: np.random.Generator,
-    batch: tuple[int, ...],
-    H: int,
-    T: int,
-    S: int,
-    dtype: str,
+    draw: st.DrawFn, rng: np.random.Generator, batch: tuple[int, ...], H: int, T: int, S: int, dtype: str
 ) -> Array:
     shape = tuple(draw(st.sampled_from([1, n])) for n in (*batch, H, T, S))
     shape = shape[draw(st.integers(0, len(shape) - 2)) :]
@@ -216,11 +191,7 @@ def near_saturation(rows: stats.Rows, M: float) -> bool:
 
 
 @examples(400)
-@given(
-    x=problems(),
-    isa=st.sampled_from(ISAS),
-    share=st.lists(st.floats(0, 1), min_size=1, max_size=4),
-)
+@given(x=problems(), isa=st.sampled_from(ISAS), share=st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_any_split_of_the_keys_merges_to_the_whole(x: Problem, isa: str, share: Any) -> None:
     # What counts positions from the first key of a part, or the keys of a part, is left out.
     for name in ("key_lengths", "dropout", "seed", "segments"):

@@ -217,9 +217,7 @@ def test_bfloat16_and_its_bits_are_the_same_numbers():
 def test_cosine_of_extreme_vectors(size):
     q, k, v = problem()
     plain = reference.attention(q, k, v, scale="cosine")
-    np.testing.assert_allclose(
-        reference.attention(q * size, k, v, scale="cosine"), plain, rtol=1e-12
-    )
+    np.testing.assert_allclose(reference.attention(q * size, k, v, scale="cosine"), plain, rtol=1e-12)
 
 
 # Hidden keys, NaN and inf
@@ -234,14 +232,7 @@ def test_cosine_of_extreme_vectors(size):
         {"mask": np.where(np.arange(7) < 5, 0.0, -INF)},
         {"key_lengths": 5},
         {"causal": True, "query_start": 0},
-        {
-            "window": (None, 0),
-            "query_start": 0,
-            "softcap": 1.0,
-            "alibi": True,
-            "dropout": 0.3,
-            "seed": 1,
-        },
+        {"window": (None, 0), "query_start": 0, "softcap": 1.0, "alibi": True, "dropout": 0.3, "seed": 1},
         {"segments": (np.zeros(5, int), np.array([0, 0, 0, 0, 0, 1, 1]))},
     ],
     ids=lambda options: next(iter(options)),
@@ -288,9 +279,7 @@ def states(sizes, magnitude, seed):
     rng = np.random.default_rng(seed)
     result = []
     for S in sizes:
-        bias = magnitude * rng.choice([-1.0, 1.0, 0.5, 0.5], size=(2, 6, S)) + rng.normal(
-            size=(2, 6, S)
-        )
+        bias = magnitude * rng.choice([-1.0, 1.0, 0.5, 0.5], size=(2, 6, S)) + rng.normal(size=(2, 6, S))
         bias[rng.random(bias.shape) < 0.3] = -INF
         bias[:, 0] = -INF  # this row sees nothing anywhere
         q, k, v = np.zeros((2, 6, 1)), np.zeros((2, S, 1)), rng.normal(size=(2, S, 3))
@@ -313,18 +302,14 @@ def test_the_identity_is_neutral_on_both_sides(magnitude):
 def test_the_identity_is_neutral_for_a_nan_row():
     bias = np.zeros((1, 1, 2))
     bias[..., 1] = math.nan
-    a = reference.observe(
-        np.zeros((1, 1, 1)), np.zeros((1, 2, 1)), np.ones((1, 2, 3)), mask=bias
-    ).state
+    a = reference.observe(np.zeros((1, 1, 1)), np.zeros((1, 2, 1)), np.ones((1, 2, 3)), mask=bias).state
     nothing = state.identity((1, 1), 3)
     same(reference.merge(nothing, a), a)
     same(reference.merge(a, nothing), a)
 
 
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
-@pytest.mark.parametrize(
-    "sizes", [(4, 5, 3), (0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 1), (0, 0, 0)]
-)
+@pytest.mark.parametrize("sizes", [(4, 5, 3), (0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 1), (0, 0, 0)])
 def test_merge_is_associative(magnitude, sizes):
     for seed in range(5):
         a, b, c = states(sizes, magnitude, seed)
@@ -335,9 +320,7 @@ def test_merge_is_associative(magnitude, sizes):
         np.testing.assert_allclose(left.acc, right.acc, rtol=1e-12, atol=1e-12)
         np.testing.assert_array_equal(left.counts, right.counts)
         np.testing.assert_allclose(
-            np.delete(left.sums, state.M2, -1),
-            np.delete(right.sums, state.M2, -1),
-            atol=1e-12 * scale,
+            np.delete(left.sums, state.M2, -1), np.delete(right.sums, state.M2, -1), atol=1e-12 * scale
         )
         np.testing.assert_allclose(
             left.sums[..., state.M2], right.sums[..., state.M2], rtol=1e-11, atol=1e-11 * scale**2
@@ -460,9 +443,7 @@ def test_the_share_that_is_kept(rate):
     n, spread = keep.size, math.sqrt(rate * (1 - rate))
     assert abs(keep.mean() - (1 - rate)) < 4 * spread / math.sqrt(n)
     for axis in (1, 2, 3):  # neighbours fall independently
-        pairs = np.take(keep, range(1, keep.shape[axis]), axis) & np.take(
-            keep, range(keep.shape[axis] - 1), axis
-        )
+        pairs = np.take(keep, range(1, keep.shape[axis]), axis) & np.take(keep, range(keep.shape[axis] - 1), axis)
         assert abs(pairs.mean() - (1 - rate) ** 2) < 6 * spread / math.sqrt(n)
 
 

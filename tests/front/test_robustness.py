@@ -131,9 +131,7 @@ def test_poison_in_the_bias_of_a_hidden_key(isa: str, dtype: str) -> None:
     hidden = (np.arange(S) > p) | (np.arange(S) >= 70)
     for poison in POISON:
         bad = np.where(hidden, np.float32(poison), bias)
-        for a, b in zip(
-            clean, state_bits(q, k, v, mask=bad, causal=True, key_lengths=70), strict=True
-        ):
+        for a, b in zip(clean, state_bits(q, k, v, mask=bad, causal=True, key_lengths=70), strict=True):
             same_bits(a, b)
 
 

@@ -202,9 +202,7 @@ def test_known_values() -> None:
         ):
             np.testing.assert_allclose(np.ravel(given), np.ravel(wanted), rtol=1e-14)
         assert (rows.count[0], rows.argmax[0], rows.sink[0]) == (4, 2, 0)
-    for _, seen in on_every_isa(
-        lambda: lh.observe(q, k, mask=mask, sinks=np.log([8.0]), scale=0.0)
-    ):
+    for _, seen in on_every_isa(lambda: lh.observe(q, k, mask=mask, sinks=np.log([8.0]), scale=0.0)):
         np.testing.assert_allclose(seen.rows.logsumexp, math.log(16), rtol=1e-14)
         np.testing.assert_allclose(seen.rows.sink, 0.5, rtol=1e-14)
 
@@ -285,9 +283,7 @@ def test_observed_output_has_the_bits_of_attention(isa: str, dtype: str, sinks: 
 # ---- merging
 
 
-def parts(
-    q: Array, k: Array, v: Array | None, cuts: list[int], **options: Any
-) -> list[lh.Observation]:
+def parts(q: Array, k: Array, v: Array | None, cuts: list[int], **options: Any) -> list[lh.Observation]:
     """Observations of the keys between the cuts, each with its own positions."""
     S, T = k.shape[-2], q.shape[-2]
     bounds = [0, *cuts, S]
@@ -327,12 +323,7 @@ def test_parts_make_the_whole(name: str, dtype: str, values: bool) -> None:
     for cuts in ([32], [1], [63], [0], [64], [20, 20, 41], list(range(1, 64))):
         for _, seen in on_every_isa(lambda c=cuts: touched(fold(parts(q, k, given, c, **options)))):
             assert seen.keys == 64
-            check_rows(
-                seen.rows,
-                truth.rows,
-                sinks=options.get("sinks"),
-                tightened=dtype == "float64",
-            )
+            check_rows(seen.rows, truth.rows, sinks=options.get("sinks"), tightened=dtype == "float64")
             if values:
                 assert truth.output is not None
                 check_output(seen.output, truth.output, magnitude(v), M=M)

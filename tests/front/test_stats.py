@@ -16,9 +16,7 @@ def observed(logits, sinks=None):
     """Rows of given logits (H, T, S), through the reference: a float mask over zero scores."""
     logits = np.asarray(logits, np.float64)
     H, T, S = logits.shape
-    return reference.observe(
-        np.zeros((H, T, 1)), np.zeros((H, S, 1)), mask=logits, sinks=sinks
-    ).rows
+    return reference.observe(np.zeros((H, T, 1)), np.zeros((H, S, 1)), mask=logits, sinks=sinks).rows
 
 
 def test_rows_against_the_weights_themselves():
@@ -81,9 +79,7 @@ def test_huge_logits_keep_their_weights(big):
     np.testing.assert_allclose(rows.top1, [[0.5, 1 / 3]], rtol=1e-12)
     np.testing.assert_allclose(rows.entropy, [[math.log(2), math.log(3)]], rtol=1e-12)
     np.testing.assert_allclose(rows.first, [[0.5, 1 / 3]], rtol=1e-12)
-    np.testing.assert_allclose(
-        rows.logsumexp, [[big + math.log(2), -big + math.log(3)]], rtol=1e-15
-    )
+    np.testing.assert_allclose(rows.logsumexp, [[big + math.log(2), -big + math.log(3)]], rtol=1e-15)
 
 
 def test_a_sink_weighs_as_much_as_a_key_with_its_logit():
@@ -95,18 +91,7 @@ def test_a_sink_weighs_as_much_as_a_key_with_its_logit():
 
 def test_a_nan_row_is_nan_and_its_neighbour_is_not():
     rows = observed([[[np.nan, 0.0], [0.0, 0.0]]], sinks=[0.0])
-    for name in (
-        "mean",
-        "var",
-        "min",
-        "max",
-        "logsumexp",
-        "entropy",
-        "top1",
-        "sum_p2",
-        "first",
-        "sink",
-    ):
+    for name in ("mean", "var", "min", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink"):
         assert np.isnan(getattr(rows, name)[0, 0]) and np.isfinite(getattr(rows, name)[0, 1]), name
     assert rows.argmax.tolist() == [[-1, 0]]
     assert rows.count.tolist() == [[2, 2]]
@@ -127,9 +112,7 @@ def test_float32_sums_give_float64_rows():
 
 def test_heads():
     hidden = -np.inf
-    s = np.array(
-        [[[1, 2, 3, 0], [9, 1, hidden, hidden], [5, hidden, hidden, hidden], [hidden] * 4]]
-    )
+    s = np.array([[[1, 2, 3, 0], [9, 1, hidden, hidden], [5, hidden, hidden, hidden], [hidden] * 4]])
     rows = observed(s)
     heads = stats.heads(rows)
     assert (heads.rows.item(), heads.lone_rows.item(), heads.empty_rows.item()) == (3, 2, 1)
@@ -151,9 +134,7 @@ def test_heads():
         "effective_keys": np.exp(rows.entropy[0, several]),
     }
     for name, values in means.items():
-        np.testing.assert_allclose(
-            getattr(heads, name), [np.mean(values)], rtol=1e-12, err_msg=name
-        )
+        np.testing.assert_allclose(getattr(heads, name), [np.mean(values)], rtol=1e-12, err_msg=name)
     assert heads.saturated.item() == 0.5
     for name in ("logsumexp", "entropy"):
         values = getattr(rows, name)[0, some]
@@ -203,9 +184,7 @@ def test_level(normalised_entropy, saturated, level):
     assert stats.level(normalised_entropy, saturated) == level
 
 
-@pytest.mark.parametrize(
-    ("std", "level"), [(0.1, "flat"), (1.0, "level"), (4.0, "sharp"), (64, "saturated")]
-)
+@pytest.mark.parametrize(("std", "level"), [(0.1, "flat"), (1.0, "level"), (4.0, "sharp"), (64, "saturated")])
 def test_levels_of_gaussian_logits(std, level):
     heads = stats.heads(observed(np.random.default_rng(0).normal(0, std, (1, 64, 512))))
     assert stats.level(heads.normalised_entropy.item(), heads.saturated.item()) == level

@@ -26,15 +26,23 @@ from levelhead.page.follow import Follower
 
 IDS = ("logits", "attack", "online", "training", "sentence", "heads", "speed")
 DEPENDS = {
-    "logits": ("d_k", "divide", "keys"), "attack": ("d_k",), "online": ("keys",), "training": (),
-    "sentence": (), "heads": (), "speed": (),
-}  # fmt: skip
+    "logits": ("d_k", "divide", "keys"),
+    "attack": ("d_k",),
+    "online": ("keys",),
+    "training": (),
+    "sentence": (),
+    "heads": (),
+    "speed": (),
+}
 CONTROLS = ("d_k", "divide", "power", "keys", "seed")
 OWN: Mapping[str, tuple[str, ...]] = {
-    "attack": ("sigma", "rho", "growth", "cure", "cap"), "online": ("tile", "order"),
-    "training": ("task", "width", "depth"), "heads": ("run",), "speed": ("live",),
+    "attack": ("sigma", "rho", "growth", "cure", "cap"),
+    "online": ("tile", "order"),
+    "training": ("task", "width", "depth"),
+    "heads": ("run",),
+    "speed": ("live",),
     "sentence": ("text", "model", "layer", "head", "token"),
-}  # fmt: skip
+}
 SECONDS = 20.0  # for anything a test waits for
 
 
@@ -90,11 +98,7 @@ class Running:
             return parsed(everything(connection))
 
     def ask(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str | None] | None = None,
-        body: bytes = b"",
+        self, method: str, target: str, headers: Mapping[str, str | None] | None = None, body: bytes = b""
     ) -> Reply:
         """A well-meant request; `headers` change it, and None leaves one out."""
         sent: dict[str, str | None] = {"Host": self.host, "Cookie": self.cookie}

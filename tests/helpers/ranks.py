@@ -58,9 +58,8 @@ def meet(rank: int, world: int, port: int, timeout: float = TIMEOUT) -> None:
     """Joins the ranks that meet at a port of this machine."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
-        timeout=timedelta(seconds=timeout),
-    )  # fmt: skip
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
+    )
 
 
 class Ranks:
@@ -74,9 +73,7 @@ class Ranks:
         self.processes: list[Any] = []
         for rank in range(world):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=serve, args=(rank, world, port, theirs, timeout), daemon=True
-            )
+            process = context.Process(target=serve, args=(rank, world, port, theirs, timeout), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)

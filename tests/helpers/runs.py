@@ -13,9 +13,18 @@ from levelhead.runs.record import Facts, Record, Run, Seen, Snapshot
 from levelhead.runs.tally import Floats
 
 FACTS = dict(
-    kind="SelfAttention", how="sdpa", d_k=16, kv_heads=4, queries=24, keys=24, dtype="float32",
-    scale=0.25, effective_scale=0.25, scale_reading="projections", model_width=64,
-)  # fmt: skip
+    kind="SelfAttention",
+    how="sdpa",
+    d_k=16,
+    kv_heads=4,
+    queries=24,
+    keys=24,
+    dtype="float32",
+    scale=0.25,
+    effective_scale=0.25,
+    scale_reading="projections",
+    model_width=64,
+)
 
 
 def tally_of(q: Any, k: Any, **options: Any) -> Floats:
@@ -25,12 +34,24 @@ def tally_of(q: Any, k: Any, **options: Any) -> Floats:
     some, several = rows.count > 0, rows.count > 1
     nats = np.log(np.maximum(rows.count, 2))
     sums: dict[str, Any] = dict(
-        rows=some, lone_rows=~several, empty_rows=~some, nan_rows=np.zeros_like(some),
-        mean=rows.mean, var=rows.var, max=rows.max, logsumexp=rows.logsumexp, entropy=rows.entropy,
-        top1=rows.top1, sum_p2=rows.sum_p2, first=rows.first, sink=rows.sink, several=several,
-        saturated=several & (rows.top1 >= 0.99), normalised_entropy=several * rows.entropy / nats,
+        rows=some,
+        lone_rows=~several,
+        empty_rows=~some,
+        nan_rows=np.zeros_like(some),
+        mean=rows.mean,
+        var=rows.var,
+        max=rows.max,
+        logsumexp=rows.logsumexp,
+        entropy=rows.entropy,
+        top1=rows.top1,
+        sum_p2=rows.sum_p2,
+        first=rows.first,
+        sink=rows.sink,
+        several=several,
+        saturated=several & (rows.top1 >= 0.99),
+        normalised_entropy=several * rows.entropy / nats,
         effective_keys=several * np.exp(rows.entropy),
-    )  # fmt: skip
+    )
     for name, values in sums.items():
         found[:, tally.INDEX[name]] = np.where(some | (name == "empty_rows"), values, 0).sum(-1)
     for name in ("q", "k"):
@@ -68,9 +89,7 @@ def record(
     if gradients:
         for i, name in enumerate(("dq_squares", "dk_squares", "dv_squares", "gradients")):
             found[:, tally.INDEX[name]] = 1.0 if name == "gradients" else 10.0 ** (-i)
-    tried: Mapping[str, Floats] = {
-        rule: tally_of(q, k, scale=rule) for rule in ("none", "1/sqrt(d_k)", "1/d_k")
-    }
+    tried: Mapping[str, Floats] = {rule: tally_of(q, k, scale=rule) for rule in ("none", "1/sqrt(d_k)", "1/d_k")}
     known: dict[str, Any] = FACTS | {"kv_heads": H} | facts
     weights = {"q_proj": 0.25, "k_proj": 1e-9} if gradients else {}
     return Record(module, Facts(**known), found, tried if counterfactual else {}, weights)

@@ -22,10 +22,26 @@ from levelhead.stats import Rows
 from ranks import TIMEOUT
 
 FEATURES = (
-    "plain", "causal", "window", "bool-mask", "bias", "row-bias", "head-bias", "softcap", "alibi",
-    "sinks", "key_lengths", "segments", "dropout", "cosine", "log-n", "log-n-segments",
-    "scale", "per-head-scale", "query_start",
-)  # fmt: skip
+    "plain",
+    "causal",
+    "window",
+    "bool-mask",
+    "bias",
+    "row-bias",
+    "head-bias",
+    "softcap",
+    "alibi",
+    "sinks",
+    "key_lengths",
+    "segments",
+    "dropout",
+    "cosine",
+    "log-n",
+    "log-n-segments",
+    "scale",
+    "per-head-scale",
+    "query_start",
+)
 PLANS = ("all-gather", "ring", "decode", "ulysses")
 SPLITS = ("contiguous", "zigzag", "striped", "blocks", "ragged", "crossed")
 BATCH, D, E = 2, 8, 6
@@ -66,10 +82,7 @@ class Case:
     def splits(self) -> tuple[Split, Split]:
         """Of queries and of keys."""
         kinds = ("zigzag", "striped") if self.split == "crossed" else (self.split, self.split)
-        queries, keys = (
-            split_of(kind, n, self.world)
-            for kind, n in zip(kinds, (self.n, self.keys), strict=True)
-        )
+        queries, keys = (split_of(kind, n, self.world) for kind, n in zip(kinds, (self.n, self.keys), strict=True))
         return queries, keys
 
     @cached_property
@@ -77,13 +90,14 @@ class Case:
         """q, k, v and the gradients of a loss by output and logsumexp, of the whole sequence."""
         draw = torch.Generator().manual_seed(11)
         shapes = {
-            "q": (BATCH, self.heads, self.n, D), "k": (BATCH, self.world, self.keys, D),
-            "v": (BATCH, self.world, self.keys, E), "dout": (BATCH, self.heads, self.n, E),
-        }  # fmt: skip
+            "q": (BATCH, self.heads, self.n, D),
+            "k": (BATCH, self.world, self.keys, D),
+            "v": (BATCH, self.world, self.keys, E),
+            "dout": (BATCH, self.heads, self.n, E),
+        }
         kind = getattr(torch, self.dtype)
         made = {
-            name: torch.randn(shape, generator=draw, dtype=torch.float64).to(kind)
-            for name, shape in shapes.items()
+            name: torch.randn(shape, generator=draw, dtype=torch.float64).to(kind) for name, shape in shapes.items()
         }
         wide = torch.float64 if self.dtype == "float64" else torch.float32
         shape = shapes["q"][:-1]
@@ -114,13 +128,11 @@ class Case:
             "dropout": {"dropout": 0.3, "seed": 5},
             "cosine": {"scale": "cosine"},
             "log-n": {"scale": "log-n", "causal": True},
-            "log-n-segments": {
-                "scale": "log-n", "segments": (torch.arange(T) % 3, torch.arange(S) % 4),
-            },
+            "log-n-segments": {"scale": "log-n", "segments": (torch.arange(T) % 3, torch.arange(S) % 4)},
             "scale": {"scale": torch.tensor(0.4, dtype=torch.float64)},
             "per-head-scale": {"scale": torch.rand(H, generator=draw, dtype=torch.float64)},
             "query_start": {"query_start": [2, -3], "causal": True},
-        }  # fmt: skip
+        }
         return made[self.feature]
 
     def part(self, rank: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -128,11 +140,13 @@ class Case:
         queries, keys = self.splits
         everybody = self.plan == "decode"
         arrays = {
-            name: x if everybody and name not in "kv"
-            else keys.shard(x, rank) if name in "kv"
+            name: x
+            if everybody and name not in "kv"
+            else keys.shard(x, rank)
+            if name in "kv"
             else queries.shard(x, rank, -1 if name == "dlse" else -2)
             for name, x in self.arrays.items()
-        }  # fmt: skip
+        }
         options = dict(self.options)
         mask = options.get("mask")
         if mask is not None and mask.shape[-2] > 1 and not everybody:
@@ -223,14 +237,14 @@ def together(case: Case, parts: list[Found]) -> Found:
         whole = first
     else:
         first, join = parts[0], queries.unshard
-        fields = {
-            name: join([getattr(part.rows, name) for part in parts], -1)
-            for name in Rows.__dataclass_fields__
-        }
+        fields = {name: join([getattr(part.rows, name) for part in parts], -1) for name in Rows.__dataclass_fields__}
         whole = Found(
-            join([part.out for part in parts]), join([part.logsumexp for part in parts], -1),
-            Rows(**fields), join([part.plain for part in parts]), {},
-        )  # fmt: skip
+            join([part.out for part in parts]),
+            join([part.logsumexp for part in parts], -1),
+            Rows(**fields),
+            join([part.plain for part in parts]),
+            {},
+        )
     gradients: dict[str, Tensor] = {}
     for name in first.gradients:
         given = [part.gradients[name] for part in parts]
@@ -257,7 +271,10 @@ def numpy(x: Tensor) -> Any:
 def plain_options(case: Case) -> dict[str, Any]:
     """The options as the reference takes them."""
     return {
-        name: tuple(map(np.asarray, x)) if isinstance(x, tuple) and name == "segments"
-        else x.numpy() if isinstance(x, Tensor) else x
+        name: tuple(map(np.asarray, x))
+        if isinstance(x, tuple) and name == "segments"
+        else x.numpy()
+        if isinstance(x, Tensor)
+        else x
         for name, x in case.options.items()
-    }  # fmt: skip
+    }

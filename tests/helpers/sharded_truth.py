@@ -32,9 +32,7 @@ def truth_of(feature: str, crossed: bool, world: int, n: int, dtype: str) -> tup
 
 def check(case: Case, found: Found) -> None:
     """Within the kernel's own bounds of the reference."""
-    seen, gradients = truth_of(
-        case.feature, case.split == "crossed", case.world, case.n, case.dtype
-    )
+    seen, gradients = truth_of(case.feature, case.split == "crossed", case.world, case.n, case.dtype)
     M = max(magnitude(seen.rows.max), magnitude(seen.rows.min))
     largest = magnitude(numpy(case.arrays["v"])) / (1.0 - case.options.get("dropout", 0.0))
     for out in (found.out, found.plain):

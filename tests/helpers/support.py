@@ -126,9 +126,7 @@ def half_ulp(x: Array, dtype: str) -> Array | float:
     return np.ldexp(0.5, np.maximum(exponent, smallest) - (bits - 1))
 
 
-def check_output(
-    out: Array, truth: Array, largest: float, *, M: float = 0.0, isa: str | None = None
-) -> None:
+def check_output(out: Array, truth: Array, largest: float, *, M: float = 0.0, isa: str | None = None) -> None:
     """`out` is `truth`, NaN and inf included, for values up to `largest` and logits up to M.
 
     `isa` is what computed it: what is running, unless told.
@@ -172,9 +170,7 @@ _WEIGHTS = ("top1", "sum_p2", "first", "sink")
 ROW_KINDS = dict.fromkeys(_LOGITS, "logit") | dict.fromkeys(_WEIGHTS, "weight") | {"var": "var"}
 
 
-def check_rows(
-    rows: Rows, truth: Rows, *, M: Any = 0.0, sinks: Any = None, tightened: bool = False
-) -> None:
+def check_rows(rows: Rows, truth: Rows, *, M: Any = 0.0, sinks: Any = None, tightened: bool = False) -> None:
     """Every field of every row, within the design's bounds; M is |logit| beyond what rows tell.
 
     `argmax` may differ only where two keys share the maximum within the bound: the caller makes

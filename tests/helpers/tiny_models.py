@@ -38,13 +38,17 @@ class Tiny:
 
 
 _DECODER = dict(
-    vocab_size=64, hidden_size=WIDTH, num_attention_heads=HEADS, num_key_value_heads=GROUPS,
-    intermediate_size=WIDTH, num_hidden_layers=LAYERS, bos_token_id=1, eos_token_id=2,
+    vocab_size=64,
+    hidden_size=WIDTH,
+    num_attention_heads=HEADS,
+    num_key_value_heads=GROUPS,
+    intermediate_size=WIDTH,
+    num_hidden_layers=LAYERS,
+    bos_token_id=1,
+    eos_token_id=2,
     pad_token_id=0,
-)  # fmt: skip
-_ENCODER = dict(
-    hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=WIDTH, num_hidden_layers=LAYERS
 )
+_ENCODER = dict(hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=WIDTH, num_hidden_layers=LAYERS)
 
 
 def _config(name: str, base: dict[str, Any], **more: Any) -> Callable[[], Any]:
@@ -79,16 +83,27 @@ def _sound() -> dict[str, Any]:
 
 _GEMMA = dict(head_dim=8, query_pre_attn_scalar=8)
 _T5 = dict(
-    vocab_size=64, d_model=WIDTH, d_kv=8, d_ff=WIDTH, num_layers=LAYERS, num_heads=HEADS,
-    decoder_start_token_id=0,
-)  # fmt: skip
+    vocab_size=64, d_model=WIDTH, d_kv=8, d_ff=WIDTH, num_layers=LAYERS, num_heads=HEADS, decoder_start_token_id=0
+)
 _WHISPER = dict(
-    vocab_size=64, num_mel_bins=8, encoder_layers=LAYERS, decoder_layers=LAYERS, d_model=WIDTH,
-    encoder_attention_heads=HEADS, decoder_attention_heads=HEADS, encoder_ffn_dim=WIDTH,
-    decoder_ffn_dim=WIDTH, max_source_positions=20, max_target_positions=16, pad_token_id=0,
-    bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, suppress_tokens=None,
+    vocab_size=64,
+    num_mel_bins=8,
+    encoder_layers=LAYERS,
+    decoder_layers=LAYERS,
+    d_model=WIDTH,
+    encoder_attention_heads=HEADS,
+    decoder_attention_heads=HEADS,
+    encoder_ffn_dim=WIDTH,
+    decoder_ffn_dim=WIDTH,
+    max_source_positions=20,
+    max_target_positions=16,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    decoder_start_token_id=1,
+    suppress_tokens=None,
     begin_suppress_tokens=None,
-)  # fmt: skip
+)
 _GPT2 = dict(vocab_size=64, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=32)
 _GPT2 |= dict(bos_token_id=1, eos_token_id=2)
 _SELF = ("model.layers.{}.self_attn",)
@@ -98,12 +113,8 @@ MODELS: dict[str, Tiny] = {
     "Llama": Tiny("LlamaForCausalLM", _config("LlamaConfig", _DECODER), padded, _SELF),
     "Mistral": Tiny("MistralForCausalLM", _config("MistralConfig", _DECODER), padded, _SELF),
     "Qwen3": Tiny("Qwen3ForCausalLM", _config("Qwen3Config", _DECODER, head_dim=8), padded, _SELF),
-    "Gemma-2": Tiny(
-        "Gemma2ForCausalLM", _config("Gemma2Config", _DECODER, **_GEMMA), padded, _SELF, _NO_SDPA
-    ),
-    "Gemma-3": Tiny(
-        "Gemma3ForCausalLM", _config("Gemma3TextConfig", _DECODER, **_GEMMA), padded, _SELF
-    ),
+    "Gemma-2": Tiny("Gemma2ForCausalLM", _config("Gemma2Config", _DECODER, **_GEMMA), padded, _SELF, _NO_SDPA),
+    "Gemma-3": Tiny("Gemma3ForCausalLM", _config("Gemma3TextConfig", _DECODER, **_GEMMA), padded, _SELF),
     "GPT-OSS": Tiny(
         "GptOssForCausalLM",
         _config("GptOssConfig", _DECODER, head_dim=8, num_local_experts=2, num_experts_per_tok=1),
@@ -112,17 +123,10 @@ MODELS: dict[str, Tiny] = {
         ("eager",),  # it takes neither sdpa nor, on a CPU, flex_attention
     ),
     "BERT": Tiny(
-        "BertModel",
-        _config("BertConfig", _ENCODER, vocab_size=64),
-        padded,
-        ("encoder.layer.{}.attention.self",),
+        "BertModel", _config("BertConfig", _ENCODER, vocab_size=64), padded, ("encoder.layer.{}.attention.self",)
     ),
     "GPT-2": Tiny(
-        "GPT2LMHeadModel",
-        _config("GPT2Config", _GPT2),
-        padded,
-        ("transformer.h.{}.attn",),
-        ("eager", "sdpa"),
+        "GPT2LMHeadModel", _config("GPT2Config", _GPT2), padded, ("transformer.h.{}.attn",), ("eager", "sdpa")
     ),
     "T5": Tiny(
         "T5ForConditionalGeneration",
@@ -135,10 +139,7 @@ MODELS: dict[str, Tiny] = {
         ),
     ),
     "ViT": Tiny(
-        "ViTModel",
-        _config("ViTConfig", _ENCODER, image_size=16, patch_size=8),
-        _image,
-        ("layers.{}.attention",),
+        "ViTModel", _config("ViTConfig", _ENCODER, image_size=16, patch_size=8), _image, ("layers.{}.attention",)
     ),
     "Whisper": Tiny(
         "WhisperForConditionalGeneration",

@@ -39,8 +39,7 @@ def report(name: str, implementation: str, *, served: bool = False) -> None:
         "readings": sorted({record.facts.scale_reading for record in w.last.records}),
         "unseen": [seen.module for seen in w.coverage() if not seen.seen],
         "identical": all(torch.equal(a, b) for a, b in zip(plain, looked_at, strict=True)),
-        "restored": before
-        == (interface.__getitem__, getattr(module, "eager_attention_forward", None)),
+        "restored": before == (interface.__getitem__, getattr(module, "eager_attention_forward", None)),
     }
     if implementation != "flex_attention" and "generate" in dir(model) and name == "Llama":
         given = tiny.inputs()["input_ids"]

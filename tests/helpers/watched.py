@@ -34,9 +34,14 @@ class Attention(nn.Module):
     """Projections around `attend(self, q, k, v)`; (B, H, T, D) in between."""
 
     def __init__(
-        self, attend: Attend, *, heads: int = HEADS, kv_heads: int | None = None,
-        value_width: int = WIDTH // HEADS, width: int = WIDTH,
-    ) -> None:  # fmt: skip
+        self,
+        attend: Attend,
+        *,
+        heads: int = HEADS,
+        kv_heads: int | None = None,
+        value_width: int = WIDTH // HEADS,
+        width: int = WIDTH,
+    ) -> None:
         super().__init__()
         self.num_heads, self.kv_heads = heads, kv_heads or heads
         self.d_k = width // heads
@@ -63,9 +68,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.attn = Attention(attend, **options)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm(x))
@@ -89,9 +92,7 @@ def stack(attend: Attend, depth: int = 2, *, dtype: Any = torch.float32, **optio
 
 
 def batch(*, seed: int = 1, dtype: Any = torch.float32, tokens: int = TOKENS) -> Tensor:
-    return torch.randn(BATCH, tokens, WIDTH, generator=torch.Generator().manual_seed(seed)).to(
-        dtype
-    )
+    return torch.randn(BATCH, tokens, WIDTH, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 # ---- ways to attend
@@ -118,9 +119,13 @@ def hidden(T: int) -> Tensor:
 
 
 def by_hand(
-    product: str = "matmul", softmax: str = "method", place: str = "after",
-    cap: float | None = None, mask: str = "fill", scale: float | None = None,
-) -> Attend:  # fmt: skip
+    product: str = "matmul",
+    softmax: str = "method",
+    place: str = "after",
+    cap: float | None = None,
+    mask: str = "fill",
+    scale: float | None = None,
+) -> Attend:
     """softmax(q kᵀ · scale) v, written out in one of the ways people write it."""
 
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -104,9 +104,7 @@ class Dl4Proteins12(nn.Module):
     def __init__(self, right: bool = False) -> None:
         super().__init__()
         self.num_heads, self.embed_dim = HEADS, D_K if right else WIDTH
-        self.query_layer, self.key_layer, self.value_layer, self.out = (
-            nn.Linear(WIDTH, WIDTH) for _ in range(4)
-        )
+        self.query_layer, self.key_layer, self.value_layer, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.softmax = nn.Softmax(dim=-1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,9 +126,7 @@ class SetTransformer18(nn.Module):
         Q, K, V = self.fc_q(X), self.fc_k(X), self.fc_v(X)
         size = self.dim_V // self.num_heads
         Q_, K_, V_ = (torch.cat(x.split(size, 2), 0) for x in (Q, K, V))
-        A = torch.softmax(
-            Q_.bmm(K_.transpose(1, 2)) / math.sqrt(size if self.right else self.dim_V), 2
-        )
+        A = torch.softmax(Q_.bmm(K_.transpose(1, 2)) / math.sqrt(size if self.right else self.dim_V), 2)
         O = torch.cat((Q_ + A.bmm(V_)).split(Q.size(0), 0), 2)  # noqa: E741  the project's letter
         return O + functional.relu(self.fc_o(O))
 
@@ -142,9 +138,7 @@ class PerceiverIo9(nn.Module):
         super().__init__()
         self.num_heads, self.right = HEADS, right
         self.dp_scale = D_K**-0.5
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(WIDTH, WIDTH) for _ in range(4)
-        )
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (split(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
@@ -216,13 +210,9 @@ class Placed(nn.Module):
         super().__init__()
         self.num_heads, self.place, self.projections = HEADS, place, projections
         if projections == "functional":
-            self.w_q, self.w_k, self.w_v = (
-                nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5) for _ in range(3)
-            )
+            self.w_q, self.w_k, self.w_v = (nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5) for _ in range(3))
         elif projections == "einsum":
-            self.wq, self.wk, self.wv = (
-                nn.Parameter(torch.randn(WIDTH, HEADS, D_K) / WIDTH**0.5) for _ in range(3)
-            )
+            self.wq, self.wk, self.wv = (nn.Parameter(torch.randn(WIDTH, HEADS, D_K) / WIDTH**0.5) for _ in range(3))
         elif projections == "interleaved":
             self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
         elif projections == "nameless":
@@ -272,8 +262,5 @@ class Placed(nn.Module):
         return join(logits.softmax(-1) @ v)
 
 
-PLACES = (
-    "on q", "on q in place", "on k", "half on each", "after", "torch's function",
-    "before torch's function",
-)  # fmt: skip
+PLACES = ("on q", "on q in place", "on k", "half on each", "after", "torch's function", "before torch's function")
 PROJECTIONS = ("functional", "einsum", "interleaved", "nameless", "convolution")

@@ -58,19 +58,7 @@ LEARNING = {"lab.training", "lab.transformer", "cluster.measure"}  # loaded when
 _SERVING = {"starlette", "uvicorn", "h11"}
 SERVING = {"page.server": _SERVING, "page.protocol": _SERVING}
 LINES = 450
-WRITTEN = {
-    ".py",
-    ".pyi",
-    ".h",
-    ".cpp",
-    ".txt",
-    ".toml",
-    ".md",
-    ".cff",
-    ".js",
-    ".css",
-    ".html",
-}  # what people write
+WRITTEN = {".py", ".pyi", ".h", ".cpp", ".txt", ".toml", ".md", ".cff", ".js", ".css", ".html"}  # what people write
 NAMED = {"Makefile", "run", ".gitignore"}
 
 
@@ -168,9 +156,7 @@ def test_leaves_never_reach_for_anything_but_numpy(name: str) -> None:
 
 
 def test_the_core_knows_no_python_and_no_framework() -> None:
-    foreign = re.compile(
-        r"#\s*include\s*[<\"](Python\.h|nanobind|pybind11|torch|ATen|numpy|omp\.h)"
-    )
+    foreign = re.compile(r"#\s*include\s*[<\"](Python\.h|nanobind|pybind11|torch|ATen|numpy|omp\.h)")
     files = [path for path in (ROOT / "core").rglob("*") if path.suffix in (".h", ".cpp")]
     assert files
     assert [path.name for path in files if foreign.search(path.read_text())] == []

@@ -18,9 +18,7 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_it_runs_and_is_short(file: Path, tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, timeout=120, cwd=tmp_path
-    )
+    run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip()
     assert len(file.read_text().splitlines()) <= 60
@@ -32,9 +30,12 @@ def test_long_context_on_two_processes(root: Path, tmp_path: Path) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = subprocess.run(
         [sys.executable, *launch, str(root / "examples" / "long_context.py")],
-        capture_output=True, text=True, timeout=200, cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=tmp_path,
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-    )  # fmt: skip
+    )
     assert run.returncode == 0, run.stderr
     said = sorted(line for line in run.stdout.splitlines() if line.startswith("rank"))
     assert [line[:19] for line in said] == ["rank 0 of 2: 501 to", "rank 1 of 2: 500 to"]

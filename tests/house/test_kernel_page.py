@@ -18,15 +18,7 @@ LADDERS = sorted(RESULTS.glob("ladder-*.json"))
 
 
 @pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/kernel.md",
-        "docs/health.md",
-        "docs/lab.md",
-        "docs/scaling.md",
-        "docs/watch.md",
-    ],
+    "page", ["README.md", "docs/kernel.md", "docs/health.md", "docs/lab.md", "docs/scaling.md", "docs/watch.md"]
 )
 def test_every_table_is_its_file(root: Path, page: str) -> None:
     tables = script(root, "tables")
@@ -40,9 +32,7 @@ def test_tables_are_drawn_from_any_benchmark(root: Path) -> None:
     """Cells that were weighed, cells without a limit, cells that nobody could measure."""
     tables = script(root, "tables")
     error = dict(rms=1.0, max=1.0)
-    said = dict(
-        word="met", ratio_by_best=2.0, ratio_by_median=1.5, fastest_by_best="PyTorch", accuracy=None
-    )
+    said = dict(word="met", ratio_by_best=2.0, ratio_by_median=1.5, fastest_by_best="PyTorch", accuracy=None)
     results = [
         dict(name="levelhead", best=0.001, error=error, memory=2**20),
         dict(name="PyTorch", best=0.002, error=error, memory="needs /proc"),

@@ -33,9 +33,7 @@ def fresh(code: str) -> str:
 def packages_loaded_by(statement: str) -> set[str]:
     """Top-level packages beyond those that NumPy brings anyway."""
     listing = "import sys; print(*{name.split('.')[0] for name in sys.modules})"
-    loaded, anyway = (
-        set(fresh(f"{line}; {listing}").split()) for line in (statement, "import numpy")
-    )
+    loaded, anyway = (set(fresh(f"{line}; {listing}").split()) for line in (statement, "import numpy"))
     return loaded - anyway - sys.stdlib_module_names
 
 
@@ -86,9 +84,7 @@ def dynamic_section(path: Path) -> tuple[list[str], int]:
     offset, length = next((h[2], h[5]) for h in headers if h[0] == PT_DYNAMIC)
     entries = list(struct.iter_unpack("<QQ", data[offset : offset + length]))
     address = next(value for tag, value in entries if tag == DT_STRTAB)
-    strings = next(
-        address - h[3] + h[2] for h in headers if h[0] == PT_LOAD and 0 <= address - h[3] < h[5]
-    )
+    strings = next(address - h[3] + h[2] for h in headers if h[0] == PT_LOAD and 0 <= address - h[3] < h[5])
     names = [strings + value for tag, value in entries if tag == DT_NEEDED]
     needed = [data[name : data.index(b"\0", name)].decode() for name in names]
     return needed, next((value for tag, value in entries if tag == DT_FLAGS), 0)
@@ -96,9 +92,7 @@ def dynamic_section(path: Path) -> tuple[list[str], int]:
 
 def symbols(path: Path, *options: str) -> dict[str, str]:
     """name -> kind letter, as nm prints them."""
-    done = subprocess.run(
-        ["nm", "-P", *options, str(path)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["nm", "-P", *options, str(path)], capture_output=True, text=True, check=True)
     return {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()}
 
 

@@ -34,10 +34,7 @@ IDS = [
     *("C1", "C1a", "C2", "C3", "C4", "C5", "C6", "C7", "C7a", "C8", "C8a", "C9", "C9a", "C10"),
     *("C11", "C11a", "C12", "C13", "C13a", "C14", "C15", "C16"),
 ]
-KEYS = [
-    *("id", "claim", "theory", "measured", "stderr", "criterion", "expected", "verdict"),
-    *("params", "seed"),
-]
+KEYS = [*("id", "claim", "theory", "measured", "stderr", "criterion", "expected", "verdict"), *("params", "seed")]
 
 FOUND = 'Outcome(1.0, params["size"] + 0.5, 0.25, "confirmed", {"series": [1, 2]})'
 
@@ -145,9 +142,17 @@ def test_a_result_has_the_ten_keys_and_keeps_its_details(bench: Bench) -> None:
     result = one(seed=3)
     assert list(result.json()) == KEYS
     assert result.json() == dict(
-        id="C1", claim="It is so.", theory=1.0, measured=1.5, stderr=0.25, criterion="If it is.",
-        expected="confirmed", verdict="confirmed", params={"size": 1}, seed=3,
-    )  # fmt: skip
+        id="C1",
+        claim="It is so.",
+        theory=1.0,
+        measured=1.5,
+        stderr=0.25,
+        criterion="If it is.",
+        expected="confirmed",
+        verdict="confirmed",
+        params={"size": 1},
+        seed=3,
+    )
     assert result.details == {"series": [1, 2]}
 
 
@@ -248,9 +253,7 @@ def test_a_script_needs_no_guard_and_no_particular_directory(tmp_path: Path) -> 
     script = tmp_path / "deep" / "script.py"
     script.write_text("import levelhead as lh\nprint(next(lh.lab.run('C4', fresh=True)).verdict)\n")
     environment = os.environ | {"LEVELHEAD_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("confirmed\n", 0), done.stderr
 
 
@@ -287,8 +290,7 @@ def test_a_crash_names_its_claim_and_shows_where(bench: Bench, alone: bool, body
 
 
 @pytest.mark.parametrize(
-    ("body", "code"),
-    [("os._exit(3)", "3"), ("os.kill(os.getpid(), 9)", "-9"), ("sys.exit(5)", "5")],
+    ("body", "code"), [("os._exit(3)", "3"), ("os.kill(os.getpid(), 9)", "-9"), ("sys.exit(5)", "5")]
 )
 def test_a_process_that_dies_names_its_claim(bench: Bench, body: str, code: str) -> None:
     bench.claim("C1", body)
@@ -354,9 +356,7 @@ def test_a_result_is_measured_once(bench: Bench) -> None:
     assert first == second
 
 
-@pytest.mark.parametrize(
-    "changed", [dict(seed=1), dict(params={"size": 2}), dict(full=True), dict(fresh=True)]
-)
+@pytest.mark.parametrize("changed", [dict(seed=1), dict(params={"size": 2}), dict(full=True), dict(fresh=True)])
 def test_what_could_change_a_number_is_measured_again(bench: Bench, changed: Any) -> None:
     bench.claim("C1", full={"size": 64})
     one()
@@ -440,9 +440,7 @@ def test_a_damaged_file_is_measured_again(bench: Bench, damage: Callable[[str], 
     assert file.read_text() == whole and list(cache.directory().iterdir()) == [file]
 
 
-def test_a_cache_that_cannot_be_is_told_before_any_work(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_is_told_before_any_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.claim("C1")
     (bench.folder / "file").write_text("")
     monkeypatch.setenv("LEVELHEAD_CACHE", str(bench.folder / "file"))
@@ -470,9 +468,7 @@ PARAMS = {"size": 1, "rate": 0.5, "rule": "none", "flag": True, "widths": [1, 2]
         ("pairs=[[1, 2.5]]", [[1.0, 2.5]]),
     ],
 )
-def test_set_changes_a_parameter(
-    bench: Bench, capsys: pytest.CaptureFixture[str], text: str, value: Any
-) -> None:
+def test_set_changes_a_parameter(bench: Bench, capsys: pytest.CaptureFixture[str], text: str, value: Any) -> None:
     bench.claim("C1", 'return Outcome(1, params, None, "confirmed")', quick=PARAMS)
     assert main.main(["lab", "run", "C1", "--json", "-", "--set", text]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -515,9 +511,7 @@ def test_bad_input_is_2_and_one_line_before_any_work(
 # ---- the command ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("verdict", "code"), [("confirmed", 0), ("undecided", 0), ("caveat", 1), ("refuted", 1)]
-)
+@pytest.mark.parametrize(("verdict", "code"), [("confirmed", 0), ("undecided", 0), ("caveat", 1), ("refuted", 1)])
 @pytest.mark.parametrize("json_given", [[], ["--json", "-"]])
 def test_the_exit_code_is_1_for_a_verdict_against_expectation(
     bench: Bench, verdict: str, code: int, json_given: list[str]
@@ -535,9 +529,7 @@ def test_a_crash_is_2_and_shows_where(bench: Bench, capsys: pytest.CaptureFixtur
     assert out == "" and "levelhead: C1: the experiment crashed." in err and "of ours" in err
 
 
-def test_stdout_has_json_lines_and_nothing_else(
-    bench: Bench, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_stdout_has_json_lines_and_nothing_else(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     noisy = f'print("noise")\nos.system("echo noise")\ntell(0.5, "words")\nreturn {FOUND}'
     bench.claim("C1", noisy)
     bench.claim("C2", f'tell(0.5, "words")\nreturn {FOUND}', alone=True)
@@ -547,9 +539,7 @@ def test_stdout_has_json_lines_and_nothing_else(
     assert err.count("noise") == 2
 
 
-def test_a_json_file_is_written_beside_the_report(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_json_file_is_written_beside_the_report(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.claim("C1")
     file = bench.folder / "results.jsonl"
     assert main.main(["lab", "run", "C1", "--json", str(file)]) == 0
@@ -574,9 +564,17 @@ def test_list_and_show(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None
 
 def a_result(**fields: Any) -> Result:
     given = dict(
-        id="C1", claim="It is so.", theory=1.0, measured=1.5, stderr=0.25, criterion="If it is.",
-        expected="confirmed", verdict="confirmed", params={}, seed=0,
-    )  # fmt: skip
+        id="C1",
+        claim="It is so.",
+        theory=1.0,
+        measured=1.5,
+        stderr=0.25,
+        criterion="If it is.",
+        expected="confirmed",
+        verdict="confirmed",
+        params={},
+        seed=0,
+    )
     return Result(**(given | fields))  # type: ignore[arg-type]
 
 
@@ -584,10 +582,7 @@ def a_result(**fields: Any) -> Result:
     ("fields", "line"),
     [
         (dict(), "  1       1.50 ± 0.25"),
-        (
-            dict(measured={"a": 2.0}, stderr={"a": 0.0123}, theory={"a": 2}),
-            "a  2       2.000 ± 0.012",
-        ),
+        (dict(measured={"a": 2.0}, stderr={"a": 0.0123}, theory={"a": 2}), "a  2       2.000 ± 0.012"),
         (dict(measured={"a": {"b": 3}}, stderr=None, theory={}), "a, b    3"),
         (dict(measured={"a": 3}, stderr=None, theory={"z": 4}), "z  4"),
         (dict(measured={"a": 3}, stderr=None, theory="all above 2"), "theory: all above 2"),
@@ -632,9 +627,7 @@ def test_progress_is_a_line_per_claim_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(("module", "examples"), [(lh.lab, 3), (registry, 1), (runner, 1)])
-def test_examples_in_docstrings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, examples: int
-) -> None:
+def test_examples_in_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, examples: int) -> None:
     monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path))
     assert doctest.testmod(module) == (0, examples)
 

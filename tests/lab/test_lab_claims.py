@@ -87,9 +87,7 @@ def test_a_claim_says_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_progress_is_told_and_never_passes_the_end(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_told_and_never_passes_the_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module("c13_additive"), "race", lambda *_: STEADY)
     claim, told = module(name).CLAIM, []
     small = {"batches": 4, "queries": 2, "rows": 2, "pairs": 16, "texts": 3}
@@ -121,23 +119,17 @@ def test_progress_is_told_and_never_passes_the_end(
         ("c13a_bounded", {"growths": [1, 2]}, "caveat"),
     ],
 )
-def test_a_wrong_setting_changes_the_verdict(
-    name: str, changed: dict[str, Any], verdict: str
-) -> None:
+def test_a_wrong_setting_changes_the_verdict(name: str, changed: dict[str, Any], verdict: str) -> None:
     assert run(name, **changed).verdict == verdict
 
 
 def test_c6_fails_when_the_gradient_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     right = lh.attention_backward
-    monkeypatch.setattr(
-        lh, "attention_backward", lambda *a, **o: tuple(x * 1.0001 for x in right(*a, **o))
-    )
+    monkeypatch.setattr(lh, "attention_backward", lambda *a, **o: tuple(x * 1.0001 for x in right(*a, **o)))
     assert run("c06_jacobian").verdict == "refuted"
 
 
-def test_c8_would_be_confirmed_by_a_core_that_does_not_shift(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_c8_would_be_confirmed_by_a_core_that_does_not_shift(monkeypatch: pytest.MonkeyPatch) -> None:
     claim = module("c08_overflow")
     right = claim.steepness
 
@@ -158,27 +150,17 @@ def test_c8_takes_a_row_without_weights_for_infinitely_steep() -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "verdict"),
-    [
-        ((math.log(10), 0.05), "confirmed"),
-        ((math.log(10), 1.0), "undecided"),
-        ((-math.log(2), 0.05), "caveat"),
-    ],
+    [((math.log(10), 0.05), "confirmed"), ((math.log(10), 1.0), "undecided"), ((-math.log(2), 0.05), "caveat")],
 )
-def test_c13_listens_to_the_clock(
-    ratio: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_c13_listens_to_the_clock(ratio: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module("c13_additive"), "race", lambda *_: additive_race.Race({}, ratio))
     assert run("c13_additive", batches=32).verdict == verdict
 
 
-def test_c13_fails_when_additive_scores_grow_with_the_width(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_c13_fails_when_additive_scores_grow_with_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     right = lh.additive_attention
     monkeypatch.setattr(
-        lh,
-        "additive_attention",
-        lambda q, k, v, w_q, w_k, w_v: right(q, k, v, w_q, w_k, w_v * math.sqrt(q.shape[-1])),
+        lh, "additive_attention", lambda q, k, v, w_q, w_k, w_v: right(q, k, v, w_q, w_k, w_v * math.sqrt(q.shape[-1]))
     )
     fast = additive_race.Race({}, (-math.log(2), 0.05))
     monkeypatch.setattr(module("c13_additive"), "race", lambda *_: fast)
@@ -187,11 +169,7 @@ def test_c13_fails_when_additive_scores_grow_with_the_width(
 
 def test_c13a_fails_when_scores_pass_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     right = lh.additive_attention
-    monkeypatch.setattr(
-        lh,
-        "additive_attention",
-        lambda q, k, v, w_q, w_k, w_v: right(q, k, v, w_q, w_k, 1.01 * w_v),
-    )
+    monkeypatch.setattr(lh, "additive_attention", lambda q, k, v, w_q, w_k, w_v: right(q, k, v, w_q, w_k, 1.01 * w_v))
     assert run("c13a_bounded", batches=4).verdict == "refuted"
 
 
@@ -200,12 +178,8 @@ def minilm() -> models.Opened:
     return reading.opened()
 
 
-@pytest.mark.parametrize(
-    ("name", "verdict"), [("c11a_low_entropy", "refuted"), ("c15_heads", "caveat")]
-)
-def test_an_untrained_model_changes_the_verdict(
-    name: str, verdict: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("name", "verdict"), [("c11a_low_entropy", "refuted"), ("c15_heads", "caveat")])
+def test_an_untrained_model_changes_the_verdict(name: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     blank = module("c15_heads")._untrained(minilm().model, 0)
     given = models.Opened("blank", blank, minilm().tokenizer, minilm().path)
     monkeypatch.setattr(reading, "opened", lambda: given)
@@ -436,18 +410,14 @@ def test_agreement_knows_its_errors() -> None:
     assert found.steps() == pytest.approx([1 / math.sqrt(0.02)])
 
 
-def test_parts_are_all_that_was_asked_for_and_never_too_large(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_parts_are_all_that_was_asked_for_and_never_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(d_k=4, keys=8, seed=3)
     whole = list(sampling.parts(setting, 10, 2))
     assert [k.shape for _, k in whole] == [(10, 8, 4)]
     monkeypatch.setattr(sampling, "_NUMBERS", 4 * 8 * 4)
     cut = list(sampling.parts(setting, 10, 2))
     assert [q.shape for q, _ in cut] == [(4, 2, 4), (4, 2, 4), (2, 2, 4)]
-    first, again = (
-        np.concatenate([k for _, k in x]) for x in (cut, sampling.parts(setting, 10, 2))
-    )
+    first, again = (np.concatenate([k for _, k in x]) for x in (cut, sampling.parts(setting, 10, 2)))
     np.testing.assert_array_equal(first, again)
     assert len(np.unique(first)) == first.size
 
@@ -459,9 +429,7 @@ def test_a_race_names_its_runners_and_leaves_torch_as_it_was() -> None:
     found = additive_race.race(32, 8, 16, 3, 1)
     assert torch.get_num_threads() == before
     both = {"dot", "additive"}
-    assert found.seconds.keys() == {
-        f"{who} {what}" for who in ("levelhead", "PyTorch") for what in both
-    }
+    assert found.seconds.keys() == {f"{who} {what}" for who in ("levelhead", "PyTorch") for what in both}
     assert all(x > 0 for x in found.seconds.values())
     assert np.isfinite(found.ratio).all() and found.ratio[1] >= 0
 

@@ -16,14 +16,7 @@ import levelhead as lh
 from levelhead.bench import measure
 from levelhead.errors import LevelheadValueError
 from levelhead.lab.claim import Outcome, UndecidedError
-from levelhead.lab.claims import (
-    c01_variance,
-    c01a_values,
-    c02_spread,
-    c03_scaling,
-    c04_softmax,
-    c14_parallel,
-)
+from levelhead.lab.claims import c01_variance, c01a_values, c02_spread, c03_scaling, c04_softmax, c14_parallel
 from levelhead.lab.experiment import logits
 from levelhead.lab.result import outcome_json
 from levelhead.lab.verdict import judged, line, log_variance, median
@@ -136,13 +129,9 @@ def meddling(change: Callable[[Any], float]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [lambda v: v.shape[-1] ** 0.5, lambda v: 1 + 1e-6 * np.sign(v.flat[0])],
-    ids=["width", "a value's sign"],
+    "change", [lambda v: v.shape[-1] ** 0.5, lambda v: 1 + 1e-6 * np.sign(v.flat[0])], ids=["width", "a value's sign"]
 )
-def test_c1a_is_confirmed_where_values_meddle(
-    monkeypatch: Patch, change: Callable[[Any], float]
-) -> None:
+def test_c1a_is_confirmed_where_values_meddle(monkeypatch: Patch, change: Callable[[Any], float]) -> None:
     monkeypatch.setattr(lh, "observe", meddling(change))
     assert run(c01a_values).verdict == "confirmed"
 
@@ -206,9 +195,7 @@ def test_c2_fails_if_a_digit_of_the_notes_is_off(monkeypatch: Patch) -> None:
     assert run(c02_spread, **SMALL).verdict == "refuted"
 
 
-def test_c2_would_be_confirmed_by_examples_where_dimension_is_what_differs(
-    monkeypatch: Patch,
-) -> None:
+def test_c2_would_be_confirmed_by_examples_where_dimension_is_what_differs(monkeypatch: Patch) -> None:
     third = np.array([[[1], [0]], [[1], [3]], [[1], [0]]])  # adds 0, 3, 0
     monkeypatch.setattr(c02_spread, "THREE", np.concatenate([c02_spread.TWO, third], -1))
     monkeypatch.setattr(c02_spread, "PRODUCTS", ([8, 29, 18], [8, 32, 18]))
@@ -326,11 +313,7 @@ WORLDS: list[tuple[str, Law, str]] = [
     ("cubic", lambda w, n, t: attention(w, n, t) * (1 if w == "window" else n / 1e3), "refuted"),
     ("window not used", lambda w, n, t: 1e-9 * n * n / t, "refuted"),
     ("one thread works", lambda w, n, t: attention(w, n, 1), "refuted"),
-    (
-        "scaling is faster",
-        lambda w, n, t: attention(w, n, t) * (2 if w == "none" else 1),
-        "confirmed",
-    ),
+    ("scaling is faster", lambda w, n, t: attention(w, n, t) * (2 if w == "none" else 1), "confirmed"),
     (
         "only scaled is parallel",
         lambda w, n, t: attention(w, n, t) * (1 if w != "none" or t == 1 else 1.5),

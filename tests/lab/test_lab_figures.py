@@ -62,11 +62,24 @@ def _sentence() -> dict[str, Any]:
     half = [[0.5, 0.5], [0.25, 0.75]]
     gauge = {"level": "level", "bubble": 0.5, "normalised_entropy": 0.9}
     return {
-        "about": {"command": "a stand-in"}, "text": "it is", "model": "random", "note": "A note.",
-        "tokens": ["it", "is"], "layers": 1, "heads": 2, "layer": 0, "head": 1, "token": 0,
-        "weights": half, "unscaled": half, "gauge": gauge, "unscaled_gauge": gauge, "it": [],
-        "steps": [{"name": "Q", "shape": "[2 × 4]", "about": ""}], "counts": ["it → is."],
-    }  # fmt: skip
+        "about": {"command": "a stand-in"},
+        "text": "it is",
+        "model": "random",
+        "note": "A note.",
+        "tokens": ["it", "is"],
+        "layers": 1,
+        "heads": 2,
+        "layer": 0,
+        "head": 1,
+        "token": 0,
+        "weights": half,
+        "unscaled": half,
+        "gauge": gauge,
+        "unscaled_gauge": gauge,
+        "it": [],
+        "steps": [{"name": "Q", "shape": "[2 × 4]", "about": ""}],
+        "counts": ["it → is."],
+    }
 
 
 STAND_INS = {"training": _training, "sentence": _sentence}
@@ -252,9 +265,7 @@ def test_weights_of_neighbours_come_out_of_the_core_as_one() -> None:
     q, k = experiment.row(Setting(keys=10))
     single = experiment.weights(q, k, 0.125)
     np.testing.assert_allclose(
-        experiment.weights(q, k, 0.125, together=4),
-        np.add.reduceat(single, [0, 4, 8], axis=1),
-        atol=1e-7,
+        experiment.weights(q, k, 0.125, together=4), np.add.reduceat(single, [0, 4, 8], axis=1), atol=1e-7
     )
 
 
@@ -293,9 +304,7 @@ def test_theory_lies_near_what_is_measured(keys: int, divide: str) -> None:
     wide = slice(4, None)  # logits of narrow heads are not normal
     np.testing.assert_allclose(found["entropy"].mean[wide], entropy[wide], atol=0.02)
     known = np.isfinite(jacobians[wide])
-    np.testing.assert_allclose(
-        found["jacobian"].mean[wide][known], jacobians[wide][known], rtol=0.06
-    )
+    np.testing.assert_allclose(found["jacobian"].mean[wide][known], jacobians[wide][known], rtol=0.06)
     assert known.any() or divide == "sqrt"
 
 
@@ -351,17 +360,13 @@ def test_correlated_pairs_have_the_mean_of_theory(cure: str) -> None:
     scale = 1 / 16 if cure == "none" else 1 / 256
     assert value(found, "mean in theory") == pytest.approx(0.5 * 256 * 0.75**2 * scale)
     measured = value(found, "mean logit of such pairs")
-    assert abs(measured - value(found, "mean in theory")) < 4 * stderr(
-        found, "mean logit of such pairs"
-    )
+    assert abs(measured - value(found, "mean in theory")) < 4 * stderr(found, "mean logit of such pairs")
 
 
 @pytest.mark.parametrize("cure", CURES)
 @pytest.mark.parametrize("d_k", [1, 4096])
 @pytest.mark.parametrize(("rho", "sigma", "growth"), [(0.0, 0.25, 0.5), (1.0, 4.0, 8.0), (1, 1, 1)])
-def test_an_attack_is_whole_at_its_extremes(
-    rho: float, sigma: float, growth: float, d_k: int, cure: str
-) -> None:
+def test_an_attack_is_whole_at_its_extremes(rho: float, sigma: float, growth: float, d_k: int, cure: str) -> None:
     for cap in (1, 100.0):
         given = {"rho": rho, "sigma": sigma, "growth": growth, "cure": cure, "cap": cap}
         check(figure("attack", d_k=d_k, keys=2, divide="none", **given))
@@ -421,9 +426,7 @@ def test_steps_of_the_online_softmax_are_those_of_the_keys_seen() -> None:
 # ---- recorded ---------------------------------------------------------------
 
 
-def test_the_training_figure_shows_medians_between_the_seeds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_training_figure_shows_medians_between_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "training")
     found = figure("training")
     check(found)
@@ -475,17 +478,36 @@ def test_a_sentence_of_ones_own_is_read_by_explain_text(monkeypatch: pytest.Monk
 def a_run(steps: int, scale: float = 8**-0.5) -> Run:
     """Two modules of two and one heads; head 1 of the first is one-hot, the others are level."""
     facts = Facts(
-        "Attention", "sdpa", 8, 2, 4, 4, "float32", scale, effective_scale=scale,
-        scale_reading="projections", model_width=16,
-    )  # fmt: skip
+        "Attention",
+        "sdpa",
+        8,
+        2,
+        4,
+        4,
+        "float32",
+        scale,
+        effective_scale=scale,
+        scale_reading="projections",
+        model_width=16,
+    )
 
     def head(entropy: float, saturated: float, top: float) -> Any:
         row = nothing(1)[0]
         for name, x in {
-            "rows": 10, "several": 10, "normalised_entropy": 10 * entropy, "entropy": 10.0,
-            "saturated": 10 * saturated, "top1": 10 * top, "max_logit": 3.0, "min_logit": 0.0,
-            "sum_p2": 5.0, "max": 20.0, "max_batch": 0, "max_query": 1, "max_key": 2,
-        }.items():  # fmt: skip
+            "rows": 10,
+            "several": 10,
+            "normalised_entropy": 10 * entropy,
+            "entropy": 10.0,
+            "saturated": 10 * saturated,
+            "top1": 10 * top,
+            "max_logit": 3.0,
+            "min_logit": 0.0,
+            "sum_p2": 5.0,
+            "max": 20.0,
+            "max_batch": 0,
+            "max_query": 1,
+            "max_key": 2,
+        }.items():
             row[INDEX[name]] = x
         return row
 
@@ -512,9 +534,7 @@ def test_the_heads_of_a_run_are_laid_out_by_module() -> None:
 
 def test_heads_carry_the_gravest_finding_about_them() -> None:
     rows = figure("heads").extra["rows"]  # MiniLM: sinks in two heads of layer 1
-    marks = {
-        (row["module"], h): head["finding"] for row in rows for h, head in enumerate(row["heads"])
-    }
+    marks = {(row["module"], h): head["finding"] for row in rows for h, head in enumerate(row["heads"])}
     noted = {place for place, mark in marks.items() if mark == "note"}
     said = {
         (one["module"], h)
@@ -524,9 +544,7 @@ def test_heads_carry_the_gravest_finding_about_them() -> None:
     assert noted == said
     assert noted
     wrong = a_run(1, scale=1.0)  # of the module as a whole
-    marks = [
-        head["finding"] for row in figure("heads", run=wrong).extra["rows"] for head in row["heads"]
-    ]
+    marks = [head["finding"] for row in figure("heads", run=wrong).extra["rows"] for head in row["heads"]]
     assert marks == ["warning"] * 3
 
 
@@ -597,11 +615,7 @@ def test_recorded_runs_say_where_they_come_from() -> None:
 def test_the_recorded_speed_is_that_of_the_committed_results() -> None:
     results = Path(__file__).parents[2] / "bench" / "results"
     committed = json.loads((results / "bench-zen4-avx512bf16.json").read_text())
-    times = {
-        (cell["name"], one["name"]): one["best"]
-        for cell in committed["cells"]
-        for one in cell["results"]
-    }
+    times = {(cell["name"], one["name"]): one["best"] for cell in committed["cells"] for one in cell["results"]}
     for cell in recorded.load("speed")["cells"]:
         for who, seconds in cell["seconds"].items():
             assert seconds == pytest.approx(times[cell["name"], who], rel=1e-3)
@@ -629,9 +643,7 @@ def test_a_notebook_shows_every_chart(id: str) -> None:
     for one in pictures:
         drawn = [x for x in one.iter() if x.tag.removeprefix(svg) in SHAPES]
         assert drawn
-        assert not any(
-            "nan" in value or "inf" in value for x in drawn for value in x.attrib.values()
-        )
+        assert not any("nan" in value or "inf" in value for x in drawn for value in x.attrib.values())
         for x in drawn:
             assert float(x.get("width", 1)) > 0 and float(x.get("height", 0)) >= 0
 

@@ -210,8 +210,7 @@ def explicit(plan: Plan) -> dict[str, Any]:
     loss, logits = loss_of(task.learnt.tokens[which], task.learnt.answers[which])
     loss.backward()
     norms = {
-        name: torch.stack([getattr(block, name).weight.grad for block in model.blocks]).norm()
-        for name in MATRICES
+        name: torch.stack([getattr(block, name).weight.grad for block in model.blocks]).norm() for name in MATRICES
     }
     return {
         "loss": loss.item(),
@@ -282,18 +281,14 @@ def test_what_was_trained_is_kept_until_it_is_forgotten(trainings: list[Plan]) -
     assert trainings[-1] == other and not list(training_cache.directory().glob(".making*"))
 
 
-def test_changed_code_is_trained_again(
-    trainings: list[Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_code_is_trained_again(trainings: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     training_cache.trained([SHORT], silent)
     monkeypatch.setattr(training_cache, "_foundation", lambda: ["another"])
     training_cache.trained([SHORT], silent)
     assert trainings == [SHORT, SHORT]
 
 
-def test_two_processes_divide_the_work(
-    trainings: list[Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_divide_the_work(trainings: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     """What somebody else is at is left for later, and then taken from them."""
     other = replace(SHORT, seed=4)
     elsewhere = training.train(SHORT)
@@ -319,9 +314,7 @@ def test_without_torch_nothing_is_decided(monkeypatch: pytest.MonkeyPatch) -> No
             module.CLAIM.experiment(module.CLAIM.quick, 0, silent)
 
 
-def test_a_cache_that_cannot_be_written_to_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_to_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path / "file"))
     with pytest.raises(LevelheadValueError, match="LEVELHEAD_CACHE"):
@@ -360,9 +353,7 @@ def made(**given: Any) -> Curves:
     ones = [1.0] * n
     each = {"q": ones, "k": ones, "v": ones}
     usual = dict(loss=ones, held_out=ones, keys=ones, reached=ones, entropy=[[[0.5]]] * n)
-    return Curves(
-        **{"step": [10 * i for i in range(n)], "gradient": each, "moved": each, **usual, **given}
-    )
+    return Curves(**{"step": [10 * i for i in range(n)], "gradient": each, "moved": each, **usual, **given})
 
 
 def made_up(module: ModuleType, curves: Callable[[Plan], Curves], size: str = "quick") -> list[Run]:
@@ -386,9 +377,7 @@ def jitter(plan: Plan) -> float:
         (0.5, 0.1, 4.0, "caveat"),
     ],
 )
-def test_c7_can_come_out_any_way(
-    gradient: float, reached: float, moved: float, verdict: Verdict
-) -> None:
+def test_c7_can_come_out_any_way(gradient: float, reached: float, moved: float, verdict: Verdict) -> None:
     def curves(plan: Plan) -> Curves:
         some = [x if plan.rule == "none" else 1.0 for x in (gradient, reached, moved)]
         g, r, m = ([x * jitter(plan)] * 4 for x in some)
@@ -574,9 +563,7 @@ def test_all_claims_together_train_no_more_than_thirty_times_at_quick_size() -> 
         ({"depths": [0]}, "depth"),
     ],
 )
-def test_parameters_that_compare_nothing_are_refused(
-    module: ModuleType, change: dict[str, Any], words: str
-) -> None:
+def test_parameters_that_compare_nothing_are_refused(module: ModuleType, change: dict[str, Any], words: str) -> None:
     with pytest.raises(LevelheadValueError, match=words):
         module.CLAIM.experiment({**module.CLAIM.quick, **change}, 0, silent)
 

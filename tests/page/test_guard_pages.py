@@ -97,9 +97,7 @@ def run(dtype: str, T: int, S: int, D: int, E: int, end: str, options: dict[str,
     """One forward pass with everything fenced, checked against the reference."""
     q, k, v = qkv((2,), T, S, D, E, groups=1, dtype=dtype, seed=T + S + D + E)
     truth = reference.observe(q, k, v, **options)
-    scored = scoring.describe(
-        scoring.shape_of(q.shape, k.shape, v.shape), dtype_name=dtype, **options
-    )
+    scored = scoring.describe(scoring.shape_of(q.shape, k.shape, v.shape), dtype_name=dtype, **options)
     given: dict[str, Any] = {}
     for name in ("causal", "left", "right", "softcap"):
         given[name] = getattr(scored, name)
@@ -180,12 +178,7 @@ def child(*arguments: str) -> subprocess.CompletedProcess[str]:
     paths = [str(Path(reference.__file__).parents[1]), str(Path(__file__).parents[1] / "helpers")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(
-        [sys.executable, __file__, *arguments],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=120,
-        check=False,
+        [sys.executable, __file__, *arguments], capture_output=True, text=True, env=env, timeout=120, check=False
     )
 
 

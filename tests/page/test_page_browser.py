@@ -29,11 +29,7 @@ from levelhead.runs.record import Run, Snapshot
 from runs import record as record_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-MISSING = [
-    name
-    for name, there in (("chromium", CHROMIUM), ("playwright", find_spec("playwright")))
-    if there is None
-]
+MISSING = [name for name, there in (("chromium", CHROMIUM), ("playwright", find_spec("playwright"))) if there is None]
 REQUIRED = os.environ.get("CI") == "true"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
@@ -44,17 +40,13 @@ PATIENCE = 30_000  # ms for anything to appear; far more than it takes
 class LeftOut:
     """A plug-in of this run that takes the tests away, openly."""
 
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         gone = [item for item in items if item.path == Path(__file__)]
         items[:] = [item for item in items if item not in gone]
         config.hook.pytest_deselected(items=gone)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.write_line(
-            f"left out: the page in a browser, for want of {' and '.join(MISSING)}"
-        )
+        terminalreporter.write_line(f"left out: the page in a browser, for want of {' and '.join(MISSING)}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -145,9 +137,7 @@ class Tab:
     def figures_asked(self) -> dict[str, dict[str, list[str]]]:
         parts = [urlsplit(one.url) for one in self.requests]
         return {
-            part.path.rsplit("/", 1)[1]: parse_qs(part.query)
-            for part in parts
-            if part.path.startswith("/api/figure/")
+            part.path.rsplit("/", 1)[1]: parse_qs(part.query) for part in parts if part.path.startswith("/api/figure/")
         }
 
 
@@ -206,9 +196,7 @@ def rest_of_the_figures(tab: Tab) -> None:
 # ---- the experiment
 
 
-def test_every_panel_draws_and_says_where_its_numbers_come_from(
-    opened: Callable[..., Tab],
-) -> None:
+def test_every_panel_draws_and_says_where_its_numbers_come_from(opened: Callable[..., Tab]) -> None:
     tab = opened().all_drawn()
     rest_of_the_figures(tab)
     assert tab.count("math") >= 8
@@ -216,9 +204,7 @@ def test_every_panel_draws_and_says_where_its_numbers_come_from(
     assert not tab.ask("document.body.innerText.match(/NaN|undefined|\\[object/)")
 
 
-def test_an_undivided_wide_head_sends_the_bubble_right_and_the_root_brings_it_back(
-    opened: Callable[..., Tab],
-) -> None:
+def test_an_undivided_wide_head_sends_the_bubble_right_and_the_root_brings_it_back(opened: Callable[..., Tab]) -> None:
     tab = opened().all_drawn()
     scaled, sigma = tab.bubble(), tab.fact("logits", "σ")
     tab.divide("none")
@@ -233,9 +219,7 @@ def test_an_undivided_wide_head_sends_the_bubble_right_and_the_root_brings_it_ba
     tab.rests()
 
 
-def test_a_control_asks_for_the_figures_that_depend_on_it_and_for_no_other(
-    opened: Callable[..., Tab],
-) -> None:
+def test_a_control_asks_for_the_figures_that_depend_on_it_and_for_no_other(opened: Callable[..., Tab]) -> None:
     tab = opened().all_drawn()
     for name, change in (
         ("d_k", lambda: tab.page.locator("#d_k").press("ArrowRight")),
@@ -268,8 +252,11 @@ def test_the_address_holds_the_state_and_brings_it_back(opened: Callable[..., Ta
     tab.all_drawn()
     assert tab.text(".level-big") == said
     assert tab.figures_asked()["attack"] == {name: [value] for name, value in wanted.items()} | {
-        "sigma": ["1"], "growth": ["1"], "cure": ["none"], "cap": ["30"],
-    }  # fmt: skip
+        "sigma": ["1"],
+        "growth": ["1"],
+        "cure": ["none"],
+        "cap": ["30"],
+    }
     tab.page.get_by_text("reset").click()
     tab.until(lambda: tab.text("#d_k-now") == "64" and "rho" not in tab.page.url, "the reset")
     tab.rests()
@@ -352,12 +339,7 @@ def test_the_keyboard_reaches_everything(opened: Callable[..., Tab]) -> None:
 
 def test_keys_move_sliders_levels_and_tiles(opened: Callable[..., Tab]) -> None:
     tab = opened().all_drawn()
-    for key, d_k in (
-        ("ArrowRight", "128"),
-        ("ArrowUp", "256"),
-        ("ArrowLeft", "128"),
-        ("Home", "1"),
-    ):
+    for key, d_k in (("ArrowRight", "128"), ("ArrowUp", "256"), ("ArrowLeft", "128"), ("Home", "1")):
         tab.page.locator("#d_k").press(key)
         tab.until(lambda d_k=d_k: tab.text("#d_k-now") == d_k, d_k)
     tab.page.keyboard.press("Tab")
@@ -503,17 +485,13 @@ def test_a_sentence_that_is_too_long_gets_an_answer(opened: Callable[..., Tab]) 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
     names = [f"layers.{i}.attention" for i in range(3)]
-    snapshots = tuple(
-        Snapshot(step, tuple(record_of(name, seed=step) for name in names)) for step in (0, 10, 20)
-    )
+    snapshots = tuple(Snapshot(step, tuple(record_of(name, seed=step) for name in names)) for step in (0, 10, 20))
     path = tmp_path / "mine.json"
     Run("a model of mine", snapshots).save(path)
     return path
 
 
-def test_a_run_file_is_read_in_the_browser_and_sent_nowhere(
-    opened: Callable[..., Tab], run_file: Path
-) -> None:
+def test_a_run_file_is_read_in_the_browser_and_sent_nowhere(opened: Callable[..., Tab], run_file: Path) -> None:
     tab = opened().all_drawn()
     wanted = figures.figure("heads", run=run_file).json()["extra"]["rows"]
     tab.requests.clear()
@@ -538,9 +516,7 @@ DROP = """([name, text]) => {
 }"""
 
 
-def test_another_file_dropped_on_the_heads_is_told(
-    opened: Callable[..., Tab], run_file: Path
-) -> None:
+def test_another_file_dropped_on_the_heads_is_told(opened: Callable[..., Tab], run_file: Path) -> None:
     whole = run_file.read_text()
     tab = opened().all_drawn()
     tab.requests.clear()
@@ -599,9 +575,7 @@ def test_the_export_opens_from_a_disk_and_its_controls_work(browser: Any, tmp_pa
         assert tab.page.locator(".segments input[value=power]").first.is_disabled()
         tab.rests()
         assert tab.count(".trouble:not([hidden])") == 0
-        assert [one.url for one in tab.requests if not one.url.startswith("data:")] == [
-            path.as_uri()
-        ]
+        assert [one.url for one in tab.requests if not one.url.startswith("data:")] == [path.as_uri()]
 
 
 def test_one_module_asks_and_none_parses_markup(root: Path) -> None:

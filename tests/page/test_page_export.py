@@ -25,9 +25,7 @@ HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> &
 
 def data_in(text: str) -> Any:
     """What the page's modules will read, as a browser finds it."""
-    (found,) = re.findall(
-        r'<script type="application/json" id="levelhead-data">(.*?)</script>', text, re.DOTALL
-    )
+    (found,) = re.findall(r'<script type="application/json" id="levelhead-data">(.*?)</script>', text, re.DOTALL)
     return json.loads(found)
 
 
@@ -36,10 +34,7 @@ def modules_in(text: str) -> dict[str, str]:
     start = "data:text/javascript;base64,"
     imports = json.loads(found)["imports"]
     assert all(address.startswith(start) for address in imports.values())
-    return {
-        name: base64.b64decode(address.removeprefix(start)).decode()
-        for name, address in imports.items()
-    }
+    return {name: base64.b64decode(address.removeprefix(start)).decode() for name, address in imports.items()}
 
 
 @pytest.fixture(scope="module", name="whole")
@@ -55,8 +50,7 @@ def test_every_figure_is_there_once_per_setting_it_depends_on(whole: str) -> Non
     assert data["about"]["export"] is True and data["about"]["run"] is False
     assert data["depends"] == {id: list(page_server.DEPENDS[id]) for id in page_server.IDS}
     counts = {id: len(found) for id, found in data["figures"].items()}
-    assert counts == {"logits": 156, "attack": 13, "online": 3, "training": 1, "sentence": 1,
-                      "heads": 1, "speed": 1}  # fmt: skip
+    assert counts == {"logits": 156, "attack": 13, "online": 3, "training": 1, "sentence": 1, "heads": 1, "speed": 1}
     asked = {"d_k": 64, "divide": "sqrt", "keys": 32, "seed": 0}
     assert data["figures"]["logits"]["64/sqrt/32"]["extra"] == asked
     assert data["figures"]["attack"]["4096"]["extra"] == {"d_k": 4096, "seed": 0}
@@ -144,9 +138,15 @@ def test_what_the_export_does_not_know_is_an_error(file: str, before: str, after
 
 @pytest.mark.parametrize(
     "statement",
-    ['import { a } from "./b.js";', "import {\n a,\n c } from './b.js'", 'import "./b.js";',
-     'export { a } from "./b.js";', 'const b = await import("./b.js");', 'export*from"./b.js"'],
-)  # fmt: skip
+    [
+        'import { a } from "./b.js";',
+        "import {\n a,\n c } from './b.js'",
+        'import "./b.js";',
+        'export { a } from "./b.js";',
+        'const b = await import("./b.js");',
+        'export*from"./b.js"',
+    ],
+)
 def test_every_way_to_import_is_known(statement: str) -> None:
     b = assets.Asset("b.js", "", b"")
     text = export._renamed({"b.js": b}, assets.Asset("a.js", "", statement.encode()))
@@ -156,9 +156,7 @@ def test_every_way_to_import_is_known(statement: str) -> None:
 # ---- the command
 
 
-def test_the_command_writes_one_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], whole: str
-) -> None:
+def test_the_command_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], whole: str) -> None:
     path = tmp_path / "page.html"
     path.write_text("older")
     assert main.main(["page", "--export", str(path)]) == 0
@@ -178,9 +176,7 @@ def test_a_run_takes_the_place_of_the_sample(tmp_path: Path) -> None:
     assert heads["extra"] == {"model": "Mine <b>", "steps": 1}
 
 
-def test_an_unwritable_place_is_refused_before_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_place_is_refused_before_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page_server.calls.clear()
     for place in (tmp_path, tmp_path / "none" / "page.html"):
         assert main.main(["page", "--export", str(place)]) == 2

@@ -12,17 +12,7 @@ import pytest
 
 from levelhead.page import guard, headers, protocol
 from levelhead.page.headers import sealed
-from page_server import (  # noqa: F401
-    SECONDS,
-    Reply,
-    Running,
-    everything,
-    one_reply,
-    parsed,
-    served_page,
-    serving,
-    stubbed_page,
-)
+from page_server import SECONDS, Reply, Running, everything, one_reply, parsed, served_page, serving, stubbed_page  # noqa: F401
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -117,8 +107,7 @@ def test_cve_2025_62593_a_browser_is_not_told_by_its_user_agent(page: Running) -
 
 
 @pytest.mark.parametrize(
-    "request_line",
-    [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost:\r\n\r\n"],
+    "request_line", [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost:\r\n\r\n"]
 )
 def test_a_host_is_a_must(page: Running, request_line: bytes) -> None:
     refused(page.raw(request_line.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")))
@@ -148,8 +137,16 @@ PATHS = ("/", "/assets/plotly.js", "/api/about", "/api/figure/logits", "/api/run
 def test_nothing_without_the_cookie(page: Running, path: str) -> None:
     name = f"levelhead-{page.port}"
     wrong = page.token[:-1] + ("A" if page.token[-1] != "A" else "B")
-    for cookie in (None, "", f"{name}=", f"{name}={wrong}", f"{name}={page.token[:-1]}",
-                   f"other={page.token}", f"x{name}={page.token}", f"{name}=é"):  # fmt: skip
+    for cookie in (
+        None,
+        "",
+        f"{name}=",
+        f"{name}={wrong}",
+        f"{name}={page.token[:-1]}",
+        f"other={page.token}",
+        f"x{name}={page.token}",
+        f"{name}=é",
+    ):
         refused(page.get(path, Cookie=cookie))
 
 
@@ -184,9 +181,7 @@ def test_the_cookie_is_kept_from_scripts_and_other_sites(page: Running) -> None:
     assert options == {"Path=/", "HttpOnly", "SameSite=Strict"}
 
 
-def test_cve_2024_22421_the_token_is_in_no_answer_and_no_log(
-    page: Running, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_cve_2024_22421_the_token_is_in_no_answer_and_no_log(page: Running, capfd: pytest.CaptureFixture[str]) -> None:
     # Jupyter leaked it to a redirect's target. Here it is in one header, and in no address.
     entered = page.get(f"/?token={page.token}", Cookie=None)
     assert page.token not in entered.headers["location"] + entered.body.decode()
@@ -229,9 +224,7 @@ def test_another_site_gets_no_work_done(page: Running, site: str) -> None:
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_another_site_reads_nothing_but_may_link_to_the_front_page(
-    page: Running, site: str
-) -> None:
+def test_another_site_reads_nothing_but_may_link_to_the_front_page(page: Running, site: str) -> None:
     refused(page.get("/api/about", Sec_Fetch_Site=site))
     refused(page.get("/assets/page.css", Sec_Fetch_Site=site))
     assert page.get("/", Sec_Fetch_Site=site).status == 200
@@ -239,9 +232,17 @@ def test_another_site_reads_nothing_but_may_link_to_the_front_page(
 
 @pytest.mark.parametrize(
     "kind",
-    [None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x",
-     "text/plain; application/json", "application/json; charset=utf-16", "application/jsonp"],
-)  # fmt: skip
+    [
+        None,
+        "",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "text/plain; application/json",
+        "application/json; charset=utf-16",
+        "application/jsonp",
+    ],
+)
 def test_what_a_form_can_send_is_not_taken(page: Running, kind: str | None) -> None:
     refused(page.post("/api/speed", {}, Content_Type=kind), 415)
 
@@ -279,14 +280,23 @@ def test_every_answer_is_well_dressed(page: Running) -> None:
     statuses = [
         well_dressed(reply).status
         for reply in (
-            page.get(f"/?token={page.token}"), page.get("/"), page.get("/assets/main.js"),
-            page.get("/api/figure/logits"), page.get("/api/figure/logits?d_k=0"),
-            page.get("/", Cookie=None), page.get("/no"), page.get("/api/figure/no"),
-            page.ask("OPTIONS", "/"), page.ask("HEAD", "/"), page.get("/" + "a" * 5000),
-            page.get("/api/figure/logits?seed=13"), page.raw(b"nonsense\r\n\r\n"),
-            page.get("/", X="a" * 20_000), page.get("/\x01"),
+            page.get(f"/?token={page.token}"),
+            page.get("/"),
+            page.get("/assets/main.js"),
+            page.get("/api/figure/logits"),
+            page.get("/api/figure/logits?d_k=0"),
+            page.get("/", Cookie=None),
+            page.get("/no"),
+            page.get("/api/figure/no"),
+            page.ask("OPTIONS", "/"),
+            page.ask("HEAD", "/"),
+            page.get("/" + "a" * 5000),
+            page.get("/api/figure/logits?seed=13"),
+            page.raw(b"nonsense\r\n\r\n"),
+            page.get("/", X="a" * 20_000),
+            page.get("/\x01"),
         )
-    ]  # fmt: skip
+    ]
     assert statuses == [303, 200, 200, 200, 400, 403, 404, 404, 405, 200, 414, 500, 400, 431, 400]
 
 
@@ -538,8 +548,9 @@ def test_dask_2026_markup_comes_back_as_data_alone(page: Running) -> None:
     assert b"<" not in reply.body
 
 
-@pytest.mark.parametrize("target", ["/{m}", "/api/figure/{m}", "/api/figure/logits?{m}=1",
-                                    "/api/figure/logits?seed={m}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "target", ["/{m}", "/api/figure/{m}", "/api/figure/logits?{m}=1", "/api/figure/logits?seed={m}"]
+)
 def test_errors_repeat_markup_as_data_alone(page: Running, target: str) -> None:
     quoted = "%3Cimg%20onerror=alert(1)%3E"
     reply = page.get(target.format(m=quoted))

@@ -104,12 +104,35 @@ def test_what_makes_no_difference_is_not_computed_again(page: Running) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        "d_k=0", "d_k=", "d_k=x", "d_k=1.5", "d_k=1e3", "d_k=1_000", "d_k=+1", "d_k=%20" + "1",
-        "d_k=٣", "d_k=NaN", "d_k=" + "9" * 1000, "d_k=64&d_k=64", "power=nan", "power=inf",
-        "power=1e999", "power=0x1", "divide=%3Cimg%3E", "divide=" + "a" * 100, "x=1", "=1", "d_k",
-        "token=1", "run=/etc/passwd", "text=x", "live=True", "__class__=1", "d_k[]=1",
+        "d_k=0",
+        "d_k=",
+        "d_k=x",
+        "d_k=1.5",
+        "d_k=1e3",
+        "d_k=1_000",
+        "d_k=+1",
+        "d_k=%20" + "1",
+        "d_k=٣",
+        "d_k=NaN",
+        "d_k=" + "9" * 1000,
+        "d_k=64&d_k=64",
+        "power=nan",
+        "power=inf",
+        "power=1e999",
+        "power=0x1",
+        "divide=%3Cimg%3E",
+        "divide=" + "a" * 100,
+        "x=1",
+        "=1",
+        "d_k",
+        "token=1",
+        "run=/etc/passwd",
+        "text=x",
+        "live=True",
+        "__class__=1",
+        "d_k[]=1",
     ],
-)  # fmt: skip
+)
 def test_bad_parameters_get_a_clear_word(page: Running, query: str) -> None:
     quoted = "".join(letter if ord(letter) < 128 else "%D9%A3" for letter in query)
     reply = page.get(f"/api/figure/logits?{quoted}")
@@ -124,9 +147,7 @@ def test_an_unknown_figure_is_not_found(page: Running) -> None:
     assert "logits" in reply.json["error"]
 
 
-def test_a_failure_is_one_line_and_the_server_goes_on(
-    page: Running, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_is_one_line_and_the_server_goes_on(page: Running, capfd: pytest.CaptureFixture[str]) -> None:
     reply = page.get("/api/figure/logits?seed=13")
     assert reply.status == 500
     assert reply.json == {"error": "The server failed with RuntimeError: see its terminal."}
@@ -134,9 +155,7 @@ def test_a_failure_is_one_line_and_the_server_goes_on(
     assert page.is_alive()
 
 
-def test_two_are_computed_at_once_and_abandoned_ones_never(
-    stubbed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_are_computed_at_once_and_abandoned_ones_never(stubbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside, most, seeds = 0, 0, []
     lock, go = threading.Lock(), threading.Event()
 
@@ -185,8 +204,7 @@ def test_answers_leave_at_once(page: Running) -> None:
 
 
 def test_a_sentence_is_passed_on(page: Running) -> None:
-    asked = {"text": "The cat sat because it was tired.", "model": "minilm", "layer": 1, "head": 2,
-             "token": "it"}  # fmt: skip
+    asked = {"text": "The cat sat because it was tired.", "model": "minilm", "layer": 1, "head": 2, "token": "it"}
     assert page.post("/api/sentence", asked).json["extra"] == asked
     bare = page.post("/api/sentence", {"text": "it √ 猫", "layer": None, "token": 3})
     assert bare.json["extra"] == {"text": "it √ 猫", "model": "random", "token": 3}
@@ -195,20 +213,38 @@ def test_a_sentence_is_passed_on(page: Running) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"[]", b"null", b'"text"', b"{}", b'{"text": ""}', b'{"text": "  "}',
-        b'{"text": 1}', b'{"text": ["a"]}', b'{"text": "a", "layer": -1}',
-        b'{"text": "a", "layer": 1.5}', b'{"text": "a", "layer": "1"}',
-        b'{"text": "a", "head": []}', b'{"text": "a", "layer": true}',
-        b'{"text": "a", "head": NaN}', b'{"text": "a", "head": 1e400}',
-        b'{"text": "a", "head": 99999999999999999999}', b'{"text": "a", "token": {}}',
-        b'{"text": "a", "token": ""}', b'{"text": "a", "path": "/etc/passwd"}',
-        b'{"text": "a", "text": "b"}', b'{"text": "\\ud800"}', b'{"text": "\xff"}',
-        b'{"text": "a", "layer": ' + b"1" * 10_000 + b"}", b"[" * 100_000,
-        b'{"text": ' * 50_000, b'{"text": "a", "token": "' + b"b" * 500 + b'"}',
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"{}",
+        b'{"text": ""}',
+        b'{"text": "  "}',
+        b'{"text": 1}',
+        b'{"text": ["a"]}',
+        b'{"text": "a", "layer": -1}',
+        b'{"text": "a", "layer": 1.5}',
+        b'{"text": "a", "layer": "1"}',
+        b'{"text": "a", "head": []}',
+        b'{"text": "a", "layer": true}',
+        b'{"text": "a", "head": NaN}',
+        b'{"text": "a", "head": 1e400}',
+        b'{"text": "a", "head": 99999999999999999999}',
+        b'{"text": "a", "token": {}}',
+        b'{"text": "a", "token": ""}',
+        b'{"text": "a", "path": "/etc/passwd"}',
+        b'{"text": "a", "text": "b"}',
+        b'{"text": "\\ud800"}',
+        b'{"text": "\xff"}',
+        b'{"text": "a", "layer": ' + b"1" * 10_000 + b"}",
+        b"[" * 100_000,
+        b'{"text": ' * 50_000,
+        b'{"text": "a", "token": "' + b"b" * 500 + b'"}',
         json.dumps({"text": "a" * 100_000}).encode(),
     ],
     ids=lambda body: body[:30].decode("latin-1"),
-)  # fmt: skip
+)
 def test_a_bad_sentence_gets_a_clear_word(page: Running, body: bytes) -> None:
     reply = page.post("/api/sentence", body)
     assert reply.status == 400
@@ -339,9 +375,7 @@ def test_a_run_being_recorded_is_followed_line_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("stubbed")
-def test_streams_have_a_bound_and_end_with_the_server(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_have_a_bound_and_end_with_the_server(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "FOLLOWERS", 2)
     with serving(run=server.follower(file)) as page:
         first, second = Stream(page), Stream(page)
@@ -365,9 +399,18 @@ def test_without_a_run_there_are_no_events(page: Running) -> None:
 @pytest.mark.usefixtures("stubbed")
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"format": "other"}', "[" * 100_000, "half", '{"format": "levelhead-run"}',
-     '{"format": "levelhead-snapshots"', "\0\0\0"],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": "other"}',
+        "[" * 100_000,
+        "half",
+        '{"format": "levelhead-run"}',
+        '{"format": "levelhead-snapshots"',
+        "\0\0\0",
+    ],
+)
 def test_a_foreign_file_is_refused_at_the_start(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
@@ -378,8 +421,13 @@ def test_a_foreign_file_is_refused_at_the_start(tmp_path: Path, text: str) -> No
 @pytest.mark.usefixtures("stubbed")
 def test_a_damaged_run_is_refused_at_the_start(file: Path) -> None:
     whole = json.loads(file.read_text())
-    for damage in ({"snapshots": [[]]}, {"snapshots": [{"step": 0, "records": [{}]}]},
-                   {"snapshots": None}, {"coverage": [1]}, {"cost": 1}):  # fmt: skip
+    for damage in (
+        {"snapshots": [[]]},
+        {"snapshots": [{"step": 0, "records": [{}]}]},
+        {"snapshots": None},
+        {"coverage": [1]},
+        {"cost": 1},
+    ):
         file.write_text(json.dumps(whole | damage))
         with pytest.raises(lh.LevelheadError, match="expected"):
             server.follower(file)
@@ -394,9 +442,13 @@ def test_a_damaged_run_is_refused_at_the_start(file: Path) -> None:
 
 def command(*arguments: str, **rest: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "levelhead", "page", *arguments], encoding="utf-8",
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"COLUMNS": "20"}, **rest,
-    )  # fmt: skip
+        [sys.executable, "-m", "levelhead", "page", *arguments],
+        encoding="utf-8",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"COLUMNS": "20"},
+        **rest,
+    )
 
 
 @pytest.mark.parametrize("asked", ["any port", "a port"])
@@ -430,9 +482,7 @@ def test_ctrl_c_does_not_wait_for_a_measurement(stubbed: Path) -> None:
         "figures.figure = measure\n"
         "sys.exit(main(['page', '--no-open']))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None
     link = urlsplit(process.stdout.readline().strip())
     port, token = link.port, link.query.removeprefix("token=")

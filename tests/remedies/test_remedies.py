@@ -36,8 +36,7 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
-            p(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
-            for p in (self.q_proj, self.k_proj, self.v_proj)
+            p(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.out(out.transpose(1, 2).flatten(2))
@@ -59,10 +58,8 @@ class Fused(nn.Module):
             "k v q": lambda: every.reshape(3, HEADS, -1)[[2, 0, 1]],
             "per head": lambda: every.reshape(HEADS, 3, -1).transpose(0, 1),
             "innermost": lambda: every.reshape(HEADS, -1, 3).permute(2, 0, 1),
-            "two groups": lambda: every.reshape(2, 3, HEADS // 2, -1).transpose(0, 1).reshape(
-                3, HEADS, -1
-            ),
-        }[self.layout]()  # fmt: skip
+            "two groups": lambda: every.reshape(2, 3, HEADS // 2, -1).transpose(0, 1).reshape(3, HEADS, -1),
+        }[self.layout]()
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x)[..., self.columns()].permute(2, 0, 3, 1, 4)
@@ -93,15 +90,10 @@ class ByHand(nn.Module):
 class _ByHandAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.out = (
-            nn.Linear(WIDTH, WIDTH) for _ in range(4)
-        )
+        self.q_proj, self.k_proj, self.v_proj, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
         p = (q @ k.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)).softmax(-1)
         return self.out((p @ v).transpose(1, 2).flatten(2))
 
@@ -116,20 +108,28 @@ def ids() -> Tensor:
 
 def hugging_face(name: str, implementation: str, layers: int = 2) -> nn.Module:
     sizes = dict(
-        vocab_size=64, hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=32,
-        num_hidden_layers=layers, attention_dropout=0.0,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        attention_dropout=0.0,
+    )
     kinds: dict[str, Any] = {
-        "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig, {
-            **sizes, "num_key_value_heads": 2}),
+        "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig, {**sizes, "num_key_value_heads": 2}),
         "bert": (transformers.BertModel, transformers.BertConfig, sizes),
         "neox": (transformers.GPTNeoXForCausalLM, transformers.GPTNeoXConfig, sizes),
-        "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config, dict(
-            vocab_size=64, n_embd=WIDTH, n_layer=layers, n_head=HEADS, bos_token_id=0,
-            eos_token_id=0)),
-        "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config, {
-            **sizes, "num_key_value_heads": 2, "head_dim": 8}),
-    }  # fmt: skip
+        "gpt2": (
+            transformers.GPT2LMHeadModel,
+            transformers.GPT2Config,
+            dict(vocab_size=64, n_embd=WIDTH, n_layer=layers, n_head=HEADS, bos_token_id=0, eos_token_id=0),
+        ),
+        "qwen3": (
+            transformers.Qwen3ForCausalLM,
+            transformers.Qwen3Config,
+            {**sizes, "num_key_value_heads": 2, "head_dim": 8},
+        ),
+    }
     model, config, options = kinds[name]
     made: nn.Module = model._from_config(config(**options), attn_implementation=implementation)
     return made.eval()
@@ -142,9 +142,14 @@ def encoder() -> nn.Module:
 
 Made = tuple[nn.Module, Tensor]
 HUGGING_FACE = (
-    ("llama", "sdpa"), ("llama", "eager"), ("gpt2", "sdpa"), ("gpt2", "eager"), ("bert", "sdpa"),
-    ("bert", "eager"), ("neox", "sdpa"),
-)  # fmt: skip
+    ("llama", "sdpa"),
+    ("llama", "eager"),
+    ("gpt2", "sdpa"),
+    ("gpt2", "eager"),
+    ("bert", "sdpa"),
+    ("bert", "eager"),
+    ("neox", "sdpa"),
+)
 KINDS: dict[str, Callable[[], Made]] = {
     "plain": lambda: (Plain(), floats()),
     "grouped": lambda: (Plain(kv_heads=2), floats()),
@@ -152,13 +157,12 @@ KINDS: dict[str, Callable[[], Made]] = {
     "fused per head": lambda: (Fused("per head"), floats()),
     "nn.MultiheadAttention": lambda: (Torchs(), floats()),
     "nn.TransformerEncoder": lambda: (encoder(), floats()),
-    "levelhead": lambda: (
-        lh.torch.MultiHeadAttention(WIDTH, HEADS, kv_heads=2, rotary=1e4), floats()),
+    "levelhead": lambda: (lh.torch.MultiHeadAttention(WIDTH, HEADS, kv_heads=2, rotary=1e4), floats()),
     **{
         f"{name} {implementation}": lambda n=name, i=implementation: (hugging_face(n, i), ids())
         for name, implementation in HUGGING_FACE
     },
-}  # fmt: skip
+}
 FUSED = ("q k v", "k v q", "per head", "innermost", "two groups")
 
 
@@ -320,9 +324,7 @@ def test_norms_whose_result_is_dropped_are_found_by_what_reaches_the_softmax() -
     model, batch = Plain(), floats()
     remedy = qk_norm(model, batch)
     remedy._hooks[0].remove()
-    model.q_proj.register_forward_hook(
-        lambda m, a, out: (model.q_norm(out.unflatten(-1, (4, 8))), out)[1]
-    )
+    model.q_proj.register_forward_hook(lambda m, a, out: (model.q_norm(out.unflatten(-1, (4, 8))), out)[1])
     with pytest.raises(NotInForceError, match="rows of q reach the softmax"):
         remedy.verify(batch)
     remedy.undo()
@@ -349,9 +351,7 @@ def test_a_call_that_was_bound_earlier_is_said_not_to_be_seen() -> None:
 def test_gains_are_trained_saved_and_copied(made: Made) -> None:
     model, batch = made
     remedy = qk_norm(model, batch)
-    gains = [
-        name for name in model.state_dict() if name.endswith(("q_norm.weight", "k_norm.weight"))
-    ]
+    gains = [name for name in model.state_dict() if name.endswith(("q_norm.weight", "k_norm.weight"))]
     assert len(gains) == 2 * len(remedy.modules)
     twin = copy.deepcopy(model)
     with torch.no_grad():
@@ -461,8 +461,7 @@ def test_levelhead_already_in_use_is_no_way_around() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [*(("plain", name) for name in REMEDIES), ("llama sdpa", "qk_norm"), ("gpt2 eager", "softcap")],
+    ("kind", "name"), [*(("plain", name) for name in REMEDIES), ("llama sdpa", "qk_norm"), ("gpt2 eager", "softcap")]
 )
 def test_compiled_whole_it_is_the_same(kind: str, name: str) -> None:
     torch.manual_seed(0)
@@ -508,14 +507,13 @@ CLIPPED: dict[str, Callable[[], Made]] = {
     **{k: v for k, v in KINDS.items() if k not in ("nn.TransformerEncoder",) and " " not in k},
     **{f"fused {layout}": lambda lay=layout: (Fused(layout=lay), floats()) for layout in FUSED},
     **{
-        f"{name} {implementation}": lambda n=name, i=implementation: (
-            hugging_face(n, i, layers=1), ids())
+        f"{name} {implementation}": lambda n=name, i=implementation: (hugging_face(n, i, layers=1), ids())
         for name, implementation in HUGGING_FACE
     },
     "by hand": lambda: (ByHand(), floats()),
     "without biases": lambda: (Plain(bias=False), floats()),
     "nn.MultiheadAttention, own sizes": lambda: (_Crossing(), floats()),
-}  # fmt: skip
+}
 
 
 class _Crossing(nn.Module):
@@ -552,9 +550,7 @@ def test_clipped_heads_land_at_tau_and_others_keep_their_bits(kind: str) -> None
     under = [head for head in range(HEADS) if head not in over]
     np.testing.assert_array_equal(after[under], before[under])
     changed = {n for n, x in model.state_dict().items() if not torch.equal(x, weights[n])}
-    assert changed and all(
-        any(word in n for word in ("q", "k", "c_attn", "in_proj")) for n in changed
-    )
+    assert changed and all(any(word in n for word in ("q", "k", "c_attn", "in_proj")) for n in changed)
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -690,9 +686,7 @@ def test_compiled_models_are_clipped_once_they_were_seen_uncompiled() -> None:
 
 
 def _rank(rank: int, port: int, results: Any) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.manual_seed(0)
     model = Plain()
     grown(model)
@@ -729,9 +723,11 @@ def test_processes_clip_alike() -> None:
 def test_a_model_that_does_not_attend() -> None:
     model, batch = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()), floats()
     tries: list[Callable[[], Any]] = [
-        lambda: qk_norm(model, batch), lambda: softcap(model, 1.0),
-        lambda: rescale(model, "none"), lambda: QKClip(model),
-    ]  # fmt: skip
+        lambda: qk_norm(model, batch),
+        lambda: softcap(model, 1.0),
+        lambda: rescale(model, "none"),
+        lambda: QKClip(model),
+    ]
     for attempt in tries:
         with pytest.raises(lh.LevelheadError, match="expected modules that attend, got none"):
             attempt()
@@ -791,10 +787,7 @@ class _Functional(Plain):
     """Normalises where no module shows it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k = F.normalize(q, dim=-1) * 20, F.normalize(k, dim=-1)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 

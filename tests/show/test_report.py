@@ -25,17 +25,22 @@ HOSTILE = "a<script>alert(1)</script>\"'&.b\x1b[31m"
 def stack(heads: int = 12, **options: Any) -> Run:
     random = np.random.default_rng(1)
     records = [
-        runs.record(name, np.exp(random.normal(0.5, 1.5, heads)), seed=i, **options)
-        for i, name in enumerate(NAMES)
+        runs.record(name, np.exp(random.normal(0.5, 1.5, heads)), seed=i, **options) for i, name in enumerate(NAMES)
     ]
     return runs.run(*records)
 
 
 def finding(severity: Any = "warning", module: str = NAMES[2], head: Any = None) -> Finding:
     return Finding(
-        "wrong scale", severity, module, head, {"effective_scale": 0.5}, "It is too large.",
-        "Divide by √d_k.", "docs/health.md#wrong-scale",
-    )  # fmt: skip
+        "wrong scale",
+        severity,
+        module,
+        head,
+        {"effective_scale": 0.5},
+        "It is too large.",
+        "Divide by √d_k.",
+        "docs/health.md#wrong-scale",
+    )
 
 
 def plain(text: str) -> str:
@@ -67,22 +72,28 @@ def test_every_head_has_its_line_and_lines_keep_to_the_width(width: int) -> None
 def test_a_line_has_every_number_of_its_head() -> None:
     run = stack()
     heads = run.latest[3].heads
-    (line,) = [x for name, lines in tables(report.text(run, width=120)) if name == NAMES[3]
-               for x in lines if x.split()[0] == "7"]  # fmt: skip
+    (line,) = [
+        x
+        for name, lines in tables(report.text(run, width=120))
+        if name == NAMES[3]
+        for x in lines
+        if x.split()[0] == "7"
+    ]
     for number in (
-        f"{heads.normalised_entropy[7]:.3f}", f"{heads.mean_top1[7]:.3f}",
-        f"{heads.max_logit[7]:.2f}", f"0,{heads.max_query[7]},{heads.max_key[7]}",
-        f"{heads.var_logit[7] ** 0.5:.2f}", f"{100 * heads.saturated[7]:.0f}%",
-        f"{heads.gradient[7]:.3f}", f"{heads.mean_first[7]:.3f}",
-    ):  # fmt: skip
+        f"{heads.normalised_entropy[7]:.3f}",
+        f"{heads.mean_top1[7]:.3f}",
+        f"{heads.max_logit[7]:.2f}",
+        f"0,{heads.max_query[7]},{heads.max_key[7]}",
+        f"{heads.var_logit[7] ** 0.5:.2f}",
+        f"{100 * heads.saturated[7]:.0f}%",
+        f"{heads.gradient[7]:.3f}",
+        f"{heads.mean_first[7]:.3f}",
+    ):
         assert number in line.split()
 
 
 def test_a_sampled_maximum_is_a_lower_bound() -> None:
-    exact, sampled = (
-        report.text(runs.run(runs.record("a", sampled=sampled)), width=100)
-        for sampled in (False, True)
-    )
+    exact, sampled = (report.text(runs.run(runs.record("a", sampled=sampled)), width=100) for sampled in (False, True))
     assert "≥" not in exact
     assert "every row" in exact
     assert len(re.findall(r"≥\d", sampled)) == 4
@@ -147,8 +158,13 @@ def test_the_map_has_one_glyph_per_head(heads: int, width: int) -> None:
     lines = list(report.heads_map(run, colour=False, width=width))
     assert max(map(len, lines)) <= width
     for i, record in enumerate(run.latest):
-        row = "".join(line.split(maxsplit=1)[1] for line in lines if re.match(rf" +{i} ", line)
-                      if not re.match(r" +\d+ +\d", line) if set(line) & set("○◔◑●"))  # fmt: skip
+        row = "".join(
+            line.split(maxsplit=1)[1]
+            for line in lines
+            if re.match(rf" +{i} ", line)
+            if not re.match(r" +\d+ +\d", line)
+            if set(line) & set("○◔◑●")
+        )
         wanted = [view.GLYPHS[level] for level in record.heads.levels]
         assert [glyph for glyph in row if glyph in "○◔◑●"] == wanted
 
@@ -165,18 +181,18 @@ def test_the_map_marks_what_was_found() -> None:
     found = [finding(), finding("error", NAMES[1], (2, 3)), finding("note", NAMES[0], 1)]
     lines = list(report.heads_map(stack(), found, colour=False, width=80))
     assert [line.count("✖") for line in lines[2:7]] == [0, 2, 0, 0, 0]
-    assert [line.startswith(f"  {i}▲") for i, line in enumerate(lines[2:7])] == [
-        False, False, True, False, False,
-    ]  # fmt: skip
+    assert [line.startswith(f"  {i}▲") for i, line in enumerate(lines[2:7])] == [False, False, True, False, False]
 
 
 def test_modules_are_grouped_by_the_numbers_in_their_names() -> None:
     names = ["enc.0.attn", "dec.0.layer.1.attn", "enc.1.attn", "dec.1.layer.1.attn", "", "h2o.attn"]
     blocks = view.blocks([runs.record(name) for name in names])
     assert [(block.name, [label for label, _ in block.rows]) for block in blocks] == [
-        ("enc.*.attn", ["0", "1"]), ("dec.*.layer.1.attn", ["0", "1"]),
-        ("(the model itself)", [""]), ("h2o.attn", [""]),
-    ]  # fmt: skip
+        ("enc.*.attn", ["0", "1"]),
+        ("dec.*.layer.1.attn", ["0", "1"]),
+        ("(the model itself)", [""]),
+        ("h2o.attn", [""]),
+    ]
 
 
 # ---- the rest ---------------------------------------------------------------
@@ -238,9 +254,7 @@ def test_nothing_seen_is_said_and_breaks_nothing() -> None:
 
 
 def test_the_last_record_of_every_module_is_shown() -> None:
-    run = Run("Steps", (
-        Snapshot(0, (runs.record("a"), runs.record("b"))), Snapshot(7, (runs.record("a", [9.0]),)),
-    ))  # fmt: skip
+    run = Run("Steps", (Snapshot(0, (runs.record("a"), runs.record("b"))), Snapshot(7, (runs.record("a", [9.0]),))))
     text = report.text(run)
     assert "5 heads in 2 attention modules" in text
     assert "step 7, the last of 2 observed" in text
@@ -301,9 +315,7 @@ def test_a_page_shows_every_head_twice_and_leads_from_one_to_the_other() -> None
     parsed = Page(html.html(run))
     rows = [x["id"] for x in parsed.of("tr") if "id" in x]
     assert len(rows) == len(set(rows)) == 60
-    assert [f"#{row}" for row in rows] == [
-        x["href"] for x in parsed.of("a") if x.get("class") == "cell"
-    ]
+    assert [f"#{row}" for row in rows] == [x["href"] for x in parsed.of("a") if x.get("class") == "cell"]
     bubbles = parsed.of("ellipse")
     assert len(bubbles) == 2 * 60 + len(stats.CELLS) + 1  # a tile per level, and the emblem
 
@@ -379,13 +391,7 @@ def test_the_same_twice_is_no_change() -> None:
     assert list(compare(run, run).lines())[-1].strip() == "no head differs at all"
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (("a",), "there is no b"),
-        (("a", "b", "c"), "there is also c"),
-    ],
-)
+@pytest.mark.parametrize(("other", "words"), [(("a",), "there is no b"), (("a", "b", "c"), "there is also c")])
 def test_other_modules_cannot_be_compared(other: tuple[str, ...], words: str) -> None:
     ours = runs.run(*(runs.record(name) for name in "ab"))
     with pytest.raises(ValueError, match=words):

@@ -65,14 +65,24 @@ def awkward(step: int = 3) -> Snapshot:
     odd[1] = tally.NOTHING
     odd[2, :3] = 1 / 3, 2.0**60 + 2.0**9, 5e-324
     facts: dict[str, Any] = {
-        "scale": None, "effective_scale": float("nan"), "softcap": 50.0, "model_width": 512,
-        "architecture": "gemma", "norms_present": ("q_norm", "k_norm"), "norms_idle": ("k_norm",),
-        "causal": True, "sinks": True, "scale_reading": "normalised",
-    }  # fmt: skip
+        "scale": None,
+        "effective_scale": float("nan"),
+        "softcap": 50.0,
+        "model_width": 512,
+        "architecture": "gemma",
+        "norms_present": ("q_norm", "k_norm"),
+        "norms_idle": ("k_norm",),
+        "causal": True,
+        "sinks": True,
+        "scale_reading": "normalised",
+    }
     full = Record(
-        "layers.0.ö/x:y", replace(FACTS, **facts), odd,
-        {"1/d_k": a_tally(3, 1), "none": a_tally(3, 2)}, {"q_proj": 0.1, "k_proj": float("inf")},
-    )  # fmt: skip
+        "layers.0.ö/x:y",
+        replace(FACTS, **facts),
+        odd,
+        {"1/d_k": a_tally(3, 1), "none": a_tally(3, 2)},
+        {"q_proj": 0.1, "k_proj": float("inf")},
+    )
     return Snapshot(step, (full, a_record("", 1), a_record("layers.1.attn", 5, 9)))
 
 
@@ -144,8 +154,13 @@ def test_what_nothing_was_seen_of_is_left_out() -> None:
     found = metrics(Snapshot(0, (Record("a", FACTS, tally.nothing(2)),)))
     assert set(found.values()) == {0.0}  # counts of rows and of levels
     assert {name.rpartition("/")[2] for name in found} == {
-        "empty_rows", "nan_rows", "heads_flat", "heads_level", "heads_sharp", "heads_saturated",
-    }  # fmt: skip
+        "empty_rows",
+        "nan_rows",
+        "heads_flat",
+        "heads_level",
+        "heads_sharp",
+        "heads_saturated",
+    }
 
 
 def test_sinks_scales_and_gradients_are_shown_where_there_are_any() -> None:
@@ -315,9 +330,7 @@ def test_the_table_is_tidy(tmp_path: Path) -> None:
     assert table["softcap"].null_count == 5 * 6
 
 
-def test_a_failed_write_leaves_nothing_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_nothing_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow.parquet as pq
 
     def fails(table: Any, path: Path) -> None:
@@ -586,9 +599,14 @@ def tiny_llama() -> Any:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=50, max_position_embeddings=64,
-    )  # fmt: skip
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=50,
+        max_position_embeddings=64,
+    )
     return LlamaForCausalLM(config)
 
 
@@ -599,13 +617,18 @@ def hf_trainer(model: Any, path: Path, data: Any = None, **options: Any) -> Any:
     rows = rng.integers(0, 50, (24, 12)).tolist()
     given = data or [{"input_ids": row, "labels": row} for row in rows]
     arguments = {
-        "max_steps": 3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
-        "logging_steps": 1, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
-        "use_cpu": True, "seed": 1, **options,
-    }  # fmt: skip
-    return Trainer(
-        model, TrainingArguments(str(path), **arguments), train_dataset=given, eval_dataset=given
-    )
+        "max_steps": 3,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 1,
+        **options,
+    }
+    return Trainer(model, TrainingArguments(str(path), **arguments), train_dataset=given, eval_dataset=given)
 
 
 MODULES = {f"model.layers.{i}.self_attn" for i in range(2)}
@@ -726,10 +749,18 @@ def fit(module: Any, path: Path, callbacks: list[Any], **options: Any) -> Any:
     rows = torch.randn(24, 10, 16, generator=torch.Generator().manual_seed(0))
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=2)
     trainer = pl.Trainer(
-        max_steps=3, accumulate_grad_batches=2, log_every_n_steps=1, val_check_interval=2,
-        accelerator="cpu", logger=CSVLogger(str(path)), enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks, **options,
-    )  # fmt: skip
+        max_steps=3,
+        accumulate_grad_batches=2,
+        log_every_n_steps=1,
+        val_check_interval=2,
+        accelerator="cpu",
+        logger=CSVLogger(str(path)),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+        **options,
+    )
     trainer.fit(module, data, data)
     return trainer
 
@@ -742,9 +773,7 @@ def test_lightning_trains_with_a_watch(tmp_path: Path) -> None:
     fit(plain, tmp_path / "plain", [])
     steps: list[int] = []
     path = tmp_path / "run.jsonl"
-    callback = lightning_callback(
-        sinks=[JSONL(path)], after_step=lambda w: steps.append(w.last.step)
-    )
+    callback = lightning_callback(sinks=[JSONL(path)], after_step=lambda w: steps.append(w.last.step))
     trainer = fit(module, tmp_path / "watched", [callback])
     for a, b in zip(plain.parameters(), module.parameters(), strict=True):
         assert torch.equal(a, b)

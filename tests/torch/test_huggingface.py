@@ -23,9 +23,16 @@ from levelhead.torch.huggingface import use
 from levelhead.torch.huggingface.survey import understood
 
 TEXT = dict(
-    vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 GROUPED = TEXT | dict(num_key_value_heads=2, head_dim=8)
 MIXED = ["sliding_attention", "full_attention"]
 WINDOW = 6  # shorter than every sequence here
@@ -39,11 +46,24 @@ def t5() -> nn.Module:
 
 def whisper() -> nn.Module:
     config = transformers.WhisperConfig(
-        vocab_size=97, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8,
-        max_source_positions=20, max_target_positions=30, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, decoder_start_token_id=1, suppress_tokens=None, begin_suppress_tokens=None,
-    )  # fmt: skip
+        vocab_size=97,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        num_mel_bins=8,
+        max_source_positions=20,
+        max_target_positions=30,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
     return transformers.WhisperModel(config)
 
 
@@ -67,20 +87,28 @@ def vit() -> nn.Module:
 # Whether the architecture itself supports sdpa, and how many modules attend.
 MODELS: dict[str, tuple[Callable[[], nn.Module], bool, int]] = {
     "llama": (text("Llama"), True, 2),
-    "qwen3": (text("Qwen3", layer_types=MIXED, sliding_window=WINDOW, use_sliding_window=True,
-                   max_window_layers=1), True, 2),
-    "gemma2": (text("Gemma2", layer_types=MIXED, sliding_window=WINDOW, query_pre_attn_scalar=8,
-                    attn_logit_softcapping=1.5), False, 2),
-    "gemma3": (text("Gemma3Text", layer_types=MIXED, sliding_window=WINDOW,
-                    query_pre_attn_scalar=8), True, 2),
-    "gpt-oss": (text("GptOss", layer_types=MIXED, sliding_window=WINDOW, num_local_experts=2,
-                     num_experts_per_tok=2), False, 2),
+    "qwen3": (
+        text("Qwen3", layer_types=MIXED, sliding_window=WINDOW, use_sliding_window=True, max_window_layers=1),
+        True,
+        2,
+    ),
+    "gemma2": (
+        text("Gemma2", layer_types=MIXED, sliding_window=WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=1.5),
+        False,
+        2,
+    ),
+    "gemma3": (text("Gemma3Text", layer_types=MIXED, sliding_window=WINDOW, query_pre_attn_scalar=8), True, 2),
+    "gpt-oss": (
+        text("GptOss", layer_types=MIXED, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=2),
+        False,
+        2,
+    ),
     "mistral": (text("Mistral", sliding_window=WINDOW), True, 2),
     "bert": (text("Bert", attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0), True, 2),
     "t5": (t5, True, 6),
     "vit": (vit, True, 2),
     "whisper": (whisper, True, 6),
-}  # fmt: skip
+}
 CAUSAL = ["llama", "qwen3", "gemma2", "gemma3", "gpt-oss", "mistral"]
 CASES = [
     pytest.param(name, implementation, id=f"{name}-{implementation}")
@@ -284,8 +312,11 @@ def test_padding_is_not_seen(implementation: str) -> None:
 def test_windows_end(name: str) -> None:
     # Two layers see two windows back and no further, where every layer has one.
     torch.manual_seed(0)
-    options: dict[str, Any] = {"mistral": {}, "gemma3": {"layer_types": [MIXED[0]] * 2},
-                               "qwen3": {"layer_types": [MIXED[0]] * 2}}[name]  # fmt: skip
+    options: dict[str, Any] = {
+        "mistral": {},
+        "gemma3": {"layer_types": [MIXED[0]] * 2},
+        "qwen3": {"layer_types": [MIXED[0]] * 2},
+    }[name]
     kind = {"mistral": "Mistral", "gemma3": "Gemma3Text", "qwen3": "Qwen3"}[name]
     if name == "qwen3":
         options |= {"use_sliding_window": True, "max_window_layers": 0}
@@ -590,9 +621,7 @@ def test_other_implementations() -> None:
     with use(model):  # and when it is changed afterwards
         model.config._attn_implementation = "flex_attention"
         with pytest.raises(lh.LevelheadError, match="flex_attention_forward in LlamaAttention"):
-            model.layers[0].self_attn(
-                torch.randn(1, 3, 32), position_embeddings=(torch.ones(1, 3, 8),) * 2
-            )
+            model.layers[0].self_attn(torch.randn(1, 3, 32), position_embeddings=(torch.ones(1, 3, 8),) * 2)
 
 
 def test_a_function_registered_in_sdpas_place_is_not_overruled() -> None:

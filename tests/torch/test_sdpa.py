@@ -160,9 +160,7 @@ def test_results_with_masks(sizes: str, kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rank", [2, 3, 4])
 @pytest.mark.parametrize("kind", [torch.bool, None])
-def test_a_row_that_sees_nothing_is_zero(
-    rank: int, dtype: torch.dtype, kind: torch.dtype | None
-) -> None:
+def test_a_row_that_sees_nothing_is_zero(rank: int, dtype: torch.dtype, kind: torch.dtype | None) -> None:
     """PyTorch agrees in its plain formula; its fused kernel may say NaN there. Ours never does."""
     q, k, v = (torch.randn(2, 3, 5, 8, dtype=dtype) for _ in range(3))
     q, k, v = (x[(0,) * (4 - rank)] for x in (q, k, v))
@@ -372,9 +370,7 @@ def test_the_default_device_does_not_matter() -> None:
 def test_a_subclass_has_the_first_word() -> None:
     class Answering(torch.Tensor):
         @classmethod
-        def __torch_function__(
-            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func, (kwargs or {})["scale"]
 
     special = Q.as_subclass(Answering)

@@ -27,13 +27,17 @@ def seeded() -> None:
 
 
 def tensors(
-    *lead: int, T: int = 5, S: int = 7, D: int = 4, E: int = 3, G: int | None = None,
-    dtype: torch.dtype = torch.float64, grad: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    *lead: int,
+    T: int = 5,
+    S: int = 7,
+    D: int = 4,
+    E: int = 3,
+    G: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    grad: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
     kv = lead if G is None else (*lead[:-1], G)
-    q, k, v = (
-        torch.randn(*shape, dtype=dtype) for shape in ((*lead, T, D), (*kv, S, D), (*kv, S, E))
-    )
+    q, k, v = (torch.randn(*shape, dtype=dtype) for shape in ((*lead, T, D), (*kv, S, D), (*kv, S, E)))
     return q.requires_grad_(grad), k.requires_grad_(grad), v.requires_grad_(grad)
 
 

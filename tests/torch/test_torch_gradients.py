@@ -45,9 +45,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 SHARED = [(1, 1), (1, S), (T, 1), (T, S), (S,), (), (1, T, S), (H, 1, 1), (H, T, S), (1, H, 1, S)]
 SHARED += [(B, 1, 1, S), (B, 1, T, S), (B, H, 1, 1), (B, H, T, 1), (1, 1, 1, 1)]
 PAIRS = [
-    (a, b)
-    for a, b in itertools.combinations(FEATURES, 2)
-    if not FEATURES[a].keys() & FEATURES[b].keys() - {"causal"}
+    (a, b) for a, b in itertools.combinations(FEATURES, 2) if not FEATURES[a].keys() & FEATURES[b].keys() - {"causal"}
 ]
 
 
@@ -71,9 +69,7 @@ def learned(options: dict[str, Any]) -> dict[str, Tensor]:
     """Those options that have a gradient, as leaves of their own."""
     found = {name: options[name] for name in ("mask", "sinks", "scale") if name in options}
     return {
-        name: x.clone().requires_grad_()
-        for name, x in found.items()
-        if isinstance(x, Tensor) and x.is_floating_point()
+        name: x.clone().requires_grad_() for name, x in found.items() if isinstance(x, Tensor) and x.is_floating_point()
     }
 
 
@@ -168,9 +164,7 @@ def test_the_drop_in(case: str, shared: str) -> None:
     def run(q: Tensor, k: Tensor, v: Tensor, *given: Tensor) -> Tensor:
         torch.manual_seed(3)  # dropout's seed
         attn_mask = given[0] if given else mask
-        return scaled_dot_product_attention(
-            q, k, v, attn_mask, enable_gqa=shared == "groups", **options
-        )
+        return scaled_dot_product_attention(q, k, v, attn_mask, enable_gqa=shared == "groups", **options)
 
     extra = (mask.clone().requires_grad_(),) if learns else ()
     assert gradcheck(run, (q, k, v, *extra))
@@ -185,9 +179,7 @@ def test_every_subset_learns(needs: tuple[bool, ...]) -> None:
     whole = dict(zip("qkv", problem(), strict=True))
     whole |= learned(FEATURES["bias"] | FEATURES["sinks"] | FEATURES["scales"])
     want = torch.autograd.grad(lh.attention(**whole).square().sum(), [whole[n] for n in names])
-    given = {
-        n: whole[n].detach().requires_grad_(need) for n, need in zip(names, needs, strict=True)
-    }
+    given = {n: whole[n].detach().requires_grad_(need) for n, need in zip(names, needs, strict=True)}
     lh.attention(**given).square().sum().backward()
     for name, need, gradient in zip(names, needs, want, strict=True):
         found = given[name].grad
@@ -292,12 +284,7 @@ CELLS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, dict[str, Any]]] =
     "wider values": ((1, 4, 192, 64), (1, 4, 192, 64), 96, {}),
     "longer keys": ((1, 4, 96, 64), (1, 4, 384, 64), 64, {}),
     "groups": ((1, 8, 160, 64), (1, 2, 160, 64), 64, {"enable_gqa": True}),
-    "groups, causal": (
-        (1, 8, 160, 64),
-        (1, 2, 160, 64),
-        64,
-        {"enable_gqa": True, "is_causal": True},
-    ),
+    "groups, causal": ((1, 8, 160, 64), (1, 2, 160, 64), 64, {"enable_gqa": True, "is_causal": True}),
     "bool mask": ((1, 4, 192, 64), (1, 4, 192, 64), 64, {"bool": (192, 192)}),
     "padding": ((2, 2, 192, 64), (2, 2, 192, 64), 64, {"bool": (2, 1, 1, 192)}),
     "bias": ((1, 4, 160, 64), (1, 4, 160, 64), 64, {"bias": (1, 4, 160, 160)}),
@@ -342,9 +329,7 @@ def test_gradients_are_as_exact_as_pytorchs(name: str, dtype: torch.dtype) -> No
         for call, errors in ((scaled_dot_product_attention, ours), (ORIGINAL, theirs)):
             found = gradients(call, tensors, dout, options)
             errors.append(tuple(x.double() - y for x, y in zip(found, truth, strict=True)))
-    for i, (mine, its) in enumerate(
-        zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True)
-    ):
+    for i, (mine, its) in enumerate(zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True)):
         a, b = torch.stack(mine), torch.stack(its)
         assert a.square().mean().sqrt() <= rms * b.square().mean().sqrt(), "qkvm"[i]
         assert a.abs().max() <= largest * b.abs().max(), "qkvm"[i]

@@ -65,8 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def call_of(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
     q, k, v = (
-        torch.randn(sizes, dtype=dtype, requires_grad=True)
-        for sizes in ((2, 4, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3))
+        torch.randn(sizes, dtype=dtype, requires_grad=True) for sizes in ((2, 4, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3))
     )
     scale = torch.full((4,), 0.5, dtype=torch.float64, requires_grad=True)
     return (q, k, v, *Options(scale=scale, **OPTIONS[name]))
@@ -176,9 +175,7 @@ def test_the_rest_breaks_the_graph_and_stays_right(name: str, learns: bool) -> N
     found, want = torch.compile(step, backend="aot_eager")(*given), step(*given)
     assert_close(found, want)
     if learns:
-        pairs = zip(
-            torch.autograd.grad(found, given), torch.autograd.grad(want, given), strict=True
-        )
+        pairs = zip(torch.autograd.grad(found, given), torch.autograd.grad(want, given), strict=True)
         for x, y in pairs:
             assert_close(x, y)
 
@@ -242,9 +239,7 @@ def squares(call: Any, **options: Any) -> Any:
 def test_vmap() -> None:
     q, k, v = tensors(6, 2, 3, grad=False)
     mask = torch.rand(6, 5, 7) < 0.8
-    want = torch.stack(
-        [scaled_dot_product_attention(*x, attn_mask=m) for *x, m in zip(q, k, v, mask, strict=True)]
-    )
+    want = torch.stack([scaled_dot_product_attention(*x, attn_mask=m) for *x, m in zip(q, k, v, mask, strict=True)])
     mapped = vmap(lambda q, k, v, m: scaled_dot_product_attention(q, k, v, attn_mask=m))
     assert_close(mapped(q, k, v, mask), want)
     shared = vmap(scaled_dot_product_attention, in_dims=(0, None, None))
@@ -298,10 +293,7 @@ def test_what_each_example_has_of_its_own() -> None:
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.randn(5, 7)}])
 def test_torch_func(options: dict[str, Any]) -> None:
     q, k, v = tensors(2, 3, grad=False)
-    ours, theirs = (
-        squares(scaled_dot_product_attention, **options),
-        squares(ORIGINAL, **options),
-    )
+    ours, theirs = (squares(scaled_dot_product_attention, **options), squares(ORIGINAL, **options))
     wrt = (0, 1, 2)
     for x, y in zip(grad(ours, wrt)(q, k, v), grad(theirs, wrt)(q, k, v), strict=True):
         assert_close(x, y)
@@ -386,9 +378,7 @@ def test_inference_mode_and_lazy_negation() -> None:
 
 def test_make_fx_and_symbolic_trace_see_the_call() -> None:
     q, k, v = tensors(2, 3, grad=False)
-    traced = torch.fx.experimental.proxy_tensor.make_fx(
-        lambda q, k, v: scaled_dot_product_attention(q, k, v)
-    )(q, k, v)
+    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda q, k, v: scaled_dot_product_attention(q, k, v))(q, k, v)
     assert "levelhead.attend" in traced.code
     assert_close(traced(q * 2, k, v), ORIGINAL(q * 2, k, v))
 

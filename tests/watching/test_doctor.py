@@ -141,17 +141,13 @@ def test_a_fresh_model_is_fine(small: Path, capsys: pytest.CaptureFixture[str]) 
     assert run(capsys, small, "--table")[1].count("\nhead ") == 2
 
 
-def test_a_model_that_exploded_is_not(
-    exploded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_exploded_is_not(exploded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     html, file = tmp_path / "a.html", tmp_path / "a.json"
     code, out = run(capsys, exploded, "--html", html, "--json", file)
     assert code == 1
     assert "error: " in out or "warning: " in out
     assert f"wrote {html}" in out and f"wrote {file}" in out
-    assert (
-        'class="finding error"' in (page := html.read_text()) or 'class="finding warning"' in page
-    )
+    assert 'class="finding error"' in (page := html.read_text()) or 'class="finding warning"' in page
     found = diagnose(file)
     assert found.worst in ("warning", "error")
     assert found.to_json() == [
@@ -169,18 +165,14 @@ def test_against_names_what_changed_most(
     assert code == 1
     assert "From small (BertModel) to exploded (BertModel):" in out
     most = out[out.index("changed most:") :].splitlines()[1:]
-    assert [line.split(",")[0].strip() for line in most[:4]] == [
-        "encoder.layer.1.attention.self"
-    ] * 4
+    assert [line.split(",")[0].strip() for line in most[:4]] == ["encoder.layer.1.attention.self"] * 4
     found = json.loads(file.read_text())
     assert found["comparison"]["changes"][0]["module"] == "encoder.layer.1.attention.self"
     assert found["against"]["model"] == "small (BertModel)"
     assert "From small (BertModel) to exploded (BertModel)" in html.read_text()
 
 
-def test_a_given_text_is_read(
-    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_given_text_is_read(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "text.txt"
     text.write_text("One two three. " * 40)
     code, out = run(capsys, small, "--text", text, "--rows", 8, "--threads", 1)
@@ -214,9 +206,8 @@ def test_an_encoder_with_a_decoder_is_read_through(tmp_path: Path, minilm: Path)
 
     torch.manual_seed(0)
     config = transformers.T5Config(
-        vocab_size=30522, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4,
-        decoder_start_token_id=0,
-    )  # fmt: skip
+        vocab_size=30522, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4, decoder_start_token_id=0
+    )
     path = with_tokenizer(transformers.T5ForConditionalGeneration(config), tmp_path / "t5", minilm)
     seen = doctor.doctor(path, "A few words to read.")
     assert len(seen.run.latest) == 3  # of the encoder, of the decoder, and across
@@ -252,9 +243,7 @@ def test_truncated_safetensors(small: Path, tmp_path: Path, keep: int) -> None:
 def test_a_model_without_attention(tmp_path: Path, minilm: Path) -> None:
     import transformers
 
-    config = transformers.FNetConfig(
-        vocab_size=30522, hidden_size=32, num_hidden_layers=1, intermediate_size=32
-    )
+    config = transformers.FNetConfig(vocab_size=30522, hidden_size=32, num_hidden_layers=1, intermediate_size=32)
     path = with_tokenizer(transformers.FNetModel(config), tmp_path / "fnet", minilm)
     refused(levelhead(path, "--json", tmp_path / "a.json"), "a model with attention", "FNetModel")
     assert not (tmp_path / "a.json").exists()
@@ -315,8 +304,7 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert not self.training and not torch.is_grad_enabled()
         q, k, v = (
-            project(x).unflatten(-1, (4, 16)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
+            project(x).unflatten(-1, (4, 16)).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         out = nn.functional.scaled_dot_product_attention(q, k, v, scale=self.scale)
         return self.dropout(out.transpose(1, 2).flatten(2))

@@ -37,7 +37,7 @@ from watched import (
     sdpa,
     sdpa_of_three_dimensions,
     stack,
-)  # fmt: skip
+)
 
 __all__ = ["one_thread"]  # a fixture
 
@@ -276,10 +276,16 @@ bound = functional.scaled_dot_product_attention
 
 def model_state(model: nn.Module) -> list[Any]:
     return [
-        (set(vars(module)), *(dict(value) for name, value in sorted(vars(module).items())
-        if name.endswith("_hooks") or "hooks_" in name))
+        (
+            set(vars(module)),
+            *(
+                dict(value)
+                for name, value in sorted(vars(module).items())
+                if name.endswith("_hooks") or "hooks_" in name
+            ),
+        )
         for module in model.modules()
-    ]  # fmt: skip
+    ]
 
 
 def test_detaching_leaves_nothing_behind() -> None:
@@ -302,13 +308,9 @@ def _undo(thing: Any) -> None:
     thing.detach() if hasattr(thing, "detach") else thing.undo()
 
 
-@pytest.mark.parametrize(
-    "going", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1), (1, 2, 0), (2, 0, 1)]
-)
+@pytest.mark.parametrize("going", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1), (1, 2, 0), (2, 0, 1)])
 @pytest.mark.parametrize("coming", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_patch_use_and_watch_come_and_go_in_any_order(
-    coming: tuple[int, ...], going: tuple[int, ...]
-) -> None:
+def test_patch_use_and_watch_come_and_go_in_any_order(coming: tuple[int, ...], going: tuple[int, ...]) -> None:
     model, before = _llama(), state()
     tokens = MODELS["Llama"].inputs()
     plain = model(**tokens).logits
@@ -512,10 +514,7 @@ class Nested(nn.Module):
         (dict(rows="all"), "rows: expected an integer of at least 1, got 'all'"),
         (dict(history=0), "history: expected an integer of at least 1, got 0"),
         (dict(sinks=42), "sinks: expected callables that take a snapshot, got 42"),
-        (
-            dict(sinks=[print, "wandb"]),
-            "sinks: expected callables that take a snapshot, got 'wandb'",
-        ),
+        (dict(sinks=[print, "wandb"]), "sinks: expected callables that take a snapshot, got 'wandb'"),
         (dict(sinks=print), "sinks: expected callables that take a snapshot"),
         (dict(deep="yes"), "deep: expected True or False"),
         (dict(gradients=1), "gradients: expected True or False"),

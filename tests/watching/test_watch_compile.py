@@ -16,19 +16,7 @@ from torch import Tensor, nn
 
 import levelhead as lh
 from tiny_models import MODELS
-from watched import (
-    BATCH,
-    HEADS,
-    TOKENS,
-    WIDTH,
-    batch,
-    by_hand,
-    one_thread,
-    outcome,
-    same,
-    sdpa,
-    stack,
-)  # fmt: skip
+from watched import BATCH, HEADS, TOKENS, WIDTH, batch, by_hand, one_thread, outcome, same, sdpa, stack
 
 __all__ = ["one_thread"]  # a fixture
 
@@ -84,9 +72,7 @@ def test_statistics_are_those_of_the_uncompiled_model() -> None:
     for record in w.last.records:
         wanted = eager.last[record.module].heads
         torch.testing.assert_close(record.heads.max_logit, wanted.max_logit, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(
-            record.heads.mean_entropy, wanted.mean_entropy, rtol=1e-6, atol=0
-        )
+        torch.testing.assert_close(record.heads.mean_entropy, wanted.mean_entropy, rtol=1e-6, atol=0)
 
 
 def test_equal_blocks_compiled_one_by_one_share_one_graph() -> None:
@@ -107,12 +93,7 @@ def test_equal_blocks_compiled_one_by_one_share_one_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "implementation", "served"),
-    [
-        ("Llama", "sdpa", False),
-        ("Llama", "eager", False),
-        ("Llama", "sdpa", True),
-    ],
+    ("name", "implementation", "served"), [("Llama", "sdpa", False), ("Llama", "eager", False), ("Llama", "sdpa", True)]
 )
 def test_transformers_models(name: str, implementation: str, served: bool) -> None:
     tiny = MODELS[name]

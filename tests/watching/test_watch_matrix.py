@@ -37,7 +37,7 @@ from watched import (
     sdpa_bound_earlier,
     sdpa_of_three_dimensions,
     stack,
-)  # fmt: skip
+)
 
 __all__ = ["one_thread"]  # a fixture
 
@@ -68,12 +68,7 @@ def small(attend: Any, how: str = "sdpa", *, dtype: Any = torch.float32, **rest:
     of_model = {name: rest.pop(name) for name in ("value_width",) if name in rest}
     if "kv_heads" in rest:
         of_model["kv_heads"] = rest["kv_heads"]
-    return Case(
-        lambda: stack(attend, dtype=dtype, **of_model),
-        lambda model: model(batch(dtype=dtype)),
-        how,
-        **rest,
-    )
+    return Case(lambda: stack(attend, dtype=dtype, **of_model), lambda model: model(batch(dtype=dtype)), how, **rest)
 
 
 def torchs(train: bool, need_weights: bool, learns: bool) -> Case:
@@ -204,9 +199,7 @@ CASES: dict[str, Case] = {
     ),
     **{
         f"HF {name} {implementation}, use": model(name, implementation, served=True)
-        for name, implementation in (
-            ("Llama", "eager"), ("Llama", "sdpa"), ("BERT", "sdpa"), ("GPT-OSS", "eager"),
-        )
+        for name, implementation in (("Llama", "eager"), ("Llama", "sdpa"), ("BERT", "sdpa"), ("GPT-OSS", "eager"))
     },
     **{
         f"by hand: {name}": small(by_hand(**how), HAND, options=DEEP)
@@ -226,7 +219,7 @@ CASES: dict[str, Case] = {
             "additive mask": {"mask": "add"},
         }.items()
     },
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -276,13 +269,7 @@ def test_bit_identical(row: str) -> None:
 @pytest.mark.parametrize("sampling", [False, True])
 @pytest.mark.parametrize(
     ("name", "implementation"),
-    [
-        ("Llama", "eager"),
-        ("Llama", "sdpa"),
-        ("GPT-2", "sdpa"),
-        ("Gemma-2", "eager"),
-        ("T5", "sdpa"),
-    ],
+    [("Llama", "eager"), ("Llama", "sdpa"), ("GPT-2", "sdpa"), ("Gemma-2", "eager"), ("T5", "sdpa")],
 )
 def test_generated_tokens_are_the_same(name: str, implementation: str, sampling: bool) -> None:
     model, inputs = MODELS[name].make(implementation), MODELS[name].inputs()

@@ -73,9 +73,7 @@ class Compares(Tensor):
     kept = functional.scaled_dot_product_attention
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is functional.scaled_dot_product_attention and func is cls.kept:
             options = dict(kwargs or {}) | {"attn_mask": None, "is_causal": True}
             return functional.scaled_dot_product_attention(*args[:3], **options)

@@ -26,10 +26,7 @@ def lines(root: Path) -> dict[tuple[str, str, bool], dict[str, Any]]:
     path = os.pathsep.join([str(SECOND), *filter(None, [os.environ.get("PYTHONPATH")])])
     script = root / "tests" / "helpers" / "watch_transformers4.py"
     done = subprocess.run(
-        [sys.executable, str(script)],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
+        [sys.executable, str(script)], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
@@ -50,10 +47,7 @@ def lines(root: Path) -> dict[tuple[str, str, bool], dict[str, Any]]:
     ],
 )
 def test_seen_attributed_and_bit_identical(
-    lines: dict[tuple[str, str, bool], dict[str, Any]],
-    name: str,
-    implementation: str,
-    served: bool,
+    lines: dict[tuple[str, str, bool], dict[str, Any]], name: str, implementation: str, served: bool
 ) -> None:
     line = lines[name, implementation, served]
     assert line["version"].startswith("4.57.")

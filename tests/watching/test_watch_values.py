@@ -186,10 +186,14 @@ OPTIONS: dict[str, Any] = {
     "rows that see nothing": {"causal": True, "start": -4},
     "a row's NaN": {"mask": torch.where(torch.arange(99).view(9, 11) == 40, math.nan, 0.0)},
     "all at once": {
-        "causal": True, "start": 2, "softcap": 3.0, "sinks": torch.zeros(4), "left": 5,
+        "causal": True,
+        "start": 2,
+        "softcap": 3.0,
+        "sinks": torch.zeros(4),
+        "left": 5,
         "mask": torch.linspace(-2, 2, 99).view(9, 11),
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("at_a_time", [1, 200, 1 << 24])
@@ -214,9 +218,7 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"rows": 4}, {"counterfactual": True}, {"gradients": True}]
-)
+@pytest.mark.parametrize("options", [{}, {"rows": 4}, {"counterfactual": True}, {"gradients": True}])
 @pytest.mark.parametrize("hand", [False, True])
 def test_measuring_never_waits_for_the_device(options: dict[str, Any], hand: bool) -> None:
     model = stack(by_hand(place="divided") if hand else sdpa(is_causal=True))

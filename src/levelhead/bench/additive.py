@@ -89,7 +89,5 @@ def make(case: Case, seed: int = 0) -> Additive:
     random = np.random.default_rng((seed, case.additive))
     # Projections of spread 1, and scores of spread about 1 once tanh has squeezed them.
     shapes = ((case.additive, case.D), (case.additive, case.D), (case.additive,))
-    w_q, w_k, w_v = (
-        (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(q.dtype) for shape in shapes
-    )
+    w_q, w_k, w_v = ((random.standard_normal(shape) / np.sqrt(shape[-1])).astype(q.dtype) for shape in shapes)
     return Additive(case, q, k, v, w_q, w_k, w_v, dout)

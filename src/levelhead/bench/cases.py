@@ -96,9 +96,7 @@ class Case:
         return bool(hiding or self.alibi or self.softcap)
 
 
-def _square(
-    name: str, family: str, bar: Bar, T: int, D: int, H: int, E: int | None = None, **more: object
-) -> Case:
+def _square(name: str, family: str, bar: Bar, T: int, D: int, H: int, E: int | None = None, **more: object) -> Case:
     sizes = dict(B=1, H=H, G=H, T=T, S=T, D=D, E=E or D)
     return Case(name, family, bar, **(sizes | more))  # type: ignore[arg-type]
 
@@ -120,10 +118,17 @@ def _grid() -> Iterator[Case]:
             for T in LENGTHS:
                 key = (kind, D, T)
                 yield _square(
-                    f"{kind}-d{D}-{T}", kind, DENSE, T, D, _heads(T), causal=causal,
-                    quick=key in quick, weighed=key in weighed,
+                    f"{kind}-d{D}-{T}",
+                    kind,
+                    DENSE,
+                    T,
+                    D,
+                    _heads(T),
+                    causal=causal,
+                    quick=key in quick,
+                    weighed=key in weighed,
                     fit=f"{kind} d{D}" if T >= 1024 else None,
-                )  # fmt: skip
+                )
 
 
 def _short(T: int, prefix: str, family: str, bar: Bar, dtype: str, quick: bool) -> Case:
@@ -137,9 +142,16 @@ def _halves() -> Iterator[Case]:
         for kind, causal in KINDS:
             for T in (512, 1024, 2048, 4096):
                 yield _square(
-                    f"{short}-{kind}-{T}", dtype, bar, T, 64, _heads(T), dtype=dtype,
-                    causal=causal, quick=kind == "causal" and T == 512,
-                )  # fmt: skip
+                    f"{short}-{kind}-{T}",
+                    dtype,
+                    bar,
+                    T,
+                    64,
+                    _heads(T),
+                    dtype=dtype,
+                    causal=causal,
+                    quick=kind == "causal" and T == 512,
+                )
         for T in (64, 256):
             yield _short(T, f"{short}-short", dtype, bar, dtype, False)
 
@@ -159,9 +171,17 @@ def _grouped() -> Iterator[Case]:
 def _masked() -> Iterator[Case]:
     for T in LENGTHS[1:]:
         yield _square(
-            f"window-{T}", "window", WINDOW if T == 4096 else FLOOR, T, 64, _heads(T), window=256,
-            quick=T == 1024, weighed=T in (4096, 16384), fit="window 256",
-        )  # fmt: skip
+            f"window-{T}",
+            "window",
+            WINDOW if T == 4096 else FLOOR,
+            T,
+            64,
+            _heads(T),
+            window=256,
+            quick=T == 1024,
+            weighed=T in (4096, 16384),
+            fit="window 256",
+        )
     for name, more in (
         ("mask-bool", dict(mask="bool")),
         ("mask-float", dict(mask="float")),
@@ -180,9 +200,16 @@ def _statistics() -> Iterator[Case]:
         for D in (64, 128):
             for T in (1024, 4096):
                 yield _square(
-                    f"statistics-{kind}-d{D}-{T}", "statistics", STATISTICS, T, D, _heads(T),
-                    causal=causal, observed=True, quick=(kind, D, T) == ("dense", 64, 1024),
-                )  # fmt: skip
+                    f"statistics-{kind}-d{D}-{T}",
+                    "statistics",
+                    STATISTICS,
+                    T,
+                    D,
+                    _heads(T),
+                    causal=causal,
+                    observed=True,
+                    quick=(kind, D, T) == ("dense", 64, 1024),
+                )
 
 
 def _others() -> Iterator[Case]:
@@ -205,11 +232,18 @@ def _training() -> Iterator[Case]:
         for D in (64, 128):
             for T in (512, 1024, 2048, 4096):
                 yield _square(
-                    f"training-{kind}-d{D}-{T}", "training", TRAINING, T, D, min(8, 8192 // T),
-                    causal=causal, quick=(kind, D, T) == ("causal", 64, 1024),
-                    weighed=(kind, D) == ("dense", 64), **step,
+                    f"training-{kind}-d{D}-{T}",
+                    "training",
+                    TRAINING,
+                    T,
+                    D,
+                    min(8, 8192 // T),
+                    causal=causal,
+                    quick=(kind, D, T) == ("causal", 64, 1024),
+                    weighed=(kind, D) == ("dense", 64),
+                    **step,
                     fit=f"training {kind} d{D}" if T >= 1024 else None,
-                )  # fmt: skip
+                )
         for T in (2048, 4096):
             name = f"training-onehead-{kind}-{T}"
             yield _square(name, "training", TRAINING_ONE_HEAD, T, 64, 1, causal=causal, **step)
@@ -230,21 +264,13 @@ def _additive() -> Iterator[Case]:
 
 
 def _models() -> Iterator[Case]:
-    for name, T, B, padding in (
-        ("128", 128, 16, False),
-        ("padded-128", 128, 16, True),
-        ("512", 512, 4, False),
-    ):
+    for name, T, B, padding in (("128", 128, 16, False), ("padded-128", 128, 16, True), ("512", 512, 4, False)):
         yield _square(
-            f"model-minilm-{name}", "model", MODEL, T, 32, 12, B=B, padding=padding,
-            model="minilm", caller="torch",
-        )  # fmt: skip
+            f"model-minilm-{name}", "model", MODEL, T, 32, 12, B=B, padding=padding, model="minilm", caller="torch"
+        )
     # Attention is a quarter of SmolLM2's arithmetic at 2048 tokens, two fifths at 4096.
     for T, bar in ((512, MODEL), (2048, MODEL), (4096, LONG_MODEL)):
-        yield _square(
-            f"model-smollm2-{T}", "model", bar, T, 64, 9, G=3, causal=True,
-            model="smollm2", caller="torch",
-        )  # fmt: skip
+        yield _square(f"model-smollm2-{T}", "model", bar, T, 64, 9, G=3, causal=True, model="smollm2", caller="torch")
 
 
 CASES: tuple[Case, ...] = (
@@ -262,9 +288,7 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def select(
-    patterns: Sequence[str] = (), *, skip: Sequence[str] = (), quick: bool = False
-) -> list[Case]:
+def select(patterns: Sequence[str] = (), *, skip: Sequence[str] = (), quick: bool = False) -> list[Case]:
     """Cases whose name matches any of the patterns (all of them without a pattern), unless skipped.
 
     >>> [case.name for case in select(["tiny-*"], skip=["*-torch"])]

@@ -40,9 +40,7 @@ class Contender:
     errors: measure.Errors
 
 
-def measured(
-    case: Case, threads: int, effort: Effort, tell: Callable[[str], None]
-) -> dict[str, Any]:
+def measured(case: Case, threads: int, effort: Effort, tell: Callable[[str], None]) -> dict[str, Any]:
     try:
         problem = problems.make(case)
     except Refused as refusal:  # what the cell is about is not there, for nobody
@@ -70,17 +68,15 @@ def measured(
     return dict(
         _described(case, problem),
         results=[
-            _result(case, name, ready[name], timings[name], errors[name], threads, effort, tell)
-            for name in ready
+            _result(case, name, ready[name], timings[name], errors[name], threads, effort, tell) for name in ready
         ],
         refused=refused,
     )
 
 
 def contender(
-    peer: peers.Implementation, problem: Question, threads: int,
-    truth: Parts, fastest: float = float("inf"),
-) -> tuple[Contender | None, dict[str, str]]:  # fmt: skip
+    peer: peers.Implementation, problem: Question, threads: int, truth: Parts, fastest: float = float("inf")
+) -> tuple[Contender | None, dict[str, str]]:
     """The fastest variant that gives the right answer, and why others do not count."""
     reason = peer.missing()
     if reason is not None:
@@ -124,21 +120,14 @@ def _plans(ready: dict[str, Contender], effort: Effort) -> dict[str, measure.Pla
     return {
         # We are measured in full, however slow we are.
         name: measure.plan(
-            c.seconds,
-            float("inf") if name == peers.OURS.name else fastest,
-            rounds=effort.rounds,
-            long=effort.long,
+            c.seconds, float("inf") if name == peers.OURS.name else fastest, rounds=effort.rounds, long=effort.long
         )
         for name, c in ready.items()
     }
 
 
 def _errors(
-    case: Case,
-    ready: dict[str, Contender],
-    plans: dict[str, measure.Plan],
-    threads: int,
-    seeds: int,
+    case: Case, ready: dict[str, Contender], plans: dict[str, measure.Plan], threads: int, seeds: int
 ) -> dict[str, list[measure.Errors]]:
     everybody = {peer.name: peer for peer in (peers.OURS, *peers.against(case))}
     found = {name: [contender.errors] for name, contender in ready.items()}
@@ -176,9 +165,15 @@ def _described(case: Case, problem: Question | None = None) -> dict[str, Any]:
 
 
 def _result(
-    case: Case, name: str, contender: Contender, timing: measure.Timing,
-    errors: list[measure.Errors], threads: int, effort: Effort, tell: Callable[[str], None],
-) -> dict[str, Any]:  # fmt: skip
+    case: Case,
+    name: str,
+    contender: Contender,
+    timing: measure.Timing,
+    errors: list[measure.Errors],
+    threads: int,
+    effort: Effort,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
     parts = {part: measure.joined([e[part] for e in errors]) for part in errors[0]}
     error: dict[str, Any] = asdict(measure.overall(parts)) | dict(seeds=len(errors))
     if len(parts) > 1:

@@ -94,9 +94,7 @@ class Problem:
             same = self.ids[:, None] == self.ids
             seen = same if seen is None else seen & same
         if self.lengths is not None:
-            inside = np.broadcast_to(
-                (j < self.lengths[:, None])[:, None, None], (case.B, 1, case.T, case.S)
-            )
+            inside = np.broadcast_to((j < self.lengths[:, None])[:, None, None], (case.B, 1, case.T, case.S))
             return inside if seen is None else inside & seen
         return None if seen is None else seen[None, None]
 

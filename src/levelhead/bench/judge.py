@@ -87,10 +87,7 @@ def _accuracy(ours: dict[str, Any], trusted: dict[str, Any] | None) -> dict[str,
     if trusted is None or not trusted["error"]["rms"]:
         return None
     mine, theirs = (r["error"].get("parts") or {"all": r["error"]} for r in (ours, trusted))
-    rms, largest = (
-        {part: float(mine[part][how] / theirs[part][how]) for part in mine}
-        for how in ("rms", "max")
-    )
+    rms, largest = ({part: float(mine[part][how] / theirs[part][how]) for part in mine} for how in ("rms", "max"))
     met = max(rms.values()) <= RMS and max(largest.values()) <= MAX
     found: dict[str, Any] = dict(rms=max(rms.values()), max=max(largest.values()), met=met)
     if len(mine) > 1:
@@ -109,8 +106,7 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
         cells=len(cells),
         compared=len(raced),
         geometric_mean={
-            how: _geometric([c["verdict"][f"ratio_by_{how}"] for c in raced])
-            for how in ("best", "median")
+            how: _geometric([c["verdict"][f"ratio_by_{how}"] for c in raced]) for how in ("best", "median")
         },
         words=words,
         less_accurate_than_pytorch=worse,

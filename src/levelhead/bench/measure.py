@@ -89,9 +89,7 @@ def plan(call: float, fastest: float, *, rounds: int, long: float = LONG) -> Pla
 
 
 def bursts(
-    runs: Mapping[str, Callable[[], Any]],
-    plans: Mapping[str, Plan],
-    told: Callable[[str], None] = lambda _: None,
+    runs: Mapping[str, Callable[[], Any]], plans: Mapping[str, Plan], told: Callable[[str], None] = lambda _: None
 ) -> dict[str, Timing]:
     """Times everything in `runs`, in turns; `told` hears whose burst begins."""
     samples: dict[str, list[float]] = {name: [] for name in runs}

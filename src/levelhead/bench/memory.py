@@ -31,10 +31,7 @@ def extra(case: Case, name: str, variant: str, threads: int) -> int | str:
     order = json.dumps([asdict(replace(case, bar=FLOOR)) | {"bar": None}, name, variant, threads])
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__, order],
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE,
+            [sys.executable, "-m", __name__, order], capture_output=True, text=True, timeout=_PATIENCE
         )
     except subprocess.TimeoutExpired:
         return f"took over {_PATIENCE} s"

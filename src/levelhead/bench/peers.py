@@ -143,19 +143,18 @@ def _numpy_call(problem: Problem) -> Call:
 # ---- all of them ------------------------------------------------------------
 
 OURS = Implementation(
-    "levelhead", (), _own_session,
-    {
-        "attention": _ours,
-        "training": peers_training.ours,
-        "additive": peers_additive.ours,
-        "model": peers_models.ours,
-    },
-)  # fmt: skip
+    "levelhead",
+    (),
+    _own_session,
+    {"attention": _ours, "training": peers_training.ours, "additive": peers_additive.ours, "model": peers_models.ours},
+)
 OURS_OFF = Implementation(OFF, (), _own_session, {"attention": _ours_off})
 
 PEERS = (
     Implementation(
-        "PyTorch", ("torch",), peers_torch.session,
+        "PyTorch",
+        ("torch",),
+        peers_torch.session,
         {
             "attention": peers_torch.sdpa,
             "training": peers_training.sdpa,
@@ -164,30 +163,23 @@ PEERS = (
         },
     ),
     Implementation(
-        "FlexAttention", ("torch",), peers_torch.session,
+        "FlexAttention",
+        ("torch",),
+        peers_torch.session,
         {"attention": peers_torch.flex, "training": peers_training.flex},
     ),
+    Implementation("ONNX Runtime", ("onnxruntime", "onnx"), peers_onnx.session, {"attention": peers_onnx.variants}),
+    Implementation("OpenVINO", ("openvino",), peers_openvino.session, {"attention": peers_openvino.variants}),
     Implementation(
-        "ONNX Runtime", ("onnxruntime", "onnx"), peers_onnx.session,
-        {"attention": peers_onnx.variants},
-    ),
-    Implementation(
-        "OpenVINO", ("openvino",), peers_openvino.session, {"attention": peers_openvino.variants}
-    ),
-    Implementation(
-        "JAX", ("jax",), peers_jax.session,
-        {
-            "attention": peers_jax.attention,
-            "training": peers_jax.training,
-            "additive": peers_additive.jax,
-        },
+        "JAX",
+        ("jax",),
+        peers_jax.session,
+        {"attention": peers_jax.attention, "training": peers_jax.training, "additive": peers_additive.jax},
     ),
     Implementation("NumPy", (), _numpy_session, {"attention": _numpy}),
-)  # fmt: skip
-# Where attention is a formula of the user's own, compiling it is what PyTorch offers.
-COMPILED = Implementation(
-    "PyTorch compiled", ("torch",), peers_torch.session, {"additive": peers_additive.compiled}
 )
+# Where attention is a formula of the user's own, compiling it is what PyTorch offers.
+COMPILED = Implementation("PyTorch compiled", ("torch",), peers_torch.session, {"additive": peers_additive.compiled})
 
 
 def everybody() -> tuple[Implementation, ...]:

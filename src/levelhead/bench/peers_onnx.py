@@ -44,9 +44,7 @@ def variants(problem: Problem, threads: int) -> Variants:
     decode = case.decode and case.plain
     if alone and case.D == case.E and case.D % 8 == 0 and (prefill or decode):
         # The cache is a buffer shared by input and output, which only binding can say.
-        found["GroupQueryAttention, bound"] = partial(
-            _ort_call, problem, threads, _group_query, True
-        )
+        found["GroupQueryAttention, bound"] = partial(_ort_call, problem, threads, _group_query, True)
     return found
 
 
@@ -82,9 +80,7 @@ def _multi_head(problem: Problem) -> tuple[Any, dict[str, Array], dict[str, str]
     from onnx import helper
 
     case = problem.case
-    inputs = {
-        name: _flat(x) for name, x in zip("qkv", (problem.q, problem.k, problem.v), strict=True)
-    }
+    inputs = {name: _flat(x) for name, x in zip("qkv", (problem.q, problem.k, problem.v), strict=True)}
     names, attributes = ["q", "k", "v"], dict[str, Any](num_heads=case.H)
     if case.causal and not case.altered:
         attributes["unidirectional"] = 1
@@ -94,9 +90,7 @@ def _multi_head(problem: Problem) -> tuple[Any, dict[str, Array], dict[str, str]
     elif problem.bias is not None:
         names += ["", "", "bias"]
         inputs["bias"] = problem.bias.astype(problem.q.dtype)
-    node = helper.make_node(
-        "MultiHeadAttention", names, ["out"], domain="com.microsoft", **attributes
-    )
+    node = helper.make_node("MultiHeadAttention", names, ["out"], domain="com.microsoft", **attributes)
     return node, inputs, {}
 
 
@@ -118,9 +112,12 @@ def _group_query(problem: Problem) -> tuple[Any, dict[str, Array], dict[str, str
     if case.decode:
         cache, inputs["keys"], inputs["values"] = ["keys", "values"], k.copy(), v.copy()
     node = helper.make_node(
-        "GroupQueryAttention", ["q", "k", "v", *cache, "last", "total"],
-        ["out", "all_keys", "all_values"], domain="com.microsoft", **attributes,
-    )  # fmt: skip
+        "GroupQueryAttention",
+        ["q", "k", "v", *cache, "last", "total"],
+        ["out", "all_keys", "all_values"],
+        domain="com.microsoft",
+        **attributes,
+    )
     return node, inputs, dict(all_keys="keys", all_values="values") if case.decode else {}
 
 
@@ -146,9 +143,7 @@ def _ort_call(problem: Problem, threads: int, graph: Any, bound: bool) -> Call:
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # a refusal comes back as an exception; once is enough
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def read(out: Array) -> Array:
         if out.ndim == 3:

@@ -31,12 +31,8 @@ def variants(problem: Problem, threads: int) -> Variants:
         if not case.grouped:
             found[hint] = partial(_openvino_call, problem, threads, hint, False)
             continue
-        found[f"{hint}, heads repeated before"] = partial(
-            _openvino_call, problem, threads, hint, False
-        )
-        found[f"{hint}, heads repeated in the graph"] = partial(
-            _openvino_call, problem, threads, hint, True
-        )
+        found[f"{hint}, heads repeated before"] = partial(_openvino_call, problem, threads, hint, False)
+        found[f"{hint}, heads repeated in the graph"] = partial(_openvino_call, problem, threads, hint, True)
     return found
 
 

@@ -47,9 +47,7 @@ def _read(out: Any) -> Array:
     return result
 
 
-def step(
-    attend: Callable[..., Any], arguments: Sequence[Any], dout: Any
-) -> Callable[[], tuple[Any, ...]]:
+def step(attend: Callable[..., Any], arguments: Sequence[Any], dout: Any) -> Callable[[], tuple[Any, ...]]:
     """A call that gives the output and the gradients by all arguments."""
     import torch
 
@@ -183,9 +181,7 @@ def flex_compiled(case: Case) -> tuple[Callable[..., Any], dict[str, Any]]:
     mask_mod = _mask_mod(empty)
     if mask_mod is not None:
         rows = case.B if case.padding else None
-        options["block_mask"] = flex.create_block_mask(
-            mask_mod, rows, None, case.T, case.S, device="cpu"
-        )
+        options["block_mask"] = flex.create_block_mask(mask_mod, rows, None, case.T, case.S, device="cpu")
     score_mod = _score_mod(empty)
     if score_mod is not None:
         options["score_mod"] = score_mod

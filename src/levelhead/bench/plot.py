@@ -74,9 +74,7 @@ def _svg(result: dict[str, Any], theme: Theme) -> Iterator[str]:
 
 def _subtitle(result: dict[str, Any]) -> str:
     machine, mean = result["machine"], result["summary"]["geometric_mean"]["best"]
-    words = (
-        f"{machine['cpu']}, {result['threads']} threads, {machine['isa']}, {result['date'][:10]}"
-    )
+    words = f"{machine['cpu']}, {result['threads']} threads, {machine['isa']}, {result['date'][:10]}"
     return words if mean is None else f"{words}; geometric mean {mean:.2f}×"
 
 
@@ -127,9 +125,8 @@ class _Axis:
 
 
 def text(
-    x: float, y: float, words: str, colour: str, *, size: int = 11, weight: int = 400,
-    anchor: str = "start",
-) -> str:  # fmt: skip
+    x: float, y: float, words: str, colour: str, *, size: int = 11, weight: int = 400, anchor: str = "start"
+) -> str:
     """An SVG element of words."""
     style = f"font-size='{size}' font-weight='{weight}' text-anchor='{anchor}' fill='{colour}'"
     return f"<text x='{x:.1f}' y='{y:.1f}' {style}>{escape(words)}</text>"

@@ -42,10 +42,7 @@ def _heading(result: Result) -> Iterator[str]:
         f"levelhead {result['levelhead']} on {machine['cpu']}, {result['threads']} threads, "
         f"{machine['isa']}; {result['date']}"
     )
-    yield (
-        f"measured here: FMA peak {limits['gflops']:.0f} GFLOP/s, "
-        f"memory bandwidth {limits['gbytes']:.1f} GB/s"
-    )
+    yield (f"measured here: FMA peak {limits['gflops']:.0f} GFLOP/s, memory bandwidth {limits['gbytes']:.1f} GB/s")
     yield ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     for name, how in result["threads_set_by"].items():
         yield f"  {name}: {how}"
@@ -72,17 +69,7 @@ def _row(cell: Result) -> tuple[str, ...]:
     said = cell["verdict"]
     ours = _of(cell, "levelhead")
     if ours is None:
-        return (
-            cell["name"],
-            "-",
-            "-",
-            "-",
-            "-",
-            "-",
-            "-",
-            "-",
-            f"{MARKS[said['word']]}: {said['why']}",
-        )
+        return (cell["name"], "-", "-", "-", "-", "-", "-", "-", f"{MARKS[said['word']]}: {said['why']}")
     rival, ratios = "-", ("-", "-")
     if "ratio_by_best" in said:
         name = said["fastest_by_best"]

@@ -43,9 +43,7 @@ METHOD = (
 
 
 # Bursts of 0.3 s instead of 3: enough to see where one stands, too little to publish.
-QUICK = Effort(
-    rounds=2, seeds=1, memory=False, left_out=("FlexAttention", "PyTorch compiled"), long=0.03
-)
+QUICK = Effort(rounds=2, seeds=1, memory=False, left_out=("FlexAttention", "PyTorch compiled"), long=0.03)
 FULL = Effort(rounds=3, seeds=SEEDS, memory=True)
 
 
@@ -62,10 +60,7 @@ def bench(
     everybody = [peer for peer in peers.everybody() if peer is not peers.OURS_OFF]
     with ExitStack() as stack:
         stack.enter_context(peers.on_cpus(count))
-        teams = {
-            peer.name: peer.missing() or stack.enter_context(peer.session(count))
-            for peer in everybody
-        }
+        teams = {peer.name: peer.missing() or stack.enter_context(peer.session(count)) for peer in everybody}
         tell("limits", "FMA peak and memory bandwidth")
         result = _header(count, teams, everybody) | dict(
             effort=asdict(effort) | dict(left_out=list(effort.left_out)),
@@ -91,9 +86,7 @@ def _checked(threads: int | None) -> int:
     return threads
 
 
-def _header(
-    threads: int, teams: dict[str, str], everybody: list[peers.Implementation]
-) -> dict[str, Any]:
+def _header(threads: int, teams: dict[str, str], everybody: list[peers.Implementation]) -> dict[str, Any]:
     machine_info = info()
     versions = {"python": platform.python_version(), "numpy": np.__version__}
     for peer in everybody:
@@ -104,14 +97,18 @@ def _header(
         levelhead=machine_info.version,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=dict(
-            cpu=cpu_name(), cpus=os.cpu_count(), system=platform.system(),
-            machine=platform.machine(), isa=machine_info.isa, available=list(machine_info.available),
+            cpu=cpu_name(),
+            cpus=os.cpu_count(),
+            system=platform.system(),
+            machine=platform.machine(),
+            isa=machine_info.isa,
+            available=list(machine_info.available),
         ),
         versions=versions,
         threads=threads,
         threads_set_by=teams,
         method=METHOD,
-    )  # fmt: skip
+    )
 
 
 def cpu_name() -> str:

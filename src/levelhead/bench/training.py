@@ -28,18 +28,15 @@ class Step(inputs.Problem):
         case = self.case
         assert not case.altered, "options that name query rows would have to be cut with them"
         parts: Parts = dict(
-            out=np.empty(self.dout.shape), dq=np.empty(self.q.shape),
-            dk=np.zeros(self.k.shape), dv=np.zeros(self.v.shape),
-        )  # fmt: skip
+            out=np.empty(self.dout.shape),
+            dq=np.empty(self.q.shape),
+            dk=np.zeros(self.k.shape),
+            dv=np.zeros(self.v.shape),
+        )
         for first in range(0, case.T, _BLOCK):
             rows = slice(first, first + _BLOCK)
-            q, options = (
-                self.q[:, :, rows],
-                self.options | dict(query_start=case.S - case.T + first),
-            )
-            found = reference.attention_backward(
-                self.dout[:, :, rows], q, self.k, self.v, **options
-            )
+            q, options = (self.q[:, :, rows], self.options | dict(query_start=case.S - case.T + first))
+            found = reference.attention_backward(self.dout[:, :, rows], q, self.k, self.v, **options)
             parts["out"][:, :, rows] = reference.attention(q, self.k, self.v, **options)
             parts["dq"][:, :, rows] = found["q"]
             parts["dk"] += found["k"]

@@ -30,10 +30,7 @@ FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 
 _FLOATS = "float32, float64, float16 or bfloat16"
-_KINDS = (
-    "a NumPy array, a torch CPU tensor, or an object with DLPack or the buffer protocol"
-    f", of {_FLOATS}"
-)
+_KINDS = f"a NumPy array, a torch CPU tensor, or an object with DLPack or the buffer protocol, of {_FLOATS}"
 # DLPack device numbers (dlpack.h, DLDeviceType); the host-memory ones are what a CPU can read.
 _DEVICES = {1: "cpu", 2: "cuda", 3: "cuda host", 4: "opencl", 7: "vulkan", 8: "metal", 9: "vpi"}
 _DEVICES |= {10: "rocm", 11: "rocm host", 13: "cuda managed", 14: "oneapi", 15: "webgpu"}
@@ -158,9 +155,7 @@ def take_mask(mask: Any, origin: Origin) -> Array | None:
     return view
 
 
-def take_out(
-    out: Any, shape: tuple[int, ...], origin: Origin, inputs: Iterable[tuple[str, Any]]
-) -> Array:
+def take_out(out: Any, shape: tuple[int, ...], origin: Origin, inputs: Iterable[tuple[str, Any]]) -> Array:
     """The caller's preallocated result as a writable view, once it is safe to write there."""
     view, theirs = _floats("out", out, in_place=True)
     wanted = f"the result's own kind, {origin.family} {origin.dtype} of shape {shape}"
@@ -258,9 +253,7 @@ def _torch(name: str, t: Any, torch: Any, in_place: bool) -> tuple[Array, Origin
         raise _bad_value(name, "a tensor on device cpu", _tensor(t), advice)
     if t.requires_grad and torch.is_grad_enabled():
         given = "requires_grad=True while gradients are enabled"
-        advice = (
-            f"There is no gradient by it: pass {name}.detach(), or compute under torch.no_grad()"
-        )
+        advice = f"There is no gradient by it: pass {name}.detach(), or compute under torch.no_grad()"
         raise _bad_value(name, "a tensor that needs no gradient", given, advice)
     forward_ad = torch.autograd.forward_ad
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None:

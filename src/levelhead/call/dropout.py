@@ -15,9 +15,7 @@ U64: TypeAlias = NDArray[np.uint64]
 U32: TypeAlias = NDArray[np.uint32]
 
 
-def dropout_keep(
-    seed: int, rate: float, heads: int, p: NDArray[np.int64], j: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def dropout_keep(seed: int, rate: float, heads: int, p: NDArray[np.int64], j: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which weights survive, (B, H, T, S), for query positions p (B, T), key positions j (S,).
 
     The row's key is hashed in 64 bits, once; each weight then costs two rounds of 32 bits.

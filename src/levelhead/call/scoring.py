@@ -74,9 +74,7 @@ def describe(
     """
     left, right = _window(window)
     rate = _dropout(dropout)
-    query_segments, key_segments = (
-        (None, None) if segments is None else segment_pair(segments, shape)
-    )
+    query_segments, key_segments = (None, None) if segments is None else segment_pair(segments, shape)
     # Half types compute in float32, where a larger number would become inf.
     reach = float(np.finfo(np.float64).max) if dtype_name == "float64" else _HUGE
     return Scoring(

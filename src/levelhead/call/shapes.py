@@ -30,9 +30,7 @@ class Shape:
     lead: tuple[int, ...]  # q's shape without its last two axes: batch + (H,), or () for (T, D)
 
 
-def shape_of(
-    q_shape: tuple[int, ...], k_shape: tuple[int, ...], v_shape: tuple[int, ...] | None
-) -> Shape:
+def shape_of(q_shape: tuple[int, ...], k_shape: tuple[int, ...], v_shape: tuple[int, ...] | None) -> Shape:
     """The sizes, or an error that names the array that does not fit."""
     q, k = tuple(q_shape), tuple(k_shape)
     v = None if v_shape is None else tuple(v_shape)
@@ -85,9 +83,7 @@ def _values_fit(k: tuple[int, ...], v: tuple[int, ...]) -> None:
         raise LevelheadValueError(expected("v", wanted, f"{v[-2]} in shape {v}", advice))
 
 
-def _sizes_fit(
-    shape: Shape, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...] | None
-) -> None:
+def _sizes_fit(shape: Shape, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...] | None) -> None:
     """Refuse sizes whose products overflow; views with stride 0 can be larger than memory."""
     rows = (*shape.batch, shape.H, shape.T)
     sizes = {

@@ -103,10 +103,7 @@ def _number(scale: str | None) -> float | str | None:
 
 
 def _contents(
-    files: dict[str, str | None],
-    seen: Examination,
-    earlier: Examination | None,
-    comparison: Comparison | None,
+    files: dict[str, str | None], seen: Examination, earlier: Examination | None, comparison: Comparison | None
 ) -> dict[str, str]:
     """What each file that was asked for will hold."""
     from levelhead.show import html

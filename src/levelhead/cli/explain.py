@@ -38,9 +38,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("sentence", metavar="SENTENCE", help="up to 2,000 characters")
-    parser.add_argument(
-        "--model", metavar="M", help="minilm, smollm2 or random; default: minilm if installed"
-    )
+    parser.add_argument("--model", metavar="M", help="minilm, smollm2 or random; default: minilm if installed")
     parser.add_argument("--layer", type=int, metavar="L", help="from 0; default: chosen, and said")
     parser.add_argument("--head", type=int, metavar="H", help="from 0; default: chosen, and said")
     parser.add_argument("--token", metavar="WORD", help="where does this word look, in every head?")
@@ -61,9 +59,8 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
         places.check_writable(f"--{name}", file)
     _check(arguments)
     explained = explain_text(
-        arguments.sentence, model=arguments.model, layer=arguments.layer, head=arguments.head,
-        token=arguments.token,
-    )  # fmt: skip
+        arguments.sentence, model=arguments.model, layer=arguments.layer, head=arguments.head, token=arguments.token
+    )
     contents = {name: _content(name, explained) for name, file in files.items() if file}
     for name, content in contents.items():
         if files[name] != places.STDOUT:

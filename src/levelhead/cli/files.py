@@ -18,9 +18,7 @@ def check_writable(option: str, file: str | None) -> None:
         return
     path = Path(file)
     if path.is_dir():
-        raise LevelheadValueError(
-            expected(option, "a file", f"the directory {file!r}", "Name a file in it")
-        )
+        raise LevelheadValueError(expected(option, "a file", f"the directory {file!r}", "Name a file in it"))
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         given = f"{file!r}"
         wanted = "a file in a directory that can be written to"

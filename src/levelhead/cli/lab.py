@@ -48,10 +48,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _add_run(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = actions.add_parser(
-        "run",
-        help="measure claims",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "run", help="measure claims", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     run.add_argument("ids", nargs="+", metavar="ID", help="C1, c7a, …, or all")
     run.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random")

@@ -83,9 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="version, instruction set, threads, and why so")
     info.add_argument("--json", action="store_true", help="for programs")
     info.set_defaults(run=_info)
-    tour = commands.add_parser(
-        "tour", help="attention on three words, on four heads, in a real model"
-    )
+    tour = commands.add_parser("tour", help="attention on three words, on four heads, in a real model")
     tour.set_defaults(run=_tour, whole=parser)
     _add_bench(commands)
     doctor.add(commands)
@@ -107,26 +105,14 @@ def _info(arguments: argparse.Namespace) -> Iterator[str]:
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench = commands.add_parser("bench", help="speed, error and memory against every peer found")
     size = bench.add_mutually_exclusive_group()
-    size.add_argument(
-        "--quick", action="store_true", help="a dozen cells, under a minute (default)"
-    )
+    size.add_argument("--quick", action="store_true", help="a dozen cells, under a minute (default)")
     size.add_argument("--full", action="store_true", help="every cell, more than an hour")
-    bench.add_argument(
-        "--case",
-        action="append",
-        default=[],
-        metavar="GLOB",
-        help="only these cells; may be repeated",
-    )
-    bench.add_argument(
-        "--skip", action="append", default=[], metavar="GLOB", help="not these; may be repeated"
-    )
+    bench.add_argument("--case", action="append", default=[], metavar="GLOB", help="only these cells; may be repeated")
+    bench.add_argument("--skip", action="append", default=[], metavar="GLOB", help="not these; may be repeated")
     bench.add_argument("--threads", type=int, metavar="N", help="of everybody; default: all CPUs")
     bench.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     bench.add_argument("--list", action="store_true", help="names, shapes and bars of the cells")
-    bench.add_argument(
-        "--plot", nargs=2, type=Path, metavar=("FILE", "DIR"), help="draw the result in FILE"
-    )
+    bench.add_argument("--plot", nargs=2, type=Path, metavar=("FILE", "DIR"), help="draw the result in FILE")
     bench.set_defaults(run=_bench)
 
 
@@ -153,9 +139,7 @@ def _bench(arguments: argparse.Namespace) -> Iterator[str]:
 
     try:
         effort = run.QUICK if quick else run.FULL
-        result = run.bench(
-            chosen, threads=arguments.threads, effort=effort, tell=shown.tell, save=save
-        )
+        result = run.bench(chosen, threads=arguments.threads, effort=effort, tell=shown.tell, save=save)
     finally:
         shown.close()
     yield from report.report(result)

@@ -35,12 +35,9 @@ class Measured:
 def measured(run: dict[str, Any]) -> list[Measured]:
     """The cells of one run of `levelhead cluster-bench`; the median of each counts."""
     return [
-        Measured(
-            cell["plan"], Problem(**cell["problem"]), run["world"], cell["passes"], cell["split"],
-            cell["median"],
-        )
+        Measured(cell["plan"], Problem(**cell["problem"]), run["world"], cell["passes"], cell["split"], cell["median"])
         for cell in run["cells"]
-    ]  # fmt: skip
+    ]
 
 
 def fit(cells: Sequence[Measured], cores: float) -> Machine:
@@ -90,14 +87,13 @@ class Errors:
 def errors(machine: Machine, cells: Sequence[Measured], link: Link | None = None) -> Errors:
     """Of one machine over cells that were measured on one link."""
     if not cells:
-        raise LevelheadValueError(
-            expected("cells", "at least one measurement", "none", "Measure some first")
-        )
-    ratio = np.array([
-        predict(c.plan, c.problem, c.world, machine, link, passes=c.passes, split=c.split).total
-        / c.seconds
-        for c in cells
-    ])  # fmt: skip
+        raise LevelheadValueError(expected("cells", "at least one measurement", "none", "Measure some first"))
+    ratio = np.array(
+        [
+            predict(c.plan, c.problem, c.world, machine, link, passes=c.passes, split=c.split).total / c.seconds
+            for c in cells
+        ]
+    )
     off = np.abs(ratio - 1)
     bias = float(np.exp(np.log(ratio).mean()) - 1)
     return Errors(len(cells), float(np.median(off)), float(off.max()), bias)

@@ -33,9 +33,7 @@ Tell = Callable[[str, str], None]
 Save = Callable[[list[dict[str, Any]]], None]
 
 
-def measure(
-    cells: list[Cell], *, threads: int, cpus: int, rounds: int, tell: Tell, save: Save
-) -> list[dict[str, Any]]:
+def measure(cells: list[Cell], *, threads: int, cpus: int, rounds: int, tell: Tell, save: Save) -> list[dict[str, Any]]:
     """Every cell's numbers, on rank 0; the other ranks get the same list without reports.
 
     Args:
@@ -91,9 +89,7 @@ def _alone(
     return taken, out
 
 
-def _single(
-    problem: Problem, arrays: dict[str, Tensor], passes: str, threads: int
-) -> Callable[[], Tensor]:
+def _single(problem: Problem, arrays: dict[str, Tensor], passes: str, threads: int) -> Callable[[], Tensor]:
     def call() -> Tensor:
         q, k, v = _leaves(arrays, passes)
         out: Tensor = attention(q, k, v, causal=problem.causal, threads=threads)
@@ -155,9 +151,15 @@ class _Part:
         cell = self.cell
         q, k, v = _leaves(self.arrays, cell.passes)
         out = distributed.attention(
-            q, k, v, plan=cell.plan, causal=cell.problem.causal, threads=self.threads, trace=trace,
+            q,
+            k,
+            v,
+            plan=cell.plan,
+            causal=cell.problem.causal,
+            threads=self.threads,
+            trace=trace,
             split=(None, self.split) if cell.plan == "decode" else self.split,
-        )  # fmt: skip
+        )
         if cell.passes == "train":
             out.backward(self.arrays["dout"])  # type: ignore[no-untyped-call]
         return out.detach()
@@ -173,21 +175,31 @@ class _Part:
         lengths = self.split.lengths
         due = [
             traffic(
-                cell.plan, cell.problem, world, cell.passes,
-                own=lengths[rank], longest=max(lengths), before=lengths[rank - 1],
+                cell.plan,
+                cell.problem,
+                world,
+                cell.passes,
+                own=lengths[rank],
+                longest=max(lengths),
+                before=lengths[rank - 1],
             )
             for rank in range(world)
-        ]  # fmt: skip
+        ]
         return dict(
-            kind=cell.kind, plan=cell.plan, passes=cell.passes, split=cell.split,
-            problem=asdict(cell.problem), seconds=slowest, best=min(slowest),
-            median=statistics.median(slowest), ranks=by_rank,
-            bytes={
-                name: [getattr(x, name) for x in due] for name in ("payload", "bound", "agreement")
-            },
+            kind=cell.kind,
+            plan=cell.plan,
+            passes=cell.passes,
+            split=cell.split,
+            problem=asdict(cell.problem),
+            seconds=slowest,
+            best=min(slowest),
+            median=statistics.median(slowest),
+            ranks=by_rank,
+            bytes={name: [getattr(x, name) for x in due] for name in ("payload", "bound", "agreement")},
             alone={name: taken[cell.passes] for name, taken in alone.items()},
-            error=float(seconds[:, -1].max()), right=bool(seconds[:, -1].max() < TOLERANCE),
-        )  # fmt: skip
+            error=float(seconds[:, -1].max()),
+            right=bool(seconds[:, -1].max() < TOLERANCE),
+        )
 
 
 def _gathered(x: Tensor) -> Tensor:

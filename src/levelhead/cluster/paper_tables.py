@@ -67,9 +67,7 @@ def stragglers(result: Result) -> list[str]:
     return lines
 
 
-def _simulated(
-    core: Machine, hosts: Paper, factor: float | None, spread: float
-) -> tuple[float, float]:
+def _simulated(core: Machine, hosts: Paper, factor: float | None, spread: float) -> tuple[float, float]:
     """Seconds of a ring and of an all-gather on 10 Gbit/s."""
     tokens, world = STRAGGLING
     problem, host, link = hosts.problem(tokens), hosts.host(core), hosts.link(10.0)
@@ -84,6 +82,4 @@ def _simulated(
     return ring.total, gather.total
 
 
-TABLES: dict[str, Callable[[Result], list[str]]] = {
-    "paper": paper, "hide": hide, "stragglers": stragglers,
-}  # fmt: skip
+TABLES: dict[str, Callable[[Result], list[str]]] = {"paper": paper, "hide": hide, "stragglers": stragglers}

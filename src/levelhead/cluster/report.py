@@ -12,9 +12,21 @@ from typing import Any
 from levelhead.bench.report import seconds
 
 HEAD = (
-    "tokens", "", "plan", "split", "passes", "time", "one process", "speedup", "compute", "wait",
-    "other", "transfer", "received", "of bound",
-)  # fmt: skip
+    "tokens",
+    "",
+    "plan",
+    "split",
+    "passes",
+    "time",
+    "one process",
+    "speedup",
+    "compute",
+    "wait",
+    "other",
+    "transfer",
+    "received",
+    "of bound",
+)
 _LEFT = {1, 2, 3, 4}  # columns of words
 
 
@@ -34,9 +46,8 @@ def report(run: dict[str, Any]) -> Iterator[str]:
         yield f"\nleft out: {plan} ({why})"
     wrong = [cell for cell in run["cells"] if not cell["right"]]
     yield f"\n{len(run['cells'])} cells; " + (
-        f"{len(wrong)} WRONG, the first by {wrong[0]['error']:.1e}" if wrong
-        else "all answers are those of one process"
-    )  # fmt: skip
+        f"{len(wrong)} WRONG, the first by {wrong[0]['error']:.1e}" if wrong else "all answers are those of one process"
+    )
     if run["world"] * run["threads"] > machine["threads"] and run["hosts"] == 1:
         yield "ranks share CPUs: times show what the plans cost, not what a cluster would gain"
 
@@ -48,10 +59,18 @@ def row(cell: dict[str, Any]) -> tuple[str, ...]:
     alone = cell["alone"]["same_threads"]
     shares = [share(cell, name) for name in ("compute", "wait", "other", "transfer")]
     return (
-        f"{problem['tokens']}", kind, cell["plan"], cell["split"], cell["passes"],
-        seconds(cell["median"]), seconds(alone), f"{alone / cell['median']:.2f}×",
-        *(f"{x:.0%}" for x in shares), mib(fmean(ranks["received"])), over_bound(cell),
-    )  # fmt: skip
+        f"{problem['tokens']}",
+        kind,
+        cell["plan"],
+        cell["split"],
+        cell["passes"],
+        seconds(cell["median"]),
+        seconds(alone),
+        f"{alone / cell['median']:.2f}×",
+        *(f"{x:.0%}" for x in shares),
+        mib(fmean(ranks["received"])),
+        over_bound(cell),
+    )
 
 
 def share(cell: dict[str, Any], kind: str) -> float:

@@ -103,9 +103,16 @@ def amounts(
 
 
 def predict(
-    plan: str, problem: Problem, world: int, machine: Machine, link: Link | None = None, *,
-    passes: str = "forward", split: str = "zigzag", overlap: bool = True,
-) -> Prediction:  # fmt: skip
+    plan: str,
+    problem: Problem,
+    world: int,
+    machine: Machine,
+    link: Link | None = None,
+    *,
+    passes: str = "forward",
+    split: str = "zigzag",
+    overlap: bool = True,
+) -> Prediction:
     """What a call takes; without `overlap` the ring waits for every block before it computes."""
     link = Link() if link is None else link
     todo = amounts(plan, problem, world, passes, split, machine.cores)
@@ -121,9 +128,17 @@ def predict(
 
 
 def _ring(
-    problem: Problem, world: int, machine: Machine, link: Link, passes: str,
-    cpu: dict[str, float], busy: NDArray[np.float64], moved: Traffic, *, overlap: bool,
-) -> Prediction:  # fmt: skip
+    problem: Problem,
+    world: int,
+    machine: Machine,
+    link: Link,
+    passes: str,
+    cpu: dict[str, float],
+    busy: NDArray[np.float64],
+    moved: Traffic,
+    *,
+    overlap: bool,
+) -> Prediction:
     """Step by step: the next block (and, backward, the last block's sums) travels meanwhile."""
     own = problem.tokens / world * problem.kv
     block = own * problem.size / link.bandwidth + link.latency

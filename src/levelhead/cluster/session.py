@@ -59,9 +59,8 @@ def checked_threads(threads: int | None) -> int:
 
 
 def bench(
-    effort: Effort, threads: int, *, tell: Callable[[str, str], None],
-    save: Callable[[dict[str, Any]], None],
-) -> dict[str, Any] | None:  # fmt: skip
+    effort: Effort, threads: int, *, tell: Callable[[str, str], None], save: Callable[[dict[str, Any]], None]
+) -> dict[str, Any] | None:
     """Measures every cell that this world can run; `save` gets the result so far, on rank 0."""
     import torch.distributed as dist
 
@@ -72,9 +71,13 @@ def bench(
         rank, world = dist.get_rank(), dist.get_world_size()
         header = _header(effort, world, threads)
         found = measure(
-            cells(effort, world), threads=threads, cpus=header["machine"]["threads"],
-            rounds=effort.rounds, tell=tell, save=lambda found: save(header | {"cells": found}),
-        )  # fmt: skip
+            cells(effort, world),
+            threads=threads,
+            cpus=header["machine"]["threads"],
+            rounds=effort.rounds,
+            tell=tell,
+            save=lambda found: save(header | {"cells": found}),
+        )
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -89,16 +92,22 @@ def _header(effort: Effort, world: int, threads: int) -> dict[str, Any]:
         levelhead=machine_info.version,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=dict(
-            cpu=cpu_name(), cpus=os.cpu_count(), threads=_core.default_threads(),
-            system=platform.system(), machine=platform.machine(), isa=machine_info.isa,
+            cpu=cpu_name(),
+            cpus=os.cpu_count(),
+            threads=_core.default_threads(),
+            system=platform.system(),
+            machine=platform.machine(),
+            isa=machine_info.isa,
         ),
-        versions={
-            "python": platform.python_version(), "numpy": np.__version__,
-            "torch": torch.__version__,
-        },
-        backend="gloo", world=world, hosts=_hosts(world), threads=threads, method=METHOD,
-        effort=asdict(effort), left_out=left_out(effort, world),
-    )  # fmt: skip
+        versions={"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__},
+        backend="gloo",
+        world=world,
+        hosts=_hosts(world),
+        threads=threads,
+        method=METHOD,
+        effort=asdict(effort),
+        left_out=left_out(effort, world),
+    )
 
 
 def _hosts(world: int) -> int:

@@ -56,8 +56,7 @@ def about(result: Result) -> list[str]:
         f"{run['machine']['isa']}; torch {versions['torch']}, {run['backend']}",
         "when": run["date"][:10],
         "effort": f"{effort['name']}: {effort['rounds']} rounds",
-        "problem": f"{effort['heads']} heads of width {effort['width']}, float32; decode: "
-        f"{effort['queries']} queries",
+        "problem": f"{effort['heads']} heads of width {effort['width']}, float32; decode: {effort['queries']} queries",
         "links left out": "; ".join(f"{k}: {v}" for k, v in result["left_out"].items()) or "none",
     }
     return ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in told.items())]
@@ -156,36 +155,36 @@ def model(result: Result) -> list[str]:
             kinds.append((f"never seen: {_ranks(run)} ranks", measured(run), None))
     for run in linked(result):
         kinds.append((f"never seen: {_ranks(run)}", measured(run), link_of(run)))
-    lines = [
-        "| measurements | cells | median error | largest | too slow by |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| measurements | cells | median error | largest | too slow by |", "|---|---|---|---|---|"]
     for words, cells, link in kinds:
         off = errors(found, cells, link)
-        lines.append(
-            f"| {words} | {off.cells} | {off.median:.0%} | {off.largest:.0%} | {off.bias:+.0%} |"
-        )
+        lines.append(f"| {words} | {off.cells} | {off.median:.0%} | {off.largest:.0%} | {off.bias:+.0%} |")
     return lines
 
 
 def links(result: Result) -> list[str]:
     """On limited links: measured, predicted, and predicted if nothing overlapped."""
     found = machine(result)
-    lines = [
-        "| link | plan | passes | measured | model | without overlap |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| link | plan | passes | measured | model | without overlap |", "|---|---|---|---|---|---|"]
     for run in linked(result):
         for passes in ("forward", "train"):
             for cell in _balanced(run, passes):
                 each = Problem(**cell["problem"])
                 guesses = [
-                    seconds(predict(
-                        cell["plan"], each, run["world"], found, link_of(run), passes=passes,
-                        split=cell["split"], overlap=overlap,
-                    ).total)
+                    seconds(
+                        predict(
+                            cell["plan"],
+                            each,
+                            run["world"],
+                            found,
+                            link_of(run),
+                            passes=passes,
+                            split=cell["split"],
+                            overlap=overlap,
+                        ).total
+                    )
                     for overlap in (True, False)
-                ]  # fmt: skip
+                ]
                 told = [f"{run['link']['gbit']:g} Gbit/s", cell["plan"], passes]
                 told += [seconds(cell["median"]), *guesses]
                 lines.append(f"| {' | '.join(told)} |")
@@ -242,6 +241,12 @@ def _rate(per_unit: float, unit: str) -> str:
 
 
 TABLES: dict[str, Callable[[Result], list[str]]] = {
-    "about": about, "strong": strong, "weak": weak, "where": where, "traffic": traffic,
-    "constants": constants, "model": model, "links": links,
-}  # fmt: skip
+    "about": about,
+    "strong": strong,
+    "weak": weak,
+    "where": where,
+    "traffic": traffic,
+    "constants": constants,
+    "model": model,
+    "links": links,
+}

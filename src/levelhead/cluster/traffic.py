@@ -40,16 +40,24 @@ class Traffic:
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
-            self.payload + other.payload, self.bound + other.bound,
-            self.agreement + other.agreement, self.messages + other.messages,
+            self.payload + other.payload,
+            self.bound + other.bound,
+            self.agreement + other.agreement,
+            self.messages + other.messages,
             self.steps + other.steps,
-        )  # fmt: skip
+        )
 
 
 def traffic(
-    plan: str, problem: Problem, world: int, passes: str,
-    *, own: float | None = None, longest: float | None = None, before: float | None = None,
-) -> Traffic:  # fmt: skip
+    plan: str,
+    problem: Problem,
+    world: int,
+    passes: str,
+    *,
+    own: float | None = None,
+    longest: float | None = None,
+    before: float | None = None,
+) -> Traffic:
     """Of a rank with `own` tokens where the longest shard has `longest` and the rank before it has
     `before`; None: an even share."""
     own = problem.tokens / world if own is None else own
@@ -80,9 +88,7 @@ def _forward(plan: str, p: Problem, world: int, own: float, longest: float) -> T
     return Traffic(moved, moved, agreed, 2 * (told + others))
 
 
-def _backward(
-    plan: str, p: Problem, world: int, own: float, longest: float, before: float
-) -> Traffic:
+def _backward(plan: str, p: Problem, world: int, own: float, longest: float, before: float) -> Traffic:
     others, rest, told = world - 1, p.tokens - own, rounds(world)
     agreed = others * AGREEMENT
     sums = others * own * p.kv * 4  # the gradients of this rank's tokens from everybody else

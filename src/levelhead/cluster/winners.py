@@ -54,16 +54,12 @@ class Winner:
     why: str
 
 
-def winner(
-    paper: Paper, core: Machine, tokens: int, world: int, gbit: float, *, passes: str = "train"
-) -> Winner:
+def winner(paper: Paper, core: Machine, tokens: int, world: int, gbit: float, *, passes: str = "train") -> Winner:
     """The fastest way to attend over so many tokens on so many hosts."""
     problem, host, link = paper.problem(tokens), paper.host(core), paper.link(gbit)
     found: dict[str, Prediction] = {}
     if memory(ALONE, problem, 1, passes) <= paper.memory:
-        found[ALONE] = predict(
-            "all-gather", problem, 1, host, passes=passes, split="contiguous"
-        )  # fmt: skip
+        found[ALONE] = predict("all-gather", problem, 1, host, passes=passes, split="contiguous")
     for plan in PLANS:
         divides = problem.heads % world == 0 and problem.groups % world == 0
         fits = memory(plan, problem, world, passes) <= paper.memory

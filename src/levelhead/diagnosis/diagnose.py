@@ -43,9 +43,7 @@ def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Finding
     if not run.latest:
         unseen = f" ({len(run.coverage)} attention modules were not seen)" if run.coverage else ""
         advice = "Run the model while it is watched, then diagnose"
-        raise LevelheadValueError(
-            expected("what", "at least one observed attention call", f"none{unseen}", advice)
-        )
+        raise LevelheadValueError(expected("what", "at least one observed attention call", f"none{unseen}", advice))
     return Findings(_found(run, wanted), _about(run))
 
 

@@ -78,8 +78,7 @@ class Findings(list[Finding]):
 
     def _repr_html_(self) -> str:
         topics = "".join(
-            f"<p><b>{escape(head)}</b><br>{'<br>'.join(map(escape, lines))}</p>"
-            for head, *lines in self._topics()
+            f"<p><b>{escape(head)}</b><br>{'<br>'.join(map(escape, lines))}</p>" for head, *lines in self._topics()
         )
         return f"<p>{escape(self._title())}</p>{topics}"
 

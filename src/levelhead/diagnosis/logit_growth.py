@@ -116,11 +116,7 @@ def first_alarm(run: Run) -> tuple[int, str, int] | None:
     for step in steps:
         for name, curve in every.items():
             points = int(np.searchsorted(curve.steps, step, side="right"))
-            if (
-                points
-                and curve.steps[points - 1] == step
-                and (found := alarms(curve.until(points)))
-            ):
+            if points and curve.steps[points - 1] == step and (found := alarms(curve.until(points))):
                 return int(step), name, found[0].head
     return None
 
@@ -224,8 +220,7 @@ _WHY: dict[Severity, str] = {
     "warning": "Attention logits this large, or on this course, end with near one-hot weights and "
     "a loss that gets worse (from about 1e3) or diverges (above 1e4). The norms of q and k grow "
     "before the loss shows anything.",
-    "error": "Logits above 1e3 worsen the loss, and no run of the study with logits above 1e4 "
-    "survived.",
+    "error": "Logits above 1e3 worsen the loss, and no run of the study with logits above 1e4 survived.",
 }
 _ADVICE = (
     "Lower the learning rate or lengthen its warm-up; put a norm on q and k; cap the logits; or "

@@ -53,6 +53,4 @@ _FAMILIES: tuple[tuple[Shipped, str], ...] = (
     (_COSINE, "swinv2 swin2sr"),
     (_INKLING, "inkling_text inkling_mm_model"),
 )
-SHIPPED: dict[str, Shipped] = {
-    name: shipped for shipped, names in _FAMILIES for name in names.split()
-}
+SHIPPED: dict[str, Shipped] = {name: shipped for shipped, names in _FAMILIES for name in names.split()}

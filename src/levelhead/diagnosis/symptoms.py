@@ -70,19 +70,27 @@ def dead_rows(record: Record) -> Iterator[Finding]:
     kind, all_dead = "dead rows", some & every
     evidence = {"empty_rows": _most(heads.empty_rows, all_dead)}
     yield from _finding(
-        kind, "warning", record, all_dead, evidence,
+        kind,
+        "warning",
+        record,
+        all_dead,
+        evidence,
         "Not one query of these heads sees a key: the head contributes nothing.",
         "Look at the mask: inverted (True must mean visible), or of another shape than thought.",
-    )  # fmt: skip
+    )
     partly = some & ~every
     share = heads.empty_rows / np.maximum(heads.rows + heads.empty_rows, 1)
     evidence = {"empty_rows": _most(heads.empty_rows, partly), "share": _most(share, partly)}
     yield from _finding(
-        kind, "note", record, partly, evidence,
+        kind,
+        "note",
+        record,
+        partly,
+        evidence,
         "Some queries see no key. For padding that is fine: their output is ignored. Kernels "
         "differ in what they return there (zeros, a mean or NaN).",
         "If there is no padding, look at the mask.",
-    )  # fmt: skip
+    )
 
 
 def fp16_overflow(record: Record) -> Iterator[Finding]:
@@ -120,17 +128,25 @@ def softcap_saturated(record: Record) -> Iterator[Finding]:
     touched = ~held & (most >= thresholds.CAP_MAX * cap)
     evidence = {"cap": cap, "mean_max": _most(typical, held)}
     yield from _finding(
-        kind, "warning", record, held, evidence,
+        kind,
+        "warning",
+        record,
+        held,
+        evidence,
         "A typical row's largest logit sits at the cap, where tanh is flat: keys above it can no "
         "longer be told apart and pass next to no gradient.",
-        "Raise the cap, or keep q and k small (QK-norm, a lower learning rate) so that it is "
-        "rarely needed.",
-    )  # fmt: skip
+        "Raise the cap, or keep q and k small (QK-norm, a lower learning rate) so that it is rarely needed.",
+    )
     evidence = {"cap": cap, "max_logit": _most(most, touched)}
     yield from _finding(
-        kind, "note", record, touched, evidence,
-        "Single logits reach the cap. That is what it is for.", "Nothing; watch the mean.",
-    )  # fmt: skip
+        kind,
+        "note",
+        record,
+        touched,
+        evidence,
+        "Single logits reach the cap. That is what it is for.",
+        "Nothing; watch the mean.",
+    )
 
 
 def idle_norms(record: Record) -> Iterator[Finding]:
@@ -154,12 +170,16 @@ def flat_heads(record: Record) -> Iterator[Finding]:
     flat, entropy = _levels(record, "flat"), record.heads.normalised_entropy
     evidence = {"heads": flat.sum(), "of": len(flat), "normalised_entropy": _most(entropy, flat)}
     yield from _finding(
-        "flat heads", "note", record, flat, evidence,
+        "flat heads",
+        "note",
+        record,
+        flat,
+        evidence,
         "These heads average over all keys. At initialisation, and in some heads of healthy "
         "models, that is fine; heads that stay so are wasted.",
         "If they stay flat late in training, look at the scale (too small?) and at weight decay "
         "on q and k, or prune them.",
-    )  # fmt: skip
+    )
 
 
 def sink_heads(record: Record) -> Iterator[Finding]:
@@ -175,12 +195,15 @@ def sink_heads(record: Record) -> Iterator[Finding]:
     rest, chosen = np.maximum(heads.mean_first, heads.mean_sink), first | learned
     evidence = {"heads": chosen.sum(), "of": len(chosen), "weight": _most(rest, chosen)}
     yield from _finding(
-        "sink heads", "note", record, chosen, evidence,
+        "sink heads",
+        "note",
+        record,
+        chosen,
+        evidence,
         "These heads put their weight on the first key, or on a learned sink, when they have "
         "nothing to say. Most trained models have such heads.",
-        "Nothing. Keep the first token when a cache drops old ones; expect large activations "
-        "there when quantising.",
-    )  # fmt: skip
+        "Nothing. Keep the first token when a cache drops old ones; expect large activations there when quantising.",
+    )
 
 
 def _uniform_first(keys: int, causal: bool) -> float:
@@ -212,12 +235,16 @@ def not_learning(run: Run) -> Iterator[Finding]:
             "observations": len(masks),
         }
         yield from _finding(
-            kind, "warning", record, chosen, evidence,
+            kind,
+            "warning",
+            record,
+            chosen,
+            evidence,
             "The weights of these heads are one-hot, and q and k get hardly any of the "
             "gradient that others get: what they attend to is frozen, right or wrong.",
             "Look at the scale and at logit growth first. QK-norm or QK-Clip bring logits back to "
             "where gradients pass; a head frozen for long may need its q and k initialised anew.",
-        )  # fmt: skip
+        )
 
 
 def _has_gradients(record: Record) -> bool:

@@ -128,9 +128,7 @@ _UNUSUAL_WHY = (
 _UNUSUAL_ADVICE = "If it is meant, pass it as expected_scale; if not, look for a second factor."
 
 
-def _against(
-    record: Record, wanted: float | str, like: list[str], evidence: dict[str, float]
-) -> Finding | None:
+def _against(record: Record, wanted: float | str, like: list[str], evidence: dict[str, float]) -> Finding | None:
     """What there is to say where the user told which scale is right."""
     heads, d_k = len(record.tally), record.facts.d_k
     if isinstance(wanted, str):

@@ -49,9 +49,13 @@ def number(x: int) -> float:
 
 
 def agree(
-    wire: Wire, what: str, same: Mapping[str, int], own: Mapping[str, int],
-    refusal: LevelheadError | None = None, about: str = "arguments",
-) -> Table:  # fmt: skip
+    wire: Wire,
+    what: str,
+    same: Mapping[str, int],
+    own: Mapping[str, int],
+    refusal: LevelheadError | None = None,
+    about: str = "arguments",
+) -> Table:
     """What every rank said; an error on all of them unless everything in `same` is.
 
     Args:

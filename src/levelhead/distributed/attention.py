@@ -27,12 +27,7 @@ from levelhead.observation import Observation
 from levelhead.state import State
 from levelhead.torch.functorch import untraced
 
-_PLANS: Mapping[str, ModuleType] = {
-    "all-gather": gathered,
-    "ring": ring,
-    "decode": decode,
-    "ulysses": ulysses,
-}
+_PLANS: Mapping[str, ModuleType] = {"all-gather": gathered, "ring": ring, "decode": decode, "ulysses": ulysses}
 
 
 def attention(
@@ -164,16 +159,34 @@ def observe(
         "seed": seed,
     }
     return look(
-        q, k, v, given, group=group, plan=plan, split=split, threads=threads, timeout=timeout,
-        verify=verify, trace=trace,
-    )[0]  # fmt: skip
+        q,
+        k,
+        v,
+        given,
+        group=group,
+        plan=plan,
+        split=split,
+        threads=threads,
+        timeout=timeout,
+        verify=verify,
+        trace=trace,
+    )[0]
 
 
 def look(
-    q: Tensor, k: Tensor, v: Tensor | None, options: dict[str, Any], *, group: Any = None,
-    plan: str = "all-gather", split: Any = None, threads: int | None = None, timeout: Any = None,
-    verify: bool = True, trace: Trace | None = None,
-) -> tuple[Observation, Call]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    options: dict[str, Any],
+    *,
+    group: Any = None,
+    plan: str = "all-gather",
+    split: Any = None,
+    threads: int | None = None,
+    timeout: Any = None,
+    verify: bool = True,
+    trace: Trace | None = None,
+) -> tuple[Observation, Call]:
     """`observe`, and what the ranks agreed on: where this rank's rows sit in the sequence."""
     values = k[..., :0] if v is None and isinstance(k, Tensor) else v
     out, logsumexp, call, state = _run(
@@ -181,9 +194,11 @@ def look(
     )
     flat = q.dim() == 2
     made = State(
-        state.sums[0] if flat else state.sums, state.counts[0] if flat else state.counts,
-        None if v is None else state.acc[0] if flat else state.acc, call.keys.n,
-    )  # fmt: skip
+        state.sums[0] if flat else state.sums,
+        state.counts[0] if flat else state.counts,
+        None if v is None else state.acc[0] if flat else state.acc,
+        call.keys.n,
+    )
     seen = Observation(made, call.rows.sink_logits(), call.origin)
     vars(seen)["logsumexp"] = logsumexp
     if v is not None:
@@ -193,9 +208,19 @@ def look(
 
 @untraced
 def _run(
-    kind: str, q: Any, k: Any, v: Any, plan: Any, split: Any, threads: Any,
-    options: dict[str, Any], group: Any, timeout: Any, verify: bool, trace: Trace | None,
-) -> tuple[Any, ...]:  # fmt: skip
+    kind: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    plan: Any,
+    split: Any,
+    threads: Any,
+    options: dict[str, Any],
+    group: Any,
+    timeout: Any,
+    verify: bool,
+    trace: Trace | None,
+) -> tuple[Any, ...]:
     """Output, logsumexp, the call and, when observing, the states of its rows."""
     wire = Wire(group, timeout, trace)
     asked, refusal = _asked(wire, q, k, v, plan, split, threads, options)
@@ -235,9 +260,17 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: Call, found: dict[str, Any], stats: bool, q: Tensor, k: Tensor, v: Tensor,
-        scale: Tensor, mask: Tensor | None, sinks: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        call: Call,
+        found: dict[str, Any],
+        stats: bool,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: Tensor,
+        mask: Tensor | None,
+        sinks: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         seen: Seen = _PLANS[call.plan].forward(call, k, v, stats=stats)
         found["state"] = seen.state
         ctx.save_for_backward(q, k, v, seen.out, seen.logsumexp, scale, mask, sinks)

@@ -90,10 +90,7 @@ class Asked:
     threads: Any
 
 
-def ask(
-    q: Tensor, k: Tensor, v: Tensor, plan: Any, split: Any, threads: Any,
-    options: Mapping[str, Any],
-) -> Asked:  # fmt: skip
+def ask(q: Tensor, k: Tensor, v: Tensor, plan: Any, split: Any, threads: Any, options: Mapping[str, Any]) -> Asked:
     """Checks what can be checked on one rank; every refusal names its argument."""
     if plan not in PLANS:
         advice = "all-gather is for training, ring saves memory, decode is for few queries"
@@ -128,10 +125,7 @@ def _splits(split: Any) -> tuple[Split | Runs | None, Split | Runs | None]:
 # ---- together
 
 
-def settle(
-    wire: Wire, kind: str, plan: Any, asked: Asked | None, refusal: LevelheadError | None,
-    verify: bool,
-) -> Call:  # fmt: skip
+def settle(wire: Wire, kind: str, plan: Any, asked: Asked | None, refusal: LevelheadError | None, verify: bool) -> Call:
     """What all ranks agree on; an error on every rank where they do not."""
     count = next_call(wire)
     same, own = ({}, {}) if asked is None else _said(asked, plan, verify)
@@ -243,9 +237,8 @@ def _split(wire: Wire, table: Table, of: str, said: Split | Runs | None) -> Spli
 
 
 def _call(
-    wire: Wire, plan: str, count: int, asked: Asked, table: Table, queries: Split, keys: Split,
-    verify: bool,
-) -> Call:  # fmt: skip
+    wire: Wire, plan: str, count: int, asked: Asked, table: Table, queries: Split, keys: Split, verify: bool
+) -> Call:
     """The call with its options checked against the whole sequence: the same on every rank."""
     whole = replace(asked.shape, S=keys.n)
     given = {**asked.options, "segments": None}
@@ -266,9 +259,15 @@ def _call(
     mask = None if given["mask"] is None else torch.as_tensor(given["mask"])
     assert scale is not None
     rows = Rows(
-        asked.q, queries.runs[rank], scale.to(torch.float64).expand(asked.shape.H), options,
-        mask, sinks, query_ids, key_ids,
-    )  # fmt: skip
+        asked.q,
+        queries.runs[rank],
+        scale.to(torch.float64).expand(asked.shape.H),
+        options,
+        mask,
+        sinks,
+        query_ids,
+        key_ids,
+    )
     overflows = _overflows(table, asked, core)
     return Call(wire, plan, count, queries, keys, rows, asked.origin, overflows, verify)
 

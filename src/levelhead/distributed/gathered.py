@@ -51,9 +51,13 @@ def attend(call: Call, rows: Rows, block: Block, *, stats: bool) -> tuple[Seen, 
         into |= {"sums": made.sums, "counts": made.counts}
     with timed(call.wire.trace, "compute", "forward"):
         _core.forward(
-            memory(rows.q), memory(block.k), memory(block.v), sinks=rows.sink_logits(), **into,
+            memory(rows.q),
+            memory(block.k),
+            memory(block.v),
+            sinks=rows.sink_logits(),
+            **into,
             **rows.keywords(block.runs, rows.columns(block.runs)),
-        )  # fmt: skip
+        )
     return Seen(out, logsumexp, made if stats else None), made
 
 
@@ -98,17 +102,12 @@ def _whole(call: Call, k: Tensor, v: Tensor) -> Block:
     return Block(whole[0], whole[1], ((0, split.n, 1),) if split.n else ())
 
 
-def _to_owners(
-    call: Call, k: Tensor, v: Tensor, found: dict[str, Tensor], wanted: set[str]
-) -> dict[str, Tensor]:
+def _to_owners(call: Call, k: Tensor, v: Tensor, found: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of this rank's keys and values, from the parts of all ranks."""
     split, wire = call.keys, call.wire
     none = {"k": k, "v": v}
     names = [name for name in ("k", "v") if name in wanted]
-    parts = [
-        torch.cat([split.shard(found[name], rank).reshape(-1) for name in names])
-        for rank in range(wire.world)
-    ]
+    parts = [torch.cat([split.shard(found[name], rank).reshape(-1) for name in names]) for rank in range(wire.world)]
     numbers = sum(none[name].numel() for name in names)
     heard = wire.exchange(parts, [numbers] * wire.world, "summing the gradients of keys and values")
     total = heard[0].clone()

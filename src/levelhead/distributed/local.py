@@ -101,9 +101,14 @@ def _observe(rows: Rows, block: Block, trace: Trace | None) -> State:
     made = unwritten(rows, block)
     with timed(trace, "compute", "forward"):
         _core.forward(
-            memory(rows.q), memory(block.k), memory(block.v), sums=made.sums, counts=made.counts,
-            acc=made.acc, **rows.keywords(block.runs, rows.columns(block.runs)),
-        )  # fmt: skip
+            memory(rows.q),
+            memory(block.k),
+            memory(block.v),
+            sums=made.sums,
+            counts=made.counts,
+            acc=made.acc,
+            **rows.keywords(block.runs, rows.columns(block.runs)),
+        )
     return made
 
 
@@ -117,9 +122,7 @@ def join(a: State, b: State) -> State:
     tied = a.sums[..., state.MAX] == b.sums[..., state.MAX]
     tied &= (a.counts[..., state.ARGMAX] >= 0) & (b.counts[..., state.ARGMAX] >= 0)
     lower = np.minimum(a.counts[..., state.ARGMAX], b.counts[..., state.ARGMAX])
-    _core.merge(
-        a.sums, a.counts, a.acc, b.sums, b.counts, b.acc, 0, b.sums, b.counts, b.acc
-    )  # fmt: skip
+    _core.merge(a.sums, a.counts, a.acc, b.sums, b.counts, b.acc, 0, b.sums, b.counts, b.acc)
     argmax = b.counts[..., state.ARGMAX]
     argmax[...] = np.where(tied & (argmax >= 0), lower, argmax)
     return State(b.sums, b.counts, b.acc, a.keys + b.keys)
@@ -150,9 +153,8 @@ class Result:
 
 
 def differentiate(
-    rows: Rows, block: Block, result: Result, into: Mapping[str, Tensor],
-    trace: Trace | None = None,
-) -> None:  # fmt: skip
+    rows: Rows, block: Block, result: Result, into: Mapping[str, Tensor], trace: Trace | None = None
+) -> None:
     """Writes the gradients in `into` (q, k, v, scale, sinks, mask); that of the mask is added.
 
     The weights follow from the logsumexp of all keys, so that what several blocks give is a sum;
@@ -170,9 +172,7 @@ def differentiate(
                 into[name].add_(own[name])
 
 
-def _differentiate(
-    rows: Rows, block: Block, result: Result, into: Mapping[str, Tensor], trace: Trace | None
-) -> None:
+def _differentiate(rows: Rows, block: Block, result: Result, into: Mapping[str, Tensor], trace: Trace | None) -> None:
     mask = rows.columns(block.runs)
     arrays: dict[str, Any] = {f"d{name}": memory(x) for name, x in into.items() if name != "mask"}
     dmask: Tensor | None = None
@@ -183,10 +183,17 @@ def _differentiate(
     per_row = None if dlse is None else memory(dlse.to(result.logsumexp.dtype).contiguous())
     with timed(trace, "compute", "backward"):
         _core.backward(
-            memory(result.dout), memory(rows.q), memory(block.k), memory(block.v),
-            memory(result.out), memory(result.logsumexp), dlogsumexp=per_row,
-            sinks=rows.sink_logits(), **arrays, **rows.keywords(block.runs, mask),
-        )  # fmt: skip
+            memory(result.dout),
+            memory(rows.q),
+            memory(block.k),
+            memory(block.v),
+            memory(result.out),
+            memory(result.logsumexp),
+            dlogsumexp=per_row,
+            sinks=rows.sink_logits(),
+            **arrays,
+            **rows.keywords(block.runs, mask),
+        )
     if dmask is not None:
         if into["mask"].shape[-1] == 1:
             into["mask"].add_(dmask)

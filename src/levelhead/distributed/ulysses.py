@@ -50,9 +50,7 @@ def forward(call: Call, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
         return Seen(out, seen.logsumexp.new_empty(0), None, kept)
     assert made is not None and made.acc is not None
     real = [torch.from_numpy(x) for x in (made.sums, made.acc)]
-    lse, sums, acc = _to_tokens(
-        call, [(x, call.queries) for x in (seen.logsumexp[..., None], *real)]
-    )
+    lse, sums, acc = _to_tokens(call, [(x, call.queries) for x in (seen.logsumexp[..., None], *real)])
     (counts,) = _to_tokens(call, [(torch.from_numpy(made.counts), call.queries)])
     whole = State(sums.numpy(), counts.numpy(), acc.numpy(), made.keys)
     return Seen(out, lse[..., 0].contiguous(), whole, kept)
@@ -95,9 +93,7 @@ def _heads(call: Call, heads: int) -> slice:
     return slice(call.wire.rank * each, (call.wire.rank + 1) * each)
 
 
-def _some_heads(
-    call: Call, k: Tensor, v: Tensor, more: Sequence[Tensor]
-) -> tuple[Rows, Block, list[Tensor]]:
+def _some_heads(call: Call, k: Tensor, v: Tensor, more: Sequence[Tensor]) -> tuple[Rows, Block, list[Tensor]]:
     """All rows and all keys for this rank's heads; `more` are tensors that lie like the queries."""
     rows, wire = call.rows, call.wire
     moved = [(rows.q, call.queries), (k, call.keys), (v, call.keys)]
@@ -111,10 +107,15 @@ def _some_heads(
         options["first_head"] = own.start
     ids = rows.query_ids
     new = replace(
-        rows, q=q, runs=_all(call.queries), scale=rows.scale[own], options=options,
-        mask=_mask_over(call), sinks=None if rows.sinks is None else rows.sinks[own],
+        rows,
+        q=q,
+        runs=_all(call.queries),
+        scale=rows.scale[own],
+        options=options,
+        mask=_mask_over(call),
+        sinks=None if rows.sinks is None else rows.sinks[own],
         query_ids=None if ids is None else gathered_ids(wire, call.queries, ids),
-    )  # fmt: skip
+    )
     return new, Block(k, v, _all(call.keys)), rest
 
 
@@ -169,13 +170,8 @@ def _with_rows(call: Call, mask: Tensor) -> Tensor:
 def _to_heads(call: Call, moved: Sequence[tuple[Tensor, Split]]) -> list[Tensor]:
     """(..., heads, own tokens, d) to (..., own heads, all tokens, d), all in one message."""
     world = call.wire.world
-    parts = [
-        torch.cat([x.detach().chunk(world, -3)[other].reshape(-1) for x, _ in moved])
-        for other in range(world)
-    ]
-    shapes = [
-        [_dealt(x, world, split.lengths[other]) for x, split in moved] for other in range(world)
-    ]
+    parts = [torch.cat([x.detach().chunk(world, -3)[other].reshape(-1) for x, _ in moved]) for other in range(world)]
+    shapes = [[_dealt(x, world, split.lengths[other]) for x, split in moved] for other in range(world)]
     numbers = [sum(map(math.prod, each)) for each in shapes]
     heard = call.wire.exchange(parts, numbers, "dealing out heads")
     found = [x.new_empty(_dealt(x, world, split.n)) for x, split in moved]
@@ -194,14 +190,9 @@ def _dealt(x: Tensor, world: int, tokens: int) -> tuple[int, ...]:
 def _to_tokens(call: Call, moved: Sequence[tuple[Tensor, Split]]) -> list[Tensor]:
     """The way back: (..., own heads, all tokens, d) to (..., heads, own tokens, d)."""
     world, rank = call.wire.world, call.wire.rank
-    parts = [
-        torch.cat([split.shard(x, other).reshape(-1) for x, split in moved])
-        for other in range(world)
-    ]
+    parts = [torch.cat([split.shard(x, other).reshape(-1) for x, split in moved]) for other in range(world)]
     shapes = [(*x.shape[:-2], split.lengths[rank], x.shape[-1]) for x, split in moved]
     sizes = [math.prod(shape) for shape in shapes]
     heard = call.wire.exchange(parts, [sum(sizes)] * world, "dealing out tokens")
     pieces = [torch.split(flat, sizes) for flat in heard]
-    return [
-        torch.cat([each[i].view(shape) for each in pieces], -3) for i, shape in enumerate(shapes)
-    ]
+    return [torch.cat([each[i].view(shape) for each in pieces], -3) for i, shape in enumerate(shapes)]

@@ -15,9 +15,7 @@ from levelhead.distributed.wire import Wire
 from levelhead.errors import LevelheadError, LevelheadValueError, expected
 
 
-def gather(
-    x: Tensor, split: Split | None = None, *, group: Any = None, dim: int = -2, timeout: Any = None
-) -> Tensor:
+def gather(x: Tensor, split: Split | None = None, *, group: Any = None, dim: int = -2, timeout: Any = None) -> Tensor:
     """The whole of which every rank has a shard, by position; every rank calls, and gets it.
 
     Args:
@@ -31,10 +29,7 @@ def gather(
     same = {"shape but for tokens": mark(sizes, len(x.shape), dim), "dtype": mark(str(x.dtype))}
     same["split"] = 0 if split is None else split.fingerprint
     refusal: LevelheadError | None = None
-    if split is not None and (split.world, split.lengths[wire.rank : wire.rank + 1]) != (
-        wire.world,
-        (tokens,),
-    ):
+    if split is not None and (split.world, split.lengths[wire.rank : wire.rank + 1]) != (wire.world, (tokens,)):
         what = f"{wire.world} shards, of which this one has {tokens} tokens"
         advice = "Give the split that x was sharded with"
         refusal = LevelheadValueError(expected("split", what, split.lengths, advice))

@@ -103,12 +103,7 @@ class Wire:
         coming = [n * size for n in numbers]
         room = packed.new_empty(sum(coming))
         begin = self._begin()
-        self._wait(
-            lambda: dist.all_to_all_single(
-                room, packed, coming, leaving, group=self.group, async_op=True
-            ),
-            what,
-        )
+        self._wait(lambda: dist.all_to_all_single(room, packed, coming, leaving, group=self.group, async_op=True), what)
         mine = leaving[self.rank]
         self._moved(what, begin, sent=sum(leaving) - mine, received=sum(coming) - mine)
         return [part.view(dtype) for part in torch.split(room.cpu(), coming)]
@@ -182,10 +177,12 @@ class Wire:
         reason = " ".join(str(error).split())[:200]
         return LostRankError(
             expected(
-                "group", f"ranks {others} to take part in {what}", f"on rank {self.rank}: {reason}",
+                "group",
+                f"ranks {others} to take part in {what}",
+                f"on rank {self.rank}: {reason}",
                 "A rank died, raised an error or is too slow: see its own output; make a new group",
             )
-        )  # fmt: skip
+        )
 
     def _peer(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank)

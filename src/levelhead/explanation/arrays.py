@@ -59,10 +59,15 @@ class Explanation(Told):
         arrays = {name: self._of(name, h) for name in own}
         arrays |= {name: self._of(name, shared) for name in ("k", "v")}
         return Head(
-            name=self.names[h], **arrays, queries=self.labels[0], keys=self.labels[1],
-            scale=self.scales[h], changes=self.changes, gauge=self.gauges[h],
+            name=self.names[h],
+            **arrays,
+            queries=self.labels[0],
+            keys=self.labels[1],
+            scale=self.scales[h],
+            changes=self.changes,
+            gauge=self.gauges[h],
             unscaled_gauge=self.unscaled_gauges[h],
-        )  # fmt: skip
+        )
 
     def _of(self, name: str, head: int) -> Array:
         array: Array = getattr(self, name)
@@ -80,7 +85,10 @@ class Explanation(Told):
 
 
 def explain(
-    q: Any, k: Any, v: Any, *,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
     scale: Any = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
@@ -93,7 +101,7 @@ def explain(
     query_start: Any = None,
     labels: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
     names: Sequence[str] | None = None,
-) -> Explanation:  # fmt: skip
+) -> Explanation:
     """Attention on one sequence with every step kept: scores, scaled, weights, output.
 
     The options mean what they do in `attention`. Beside the weights stand those without the scale.
@@ -112,10 +120,16 @@ def explain(
     _check(sizes)
     known, named = _labels(labels, sizes), _names(names, sizes.H)
     options = {
-        "causal": causal, "window": window, "mask": mask, "softcap": softcap, "sinks": sinks,
-        "alibi": alibi, "key_lengths": key_lengths, "segments": segments,
+        "causal": causal,
+        "window": window,
+        "mask": mask,
+        "softcap": softcap,
+        "sinks": sinks,
+        "alibi": alibi,
+        "key_lengths": key_lengths,
+        "segments": segments,
         "query_start": query_start,
-    }  # fmt: skip
+    }
     output = _numpy(attention(q, k, v, scale=scale, **options))
     q, k, v = _numpy(q), _numpy(k), _numpy(v)
     options["mask"] = None if mask is None else _numpy(mask)
@@ -124,16 +138,22 @@ def explain(
     one_by_one = _row_by_row(q, k, scale, scored, options)
     scaled = steps.logits(*one_by_one)
     return Explanation(
-        q=q, k=k, v=v, output=output, scaled=scaled,
+        q=q,
+        k=k,
+        v=v,
+        output=output,
+        scaled=scaled,
         scores=steps.logits(q, k, "none"),
         logits=steps.logits(*one_by_one, scored) if changes else scaled,
         weights=steps.weights(q, k, scale, **options),
         unscaled=steps.weights(q, k, "none", **options),
-        labels=known, names=named, changes=changes,
+        labels=known,
+        names=named,
+        changes=changes,
         scales=tuple(words.scale_words(scored.scale, h, sizes.D) for h in range(sizes.H)),
         gauges=steps.gauges(q, k, scale, **options),
         unscaled_gauges=steps.gauges(q, k, "none", **options),
-    )  # fmt: skip
+    )
 
 
 def _row_by_row(

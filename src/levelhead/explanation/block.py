@@ -33,10 +33,7 @@ def stages(head: Head) -> list[tuple[str, str]]:
 
 def lines(head: Head) -> Iterator[str]:
     """The picture, at most 70 columns wide."""
-    q, k, v = (
-        f"{name} {in_brackets(x.shape)}"
-        for name, x in zip("QKV", (head.q, head.k, head.v), strict=True)
-    )
+    q, k, v = (f"{name} {in_brackets(x.shape)}" for name, x in zip("QKV", (head.q, head.k, head.v), strict=True))
     yield f"    {q:<18}{k:<24}{v}"
     yield _with_v("         │                 │")
     boxes = stages(head)

@@ -68,17 +68,22 @@ def _kept(model: Any) -> Iterator[list[Call]]:
 
 
 def _call(
-    eager: bool, module: Any, query: Tensor, key: Tensor, value: Tensor,
-    attention_mask: Tensor | None = None, dropout: float = 0.0, scaling: float | None = None,
-    is_causal: bool | None = None, **rest: Any,
-) -> Call:  # fmt: skip
+    eager: bool,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **rest: Any,
+) -> Call:
     """One call of transformers' attention interface in levelhead's words."""
     strange = [name for name in _UNKNOWN if rest.get(name) is not None]
     if strange:
         advice = "lh.watch and lh.health know such models"
-        raise LevelheadValueError(
-            expected("model", "attention with scale and mask alone", ", ".join(strange), advice)
-        )
+        raise LevelheadValueError(expected("model", "attention with scale and mask alone", ", ".join(strange), advice))
     options: dict[str, Any] = {}
     if attention_mask is not None:
         options["mask"] = _mask(attention_mask[0, ..., : key.shape[2]])
@@ -110,6 +115,5 @@ def _told(opened: models.Opened, tokens: Tokens, calls: tuple[Call, ...]) -> Rea
         notes.append(f"{H} query heads share {G} heads of keys and values, {H // G} each")
     side = f"the outputs of all {H} heads side by side; the layer's projection follows"
     return Reading(
-        opened.name, about, tokens, calls,
-        after=(Step("concatenated", (T, H * E), side),), notes=tuple(notes),
-    )  # fmt: skip
+        opened.name, about, tokens, calls, after=(Step("concatenated", (T, H * E), side),), notes=tuple(notes)
+    )

@@ -113,8 +113,7 @@ def _input(name: str, array: Array, x: float) -> str:
 def _box(left: float, right: float, y: float, name: str, extra: str = "") -> str:
     return (
         f'<rect class="box{extra}" {_LIGHT["box"]} x="{left:g}" y="{y:g}" '
-        f'width="{right - left:g}" height="{_BOX}" rx="9"/>'
-        + _text("name", (left + right) / 2, y + 24, cut(name, 30))
+        f'width="{right - left:g}" height="{_BOX}" rx="9"/>' + _text("name", (left + right) / 2, y + 24, cut(name, 30))
     )
 
 
@@ -191,9 +190,7 @@ def matrix(values: Array, head: Head, title: str, story: Story) -> str:
     return titled + names + heats + frames
 
 
-def _names(
-    head: Head, rows: range, columns: range, corner: tuple[float, float], cell: float
-) -> str:
+def _names(head: Head, rows: range, columns: range, corner: tuple[float, float], cell: float) -> str:
     """The keys above, standing; the queries on the left."""
     left, top = corner
     size = f"{min(13.0, cell):.3g}"
@@ -212,10 +209,7 @@ def _names(
 
 
 def _frame(kind: str, x: float, y: float, width: float, height: float) -> str:
-    return (
-        f'<rect class="{kind}" {_LIGHT[kind]} x="{x:g}" y="{y:.1f}" width="{width:.1f}" '
-        f'height="{height:.1f}"/>'
-    )
+    return f'<rect class="{kind}" {_LIGHT[kind]} x="{x:g}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
 
 
 def _heat(weight: float, corner: tuple[float, float], cell: float) -> str:

@@ -82,9 +82,7 @@ def window(size: int, shown: int, around: int) -> range:
     return range(begin, begin + shown)
 
 
-def laid_out(
-    values: Array, names: Sequence[str], *, digits: range, width: int, rows: int, around: int
-) -> Layout:
+def laid_out(values: Array, names: Sequence[str], *, digits: range, width: int, rows: int, around: int) -> Layout:
     """As many digits as let all columns fit; where none do, a window of readable columns."""
     margin = min(max(map(room_of, names)), _NAME) + 3
     T, S = values.shape
@@ -106,25 +104,18 @@ def _cell(values: Array, digits: int) -> int:
 
 
 def table(
-    values: Array, names: tuple[Sequence[str], Sequence[str]], weights: Array, layout: Layout, *,
-    colour: bool,
-) -> Iterator[str]:  # fmt: skip
+    values: Array, names: tuple[Sequence[str], Sequence[str]], weights: Array, layout: Layout, *, colour: bool
+) -> Iterator[str]:
     """A line of column names, then a line per row; all lines take the same room."""
     rows, columns = names
-    titles = (
-        fitted(cut(columns[j], layout.cell - 1), layout.cell, right=True) for j in layout.columns
-    )
+    titles = (fitted(cut(columns[j], layout.cell - 1), layout.cell, right=True) for j in layout.columns)
     yield " " * layout.margin + "".join(titles)
     for i in layout.rows:
         cells = (
             painted(f"{_shown(values[i, j], layout.digits):>{layout.cell}}", weights[i, j], colour)
             for j in layout.columns
         )
-        yield (
-            fitted(cut(rows[i], layout.margin - 3), layout.margin - 1, right=True)
-            + " "
-            + "".join(cells)
-        )
+        yield (fitted(cut(rows[i], layout.margin - 3), layout.margin - 1, right=True) + " " + "".join(cells))
 
 
 def _shown(value: float, digits: int) -> str:
@@ -140,9 +131,16 @@ _SHADES = ((0.0, "·"), (0.05, "░"), (0.2, "▒"), (0.5, "▓"), (0.8, "█"))
 
 
 def beside(
-    left: Array, right: Array, names: tuple[Sequence[str], Sequence[str]],
-    titles: tuple[str, str], *, colour: bool, width: int, rows: int, around: int,
-) -> Iterator[str]:  # fmt: skip
+    left: Array,
+    right: Array,
+    names: tuple[Sequence[str], Sequence[str]],
+    titles: tuple[str, str],
+    *,
+    colour: bool,
+    width: int,
+    rows: int,
+    around: int,
+) -> Iterator[str]:
     """Two tables of weights side by side: in per cent, or as shades where those do not fit."""
     T, S = left.shape
     room = min(max(map(room_of, names[0])), _NAME)

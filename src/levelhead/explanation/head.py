@@ -60,10 +60,7 @@ class Gauge:
 
     def to_json(self) -> dict[str, Any]:
         found = {"normalised_entropy": self.normalised_entropy, "top1": self.top1}
-        return {
-            "level": self.level, "bubble": self.bubble,
-            **numbers(found | {"max_logit": self.max_logit}),
-        }  # fmt: skip
+        return {"level": self.level, "bubble": self.bubble, **numbers(found | {"max_logit": self.max_logit})}
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +106,7 @@ class Head:
             *changed,
             Step("weights", pairs, "softmax of each row; every row adds up to 1"),
             Step("weighted sum", self.v.shape[1:], "of the rows of V, with one row of weights"),
-            Step(
-                "output",
-                self.output.shape,
-                "weights V: that sum for every token; its first columns",
-            ),
+            Step("output", self.output.shape, "weights V: that sum for every token; its first columns"),
         ]
 
     def values(self, step: str) -> Array:

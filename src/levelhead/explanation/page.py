@@ -108,9 +108,7 @@ def _cut(story: Story) -> str:
     return f'<p class="soft">{said}</p>\n'
 
 
-def _table(
-    story: Story, values: Array, names: tuple[str, ...], weights: Array, columns: range, digits: int
-) -> str:
+def _table(story: Story, values: Array, names: tuple[str, ...], weights: Array, columns: range, digits: int) -> str:
     titles = "".join(f'<th scope="col">{escape(names[j])}</th>' for j in columns)
     rows = "".join(
         f"<tr{_chosen(story, i)}>"
@@ -118,10 +116,7 @@ def _table(
         f"{''.join(_cell(values[i, j], weights[i, j], digits) for j in columns)}</tr>\n"
         for i in drawing.shown(story.head, story)[0]
     )
-    return (
-        f'<table class="heats"><thead><tr><td></td>{titles}</tr></thead>\n'
-        f"<tbody>{rows}</tbody></table>"
-    )
+    return f'<table class="heats"><thead><tr><td></td>{titles}</tr></thead>\n<tbody>{rows}</tbody></table>'
 
 
 def _chosen(story: Story, row: int) -> str:
@@ -140,17 +135,12 @@ def _cell(value: float, weight: float, digits: int) -> str:
 
 
 def _beside(story: Story) -> str:
-    return (
-        f"<section>\n<h2>With the scale and without</h2>\n{_pair(story)}{_bars(story)}</section>\n"
-    )
+    return f"<section>\n<h2>With the scale and without</h2>\n{_pair(story)}{_bars(story)}</section>\n"
 
 
 def _pair(story: Story) -> str:
     head = story.head
-    sides = (
-        (f"scores {head.scale}", head.weights, head.gauge),
-        ("unscaled", head.unscaled, head.unscaled_gauge),
-    )
+    sides = ((f"scores {head.scale}", head.weights, head.gauge), ("unscaled", head.unscaled, head.unscaled_gauge))
     figures = "".join(
         f"<figure><figcaption>weights, {escape(title)}</figcaption>"
         f'<div class="drawn">{drawing.picture(values, story, f"weights, {title}")}</div>'
@@ -176,10 +166,7 @@ def _bars(story: Story) -> str:
     head, row = story.head, story.row
     lines = "".join(
         f"<span>{escape(head.keys[j])}</span>"
-        + "".join(
-            f'<i style="--w:{x[row, j]:.3f}">{x[row, j]:.3f}</i>'
-            for x in (head.weights, head.unscaled)
-        )
+        + "".join(f'<i style="--w:{x[row, j]:.3f}">{x[row, j]:.3f}</i>' for x in (head.weights, head.unscaled))
         for j in drawing.shown(head, story)[1]
         if head.logits[row, j] > -np.inf
     )
@@ -215,9 +202,7 @@ def _heads(story: Story) -> str:
 
 
 _NAMES = ("layer", "head", "most weight on", "", "unscaled", "", "on another word", "")
-_TITLES = (
-    "<thead><tr>" + "".join(f'<th class="word">{name}</th>' for name in _NAMES) + "</tr></thead>"
-)
+_TITLES = "<thead><tr>" + "".join(f'<th class="word">{name}</th>' for name in _NAMES) + "</tr></thead>"
 
 
 def _looks(found: Attended) -> Iterator[str]:
@@ -225,9 +210,7 @@ def _looks(found: Attended) -> Iterator[str]:
         cells = [(found.named(look.to), look.weight)]
         cells.append((found.named(look.unscaled_to), look.unscaled_weight))
         cells.append(("–" if look.word is None else found.named(look.word), look.word_weight))
-        shown = "".join(
-            f'<td class="word">{escape(name)}</td><td>{weight:.2f}</td>' for name, weight in cells
-        )
+        shown = "".join(f'<td class="word">{escape(name)}</td><td>{weight:.2f}</td>' for name, weight in cells)
         yield f"<tr><td>{look.layer}</td><td>{look.head}</td>{shown}</tr>\n"
 
 

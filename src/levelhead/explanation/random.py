@@ -26,10 +26,7 @@ NAME = "random"
 
 def embedded(words: tuple[str, ...]) -> Array:
     """[n × 512], entries of variance 1: a word's row depends on the word alone."""
-    rows = [
-        np.random.default_rng([_SEED, zlib.crc32(word.encode())]).standard_normal(WIDTH)
-        for word in words
-    ]
+    rows = [np.random.default_rng([_SEED, zlib.crc32(word.encode())]).standard_normal(WIDTH) for word in words]
     return np.stack(rows)
 
 
@@ -58,9 +55,7 @@ def read(sentence: str) -> Reading:
     joined, projected = np.swapaxes(attention(q, k, v), 0, 1).reshape(n, WIDTH), heads(x)
     again = f"times W_O [{WIDTH} × {WIDTH}]: only now the shape is that of X again"
     after = (
-        Step(
-            "concatenated", joined.shape, f"the outputs of all {HEADS} heads side by side", joined
-        ),
+        Step("concatenated", joined.shape, f"the outputs of all {HEADS} heads side by side", joined),
         Step("projected", projected.shape, again, projected),
     )
     about = f"random weights, {HEADS} heads of width {each}, nothing learned"

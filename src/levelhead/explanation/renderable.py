@@ -20,9 +20,7 @@ class Told(ABC):
     def story(self, head: int | None = None) -> Story:
         """What is told of one head."""
 
-    def text(
-        self, *, head: int | None = None, colour: bool = False, width: int | None = None
-    ) -> str:
+    def text(self, *, head: int | None = None, colour: bool = False, width: int | None = None) -> str:
         """For a terminal; `width` columns, or as many as the terminal has."""
         return "\n".join(terminal.lines(self.story(head), colour=colour, width=width))
 

@@ -32,17 +32,14 @@ def gauges(q: Array, k: Array, scale: Any, **options: Any) -> tuple[Gauge, ...]:
     columns = (heads.normalised_entropy, heads.saturated, heads.mean_top1, heads.max_logit)
     rows = zip(*(np.atleast_1d(column).tolist() for column in columns), strict=True)
     return tuple(
-        Gauge(stats.level(entropy, saturated), entropy, top1, largest)
-        for entropy, saturated, top1, largest in rows
+        Gauge(stats.level(entropy, saturated), entropy, top1, largest) for entropy, saturated, top1, largest in rows
     )
 
 
 def logits(q: Array, k: Array, scale: Any, scored: Scoring | None = None) -> Array:
     """(…, T, S): scale · q·k; with `scored`, what of it enters the softmax."""
     columns = [
-        observe(
-            q, k[..., j : j + 1, :], scale=scale, **({} if scored is None else of_key(scored, j))
-        ).logsumexp
+        observe(q, k[..., j : j + 1, :], scale=scale, **({} if scored is None else of_key(scored, j))).logsumexp
         for j in range(k.shape[-2])
     ]
     return np.stack(columns, -1)

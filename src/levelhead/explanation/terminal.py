@@ -101,26 +101,23 @@ def _first_columns(story: Story, values: Array, colour: bool, width: int) -> Ite
 
 
 def _layout(story: Story, values: Array, digits: range, width: int) -> grid.Layout:
-    return grid.laid_out(
-        values, story.head.queries, digits=digits, width=width, rows=_ROWS, around=story.row
-    )
+    return grid.laid_out(values, story.head.queries, digits=digits, width=width, rows=_ROWS, around=story.row)
 
 
 def _cuts(story: Story, width: int) -> Iterator[str]:
     """Says it where a table will not show everything."""
     head = story.head
-    narrowest = min(
-        len(_layout(story, head.values(name), digits, width).columns)
-        for name, digits in _DIGITS.items()
-    )
+    narrowest = min(len(_layout(story, head.values(name), digits, width).columns) for name, digits in _DIGITS.items())
     T, S = head.scores.shape
     if narrowest == S and T <= _ROWS:
         return
     around = f"around {head.queries[story.row]}" if story.token is not None else "the first ones"
     yield from _wrapped(
         f"  Tables show {min(T, _ROWS)} of {T} rows and at least {narrowest} of {S} columns, "
-        f"{around}; a wider terminal shows more, a file all.", width, hang="  ",
-    )  # fmt: skip
+        f"{around}; a wider terminal shows more, a file all.",
+        width,
+        hang="  ",
+    )
 
 
 # ---- with and without the scale ---------------------------------------------
@@ -131,9 +128,15 @@ def _beside(story: Story, colour: bool, width: int) -> Iterator[str]:
     titles = (f"scores {head.scale}", "unscaled")
     yield paint("The weights, with the scale and without", "bold", colour)
     yield from grid.beside(
-        head.weights, head.unscaled, (head.queries, head.keys), titles,
-        colour=colour, width=width, rows=_ROWS, around=story.row,
-    )  # fmt: skip
+        head.weights,
+        head.unscaled,
+        (head.queries, head.keys),
+        titles,
+        colour=colour,
+        width=width,
+        rows=_ROWS,
+        around=story.row,
+    )
     yield ""
     room = max(map(grid.room_of, titles))
     for title, gauge in zip(titles, (head.gauge, head.unscaled_gauge), strict=True):
@@ -163,10 +166,7 @@ def _bars(story: Story, titles: tuple[str, str], colour: bool, width: int) -> It
     room = (width - name - 4 - 2 * 8) // 2
     yield " " * (name + 4) + grid.fitted(titles[0], room + 8) + titles[1]
     for j in keys:
-        halves = (
-            f"{x[row, j]:.3f} {grid.bar(float(x[row, j]), room)}"
-            for x in (head.weights, head.unscaled)
-        )
+        halves = (f"{x[row, j]:.3f} {grid.bar(float(x[row, j]), room)}" for x in (head.weights, head.unscaled))
         yield f"  {grid.fitted(head.keys[j], name)}  {'  '.join(halves)}".rstrip()
 
 

@@ -91,13 +91,15 @@ class TextExplanation(Told):
         one = self.explanation.head(h)
         sizes = f"layer {self.layer}, head {h}"
         return Story(
-            title=cut(printable(" ".join(self.sentence.split())), _TITLE), head=one,
-            about=f"{self.model}, {self.reading.about}. Shown: {sizes} (counted from 0), "
-            f"d_k = {one.q.shape[1]}",
+            title=cut(printable(" ".join(self.sentence.split())), _TITLE),
+            head=one,
+            about=f"{self.model}, {self.reading.about}. Shown: {sizes} (counted from 0), d_k = {one.q.shape[1]}",
             notes=(*self.notes, self.why) if h == self.head else self.notes,
-            before=self.reading.before, after=self.reading.after,
-            token=self.token, attended=self.attended,
-        )  # fmt: skip
+            before=self.reading.before,
+            after=self.reading.after,
+            token=self.token,
+            attended=self.attended,
+        )
 
     @property
     def note(self) -> str:
@@ -163,13 +165,19 @@ def explain_text(
     call = read.calls[at_layer]
     names = [f"layer {at_layer}, head {h}" for h in range(read.heads)]
     return TextExplanation(
-        sentence=sentence, reading=read, layer=at_layer, head=at_head, why=why, token=at,
-        notes=tuple(filter(None, (*notes, *read.notes, note))), gauges=gauges, attended=looks,
+        sentence=sentence,
+        reading=read,
+        layer=at_layer,
+        head=at_head,
+        why=why,
+        token=at,
+        notes=tuple(filter(None, (*notes, *read.notes, note))),
+        gauges=gauges,
+        attended=looks,
         explanation=explain(
-            call.q, call.k, call.v, scale=call.scale, labels=read.tokens.names, names=names,
-            **call.options,
+            call.q, call.k, call.v, scale=call.scale, labels=read.tokens.names, names=names, **call.options
         ),
-    )  # fmt: skip
+    )
 
 
 def _attended(read: Reading, token: int) -> Attended:
@@ -214,11 +222,7 @@ def _read(model: str | models.Opened, sentence: str) -> Reading:
 
 
 def _choose(
-    read: Reading,
-    layer: int | None,
-    head: int | None,
-    looks: Attended | None,
-    gauges: tuple[tuple[Gauge, ...], ...],
+    read: Reading, layer: int | None, head: int | None, looks: Attended | None, gauges: tuple[tuple[Gauge, ...], ...]
 ) -> tuple[int, int, str]:
     """Layer, head, and why."""
     if layer is not None and head is not None:

@@ -62,10 +62,7 @@ class Attended:
         means, near = zip(
             *(
                 (sum(weights) / n, sum(weight >= SURE for weight in weights))
-                for weights in (
-                    [look.weight for look in self.looks],
-                    [look.unscaled_weight for look in self.looks],
-                )
+                for weights in ([look.weight for look in self.looks], [look.unscaled_weight for look in self.looks])
             ),
             strict=True,
         )
@@ -75,8 +72,7 @@ class Attended:
             f"{means[1]:.2f}; {SURE} or more in {plural(near[0], 'head')}, unscaled in {near[1]}."
         )
         yield (
-            "Unscaled means the same queries and keys without the factor; a model trained without "
-            "it would have others."
+            "Unscaled means the same queries and keys without the factor; a model trained without it would have others."
         )
 
     def _counted(self, found: Iterable[int]) -> str:
@@ -101,9 +97,7 @@ class Attended:
         ]
 
 
-def attended(
-    token: int, tokens: Tokens, layers: Iterable[tuple[Array, Array]], *, ordered: bool
-) -> Attended:
+def attended(token: int, tokens: Tokens, layers: Iterable[tuple[Array, Array]], *, ordered: bool) -> Attended:
     """From the weights (H, T, S) of every layer, with and without the scale.
 
     Where the model knows the order, a token's neighbours and the first token do not count as
@@ -117,9 +111,7 @@ def attended(
             word = max((i for i in others if row[i] > 0), key=row.__getitem__, default=None)
             to, bare_to = int(row.argmax()), int(bare.argmax())
             weight = 0.0 if word is None else float(row[word])
-            looks.append(
-                Look(layer, head, to, float(row[to]), word, weight, bare_to, float(bare[bare_to]))
-            )
+            looks.append(Look(layer, head, to, float(row[to]), word, weight, bare_to, float(bare[bare_to])))
     looks.sort(key=lambda look: -look.word_weight)
     said = "words beyond its neighbours" if ordered else "other words"
     return Attended(token, tokens, tuple(looks), said)

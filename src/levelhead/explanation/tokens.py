@@ -33,10 +33,7 @@ class Tokens:
     @property
     def distinct(self) -> tuple[str, ...]:
         """The names; those that occur twice with their position: the [4]."""
-        return tuple(
-            f"{name} [{i}]" if self.names.count(name) > 1 else name
-            for i, name in enumerate(self.names)
-        )
+        return tuple(f"{name} [{i}]" if self.names.count(name) > 1 else name for i, name in enumerate(self.names))
 
     def find(self, wanted: str | int) -> tuple[int, str]:
         """The token of a word or position, and a note where there was a choice."""
@@ -60,9 +57,7 @@ class Tokens:
         if first > found[0]:
             said.append(f"{quoted(self.words[last])} occurs more than once: this is the last one")
         if first < last:
-            said.append(
-                f"{quoted(self.words[last])} is {last - first + 1} tokens: the last is used"
-            )
+            said.append(f"{quoted(self.words[last])} is {last - first + 1} tokens: the last is used")
         return "; ".join(said)
 
     def _missing(self, given: str) -> LevelheadValueError:
@@ -83,9 +78,7 @@ def of_words(sentence: str) -> Tokens:
 
 def of_tokenizer(tokenizer: Any, sentence: str) -> Tokens:
     """As a model's (fast) tokenizer cuts the sentence, with the marks it puts around it."""
-    cut = tokenizer(
-        sentence, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False
-    )
+    cut = tokenizer(sentence, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     ids, spans, homes = cut["input_ids"], cut["offset_mapping"], cut.word_ids()
     special = tuple(map(bool, cut["special_tokens_mask"]))
     spelled = tokenizer.convert_ids_to_tokens(ids)

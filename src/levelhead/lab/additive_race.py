@@ -41,13 +41,9 @@ def race(length: int, width: int, d_k: int, rounds: int, threads: int) -> Race:
     q, k, v = rng.standard_normal((3, length, d_k), np.float32)
     w_q, w_k = rng.standard_normal((2, width, d_k), np.float32) / np.float32(math.sqrt(d_k))
     w_v = rng.standard_normal(width, np.float32) / np.float32(math.sqrt(width))
-    dot: dict[str, Callable[[], Any]] = {
-        "levelhead dot": partial(attention, q, k, v, threads=threads)
-    }
+    dot: dict[str, Callable[[], Any]] = {"levelhead dot": partial(attention, q, k, v, threads=threads)}
     additive: dict[str, Callable[[], Any]] = {
-        "levelhead additive": partial(
-            additive_attention, q, k, v, w_q, w_k, w_v, threads=threads
-        )
+        "levelhead additive": partial(additive_attention, q, k, v, w_q, w_k, w_v, threads=threads)
     }
     with _torch_threads(threads):
         if find_spec("torch"):
@@ -69,9 +65,7 @@ def _take_turns(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str,
         batch = max(1, int(measure.SAMPLE / max(measure.estimate(run), 1e-8)))
         plans[name] = measure.Plan(rounds, measure.WARM, _CALLS, batch)
     timed = measure.bursts(runs, plans)
-    return {
-        name: np.min(np.reshape(one.samples, (rounds, _CALLS)), -1) for name, one in timed.items()
-    }
+    return {name: np.min(np.reshape(one.samples, (rounds, _CALLS)), -1) for name, one in timed.items()}
 
 
 def _torch_calls(*arrays: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:

@@ -90,9 +90,7 @@ def by_seed(runs: Sequence[Run], differ: Callable[[Run, Run], float]) -> dict[in
     return {seed: float(np.mean(each)) for seed, each in found.items()}
 
 
-def outcome(
-    named: Mapping[str, Estimate], verdict: Verdict, theory: Any, **details: Any
-) -> Outcome:
+def outcome(named: Mapping[str, Estimate], verdict: Verdict, theory: Any, **details: Any) -> Outcome:
     """What a claim says: every estimate by its name, its 95 % interval among the details."""
     return Outcome(
         theory=theory,

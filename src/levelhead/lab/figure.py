@@ -96,9 +96,7 @@ class Figure:
     gauges: Sequence[Gauge] = ()
     note: str = ""  # a sentence: what to see
     recorded: str = ""  # where recorded numbers come from: machine, date, command
-    extra: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # for panels that draw something of their own
+    extra: Mapping[str, Any] = field(default_factory=dict)  # for panels that draw something of their own
 
     def json(self) -> dict[str, Any]:
         """Plain lists and numbers; six digits; what is not finite is None."""

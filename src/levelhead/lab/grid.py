@@ -15,19 +15,7 @@ from levelhead.lab import tasks
 from levelhead.lab.claim import Params
 from levelhead.lab.plan import Plan
 
-__all__ = [
-    "FULL",
-    "NONE",
-    "QUICK",
-    "ROOT",
-    "WHOLE",
-    "at_rates",
-    "core",
-    "plain",
-    "plans",
-    "with_few",
-    "with_sgd",
-]
+__all__ = ["FULL", "NONE", "QUICK", "ROOT", "WHOLE", "at_rates", "core", "plain", "plans", "with_few", "with_sgd"]
 
 NONE, ROOT, WHOLE = "none", "1/sqrt(d_k)", "1/d_k"
 
@@ -43,12 +31,7 @@ QUICK: Params = {
 FULL: Params = {"tasks": ["retrieval", "text"], "depths": [1, 2, 8]}
 
 RATES: Mapping[tuple[str, str], float] = MappingProxyType(
-    {
-        ("retrieval", "adam"): 1e-3,
-        ("retrieval", "sgd"): 0.1,
-        ("text", "adam"): 3e-3,
-        ("text", "sgd"): 0.1,
-    }
+    {("retrieval", "adam"): 1e-3, ("retrieval", "sgd"): 0.1, ("text", "adam"): 3e-3, ("text", "sgd"): 0.1}
 )
 
 

@@ -137,11 +137,7 @@ def _heat(one: Part) -> Iterator[str]:
 def _ticks(name: str, low: float, high: float) -> Iterator[str]:
     for value, end in ((low, False), (high, True)):
         if name == "x":
-            x, y, anchor = (
-                (WIDTH - RIGHT if end else LEFT),
-                HEIGHT - BOTTOM + 12,
-                "end" if end else "start",
-            )
+            x, y, anchor = ((WIDTH - RIGHT if end else LEFT), HEIGHT - BOTTOM + 12, "end" if end else "start")
         else:
             x, y, anchor = LEFT - 4, (TOP + 8 if end else HEIGHT - BOTTOM), "end"
         yield f'<text x="{x}" y="{y}" text-anchor="{anchor}">{value:.3g}</text>'

@@ -71,12 +71,7 @@ def _table(result: Result) -> Iterator[str]:
         theory = {}
     paths = dict.fromkeys((*_paths(measured), *_paths({} if theory is None else theory)))
     rows = [
-        (
-            ", ".join(path),
-            _told(_at(theory, path)),
-            _measured(_at(measured, path), _at(stderr, path)),
-        )
-        for path in paths
+        (", ".join(path), _told(_at(theory, path)), _measured(_at(measured, path), _at(stderr, path))) for path in paths
     ]
     titles = [("", "theory", "measured")] * any(theory for _, theory, _ in rows)
     wide = [max(len(row[part]) for row in (*titles, *rows)) for part in (0, 1)]

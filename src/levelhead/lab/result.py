@@ -16,10 +16,7 @@ from levelhead.lab.claim import VERDICTS, Claim, Outcome, Params, Verdict
 
 __all__ = ["PRINTED", "Result", "outcome_json", "plain", "result_of"]
 
-PRINTED = (
-    "id", "claim", "theory", "measured", "stderr", "criterion", "expected", "verdict", "params",
-    "seed",
-)  # fmt: skip
+PRINTED = ("id", "claim", "theory", "measured", "stderr", "criterion", "expected", "verdict", "params", "seed")
 
 
 @dataclass(frozen=True)

@@ -95,10 +95,7 @@ def _side_by_side(
     """Yields in the order of the tasks, each as soon as all before it are there."""
     done = {id: result for id, result in kept.items() if result is not None}
     left = [task for task in tasks if task.claim.id not in done]
-    orders = [
-        pool.Order(task.claim.id, registry.MODULES[task.claim.id], task.params, task.seed)
-        for task in left
-    ]
+    orders = [pool.Order(task.claim.id, registry.MODULES[task.claim.id], task.params, task.seed) for task in left]
     by_id = {task.claim.id: task for task in left}
     messages = pool.side_by_side(orders, jobs)
     try:
@@ -134,9 +131,7 @@ def _alone(task: _Task, tell: TellLab) -> Result:
         tell(id, share, words)
 
     try:
-        message: dict[str, Any] = {
-            "found": worker.perform(task.claim, task.params, task.seed, told)
-        }
+        message: dict[str, Any] = {"found": worker.perform(task.claim, task.params, task.seed, told)}
     except LevelheadError as error:
         message = {"refused": str(error)}
     except Exception:

@@ -39,9 +39,7 @@ __all__ = [
 
 Array = NDArray[Any]
 
-BOUND = (
-    4.0  # standard errors; a verdict rests on a few dozen comparisons, and 3 would miss by chance
-)
+BOUND = 4.0  # standard errors; a verdict rests on a few dozen comparisons, and 3 would miss by chance
 
 _NUMBERS = 2**24  # drawn at a time: 64 MB
 
@@ -117,9 +115,7 @@ def numbers(params: Params, name: str) -> list[float]:
     )
     if not right or not given or sorted(given) != list(given):
         advice = "Give for example [1, 2, 4]"
-        raise LevelheadValueError(
-            expected(name, "a list of ascending numbers above 0", repr(given), advice)
-        )
+        raise LevelheadValueError(expected(name, "a list of ascending numbers above 0", repr(given), advice))
     return [float(x) for x in given]
 
 

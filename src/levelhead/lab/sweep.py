@@ -20,16 +20,7 @@ from levelhead.attention import observe
 from levelhead.lab.experiment import normals, scale_of
 from levelhead.lab.figure import Axis, Series
 
-__all__ = [
-    "AXIS",
-    "WIDTHS",
-    "Curve",
-    "curve",
-    "curves",
-    "dot_products",
-    "entropy_theory",
-    "jacobian_theory",
-]
+__all__ = ["AXIS", "WIDTHS", "Curve", "curve", "curves", "dot_products", "entropy_theory", "jacobian_theory"]
 
 WIDTHS = tuple(2**i for i in range(13))  # 1 … 4096
 ROWS = 8  # queries of a head

@@ -27,9 +27,7 @@ def perform(claim: Claim, params: Params, seed: int, tell: Tell) -> dict[str, An
         return outcome_json(claim.experiment(params, seed, tell))
     except UndecidedError as error:
         why = {"why": str(error)}
-        return {
-            "theory": None, "measured": why, "stderr": None, "verdict": "undecided", "details": {},
-        }  # fmt: skip
+        return {"theory": None, "measured": why, "stderr": None, "verdict": "undecided", "details": {}}
 
 
 def main() -> None:

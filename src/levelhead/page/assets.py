@@ -38,10 +38,7 @@ def assets() -> Mapping[str, Asset]:
     """All of them, by name."""
     files = {path.name: path for path in STATIC.iterdir() if path.suffix in _KINDS}
     files[PLOTLY] = _plotly()
-    return {
-        name: Asset(name, _KINDS[path.suffix], path.read_bytes())
-        for name, path in sorted(files.items())
-    }
+    return {name: Asset(name, _KINDS[path.suffix], path.read_bytes()) for name, path in sorted(files.items())}
 
 
 def missing() -> LevelheadError | None:

@@ -37,9 +37,7 @@ class Computing:
         self._begun: deque[Future[bytes]] = deque(maxlen=AT_ONCE)
         self._kept = lru_cache(KEPT)(_computed)
 
-    async def figure(
-        self, id: str, parameters: dict[str, Any], gone: Callable[[], Awaitable[bool]]
-    ) -> bytes:
+    async def figure(self, id: str, parameters: dict[str, Any], gone: Callable[[], Awaitable[bool]]) -> bytes:
         """The figure for these parameters; what makes no difference to it is left out."""
         given = tuple((name, parameters[name]) for name in _used(id) if name in parameters)
         async with self._turns:

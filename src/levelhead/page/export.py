@@ -65,9 +65,7 @@ def exported(*, run: Path | None = None, tell: Tell) -> str:
     return text
 
 
-def _over_grid(
-    id: str, rest: Mapping[str, Any], made: str, tell: Tell
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _over_grid(id: str, rest: Mapping[str, Any], made: str, tell: Tell) -> Iterator[tuple[str, dict[str, Any]]]:
     """A figure for every setting of the controls it depends on; the key joins their values."""
     names = [name for name in GRID if name in figures.DEPENDS[id]]
     settings = list(product(*(GRID[name] for name in names)))
@@ -89,10 +87,7 @@ def _kept(figure: dict[str, Any], made: str) -> dict[str, Any]:
 
 def _recorded(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            name: "recorded" if name == "source" and x == "live" else _recorded(x)
-            for name, x in value.items()
-        }
+        return {name: "recorded" if name == "source" and x == "live" else _recorded(x) for name, x in value.items()}
     return [_recorded(x) for x in value] if isinstance(value, list) else value
 
 

@@ -103,9 +103,7 @@ class Guard:
         finally:
             self._inside -= 1
 
-    async def _serve(
-        self, request: _Request, scope: Message, receive: Receive, answer: _Answer
-    ) -> None:
+    async def _serve(self, request: _Request, scope: Message, receive: Receive, answer: _Answer) -> None:
         host = self._addressed(request)
         if self._hands_in_token(request):
             await answer.redirect_home(self._cookie + b"=" + self._token)
@@ -144,8 +142,7 @@ class Guard:
 
     def _recognised(self, request: _Request) -> None:
         """The cookie is ours, and no other site's page is asking with it."""
-        pairs = [pair.strip().partition(b"=") for line in request.all(b"cookie")
-                 for pair in line.split(b";")]  # fmt: skip
+        pairs = [pair.strip().partition(b"=") for line in request.all(b"cookie") for pair in line.split(b";")]
         given = [value for name, _, value in pairs if name == self._cookie]
         if not any(hmac.compare_digest(value, self._token) for value in given):
             raise RefusedError(403, f"{_ENTER}.")

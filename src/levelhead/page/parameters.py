@@ -41,10 +41,22 @@ def _word(text: str) -> str:
 
 
 _READ: Mapping[str, Callable[[str], Any]] = {
-    "d_k": _whole, "divide": _word, "power": _number, "keys": _whole, "seed": _whole,
-    "sigma": _number, "rho": _number, "growth": _number, "cure": _word, "cap": _number,
-    "tile": _whole, "order": _whole, "task": _word, "width": _whole, "depth": _whole,
-}  # fmt: skip
+    "d_k": _whole,
+    "divide": _word,
+    "power": _number,
+    "keys": _whole,
+    "seed": _whole,
+    "sigma": _number,
+    "rho": _number,
+    "growth": _number,
+    "cure": _word,
+    "cap": _number,
+    "tile": _whole,
+    "order": _whole,
+    "task": _word,
+    "width": _whole,
+    "depth": _whole,
+}
 
 
 def of_query(query: str) -> dict[str, Any]:
@@ -124,7 +136,5 @@ def _short(value: object) -> str:
     return text if len(text) <= _WORD else f"{text[:_WORD]}…"
 
 
-def _refuse(
-    name: str, wanted: str, given: object, advice: str = "Choose another value"
-) -> NoReturn:
+def _refuse(name: str, wanted: str, given: object, advice: str = "Choose another value") -> NoReturn:
     raise LevelheadValueError(expected(name, wanted, given, advice))

@@ -126,11 +126,13 @@ class Protocol(H11Protocol):
     def _refuse(self, status: int) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             body = encoded({"error": f"{HTTPStatus(status).phrase}."})
-            headers = sealed([
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                (b"connection", b"close"),
-            ])  # fmt: skip
+            headers = sealed(
+                [
+                    (b"content-type", b"application/json"),
+                    (b"content-length", str(len(body)).encode()),
+                    (b"connection", b"close"),
+                ]
+            )
             start = h11.Response(status_code=status, headers=headers)
             for event in (start, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
@@ -140,9 +142,7 @@ class Protocol(H11Protocol):
 class _Deadline:
     """A timer that is started once, however often one asks, until it is stopped."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, seconds: float, then: Callable[[], None]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, then: Callable[[], None]) -> None:
         self._loop, self._seconds, self._then = loop, seconds, then
         self._timer: asyncio.TimerHandle | None = None
 

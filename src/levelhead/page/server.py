@@ -75,11 +75,7 @@ def follower(path: Path) -> Follower:
 
 class _Routes:
     def __init__(
-        self,
-        files: Mapping[str, Asset],
-        computing: Computing,
-        run: Follower | None,
-        ended: threading.Event,
+        self, files: Mapping[str, Asset], computing: Computing, run: Follower | None, ended: threading.Event
     ) -> None:
         self._files, self._computing, self._run, self._ended = files, computing, run, ended
         self._about = encoded(about(export=False, run=run is not None))
@@ -96,11 +92,7 @@ class _Routes:
                 Route("/api/sentence", self.sentence, methods=["POST"]),
                 Route("/api/speed", self.speed, methods=["POST"]),
             ],
-            exception_handlers={
-                HTTPException: _http_error,
-                LevelheadError: _bad_request,
-                Exception: _failure,
-            },
+            exception_handlers={HTTPException: _http_error, LevelheadError: _bad_request, Exception: _failure},
         )
         app.router.redirect_slashes = False  # it would build its target from the request
         return app

@@ -48,10 +48,7 @@ class Clipped:
         if not self.heads:
             return f"0 heads clipped, largest logit {self.largest:.4g}"
         strongest = min(self.heads.values())
-        return (
-            f"{len(self)} heads clipped, the strongest by {strongest:.4g};"
-            f" largest logit {self.largest:.4g}"
-        )
+        return f"{len(self)} heads clipped, the strongest by {strongest:.4g}; largest logit {self.largest:.4g}"
 
 
 @dataclass
@@ -90,9 +87,7 @@ class QKClip(Remedy):
 
     _advice = "Call step() after a forward pass; deep models may need more than one"
 
-    def __init__(
-        self, watched: nn.Module | Watch, tau: float = TAU, *, batch: Any = None, group: Any = None
-    ) -> None:
+    def __init__(self, watched: nn.Module | Watch, tau: float = TAU, *, batch: Any = None, group: Any = None) -> None:
         self.tau = positive("tau", tau, "Kimi K2 uses 100")
         self._name = f"QKClip {self.tau:g}"
         self._group = group
@@ -124,9 +119,11 @@ class QKClip(Remedy):
     def _called(self, place: Place, call: Call, found: Tensor, q: Tensor, k: Tensor) -> None:
         self.modules[place.name] = place.module
         new = _Seen(
-            found[:, tally.LARGEST].detach().clone(), found[:, tally.INDEX["nan_rows"]].sum(),
-            _biased(call), call.softcap,
-        )  # fmt: skip
+            found[:, tally.LARGEST].detach().clone(),
+            found[:, tally.INDEX["nan_rows"]].sum(),
+            _biased(call),
+            call.softcap,
+        )
         old = self._seen.get(place.name)
         if old is not None and old.largest.shape == new.largest.shape:
             new.largest = torch.maximum(old.largest, new.largest)

@@ -185,9 +185,16 @@ def _maxima(call: Call, rule: Any, q: Tensor, k: Tensor) -> Any:
     """Every head's largest logit, from its q and k, by the rule."""
     window = None if call.left is None and call.right is None else (call.left, call.right)
     seen = observe(
-        q, k, scale=rule, causal=call.causal, window=window, mask=call.mask, softcap=call.softcap,
-        sinks=call.sinks, query_start=call.start,
-    )  # fmt: skip
+        q,
+        k,
+        scale=rule,
+        causal=call.causal,
+        window=window,
+        mask=call.mask,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        query_start=call.start,
+    )
     return np.asarray(seen.rows.max).reshape(q.shape[:3]).max((0, 2))
 
 
@@ -198,9 +205,7 @@ def _reachable(model: nn.Module) -> dict[str, nn.Module]:
     """The attention modules whose calls can be amended, or an error that names the others."""
     inner = unwrapped(model)
     found: dict[str, nn.Module] = {
-        clean(name): module
-        for name, module in inner.named_modules()
-        if isinstance(module, MultiHeadAttention)
+        clean(name): module for name, module in inner.named_modules() if isinstance(module, MultiHeadAttention)
     }
     wrong: dict[str, str] = {}
     for one in attending_modules(inner):

@@ -81,9 +81,7 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
     _name = "qk_norm"
     _advice = "The norms are not called, or something after them changes q and k"
 
-    def __init__(
-        self, model: nn.Module, batch: Any, *, gain: float = 1.0, eps: float = 1e-6
-    ) -> None:
+    def __init__(self, model: nn.Module, batch: Any, *, gain: float = 1.0, eps: float = 1e-6) -> None:
         self._gain = positive("gain", gain, "1.0 is the usual")
         self._eps = positive("eps", eps, "1e-6 is the usual")
         found = _probed(checked(model), batch)
@@ -98,9 +96,7 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
         for projection, hook in hooks.items():
             self._hooks.append(projection.register_forward_hook(hook))
 
-    def _install(
-        self, name: str, module: nn.Module, sources: Sources, hooks: dict[nn.Module, Normed]
-    ) -> None:
+    def _install(self, name: str, module: nn.Module, sources: Sources, hooks: dict[nn.Module, Normed]) -> None:
         own = all(isinstance(module._modules.get(each), nn.Identity) for each in _NAMES)
         norms = []
         for each, source in zip(_NAMES, (sources.q, sources.k), strict=True):
@@ -140,9 +136,7 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
         idle = sight.record.facts.norms_idle
         if idle:
             return f"{' and '.join(idle)} never ran"
-        for each, ratio, (least, most) in zip(
-            _NAMES, self._ratios[name], _extremes(sight), strict=True
-        ):
+        for each, ratio, (least, most) in zip(_NAMES, self._ratios[name], _extremes(sight), strict=True):
             gains = self.modules[name].get_parameter(f"{each}.weight").detach().abs()
             low, high = ratio * float(gains.min()), ratio * float(gains.max())
             if not (least >= low * (1 - _TOLERANCE) and most <= high * (1 + _TOLERANCE)):

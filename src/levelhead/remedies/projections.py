@@ -77,9 +77,7 @@ class Probe:
         self._names = {module: name for name, module in watch.model.named_modules()}
         self._watch = watch
         self._hooks = [
-            module.register_forward_hook(self._ran)
-            for module in watch.model.modules()
-            if _outputs(module) is not None
+            module.register_forward_hook(self._ran) for module in watch.model.modules() if _outputs(module) is not None
         ]
         watch.listeners.append(self._called)
 
@@ -220,11 +218,7 @@ def _norms(squares: Tensor, blocks: Tensor | None, columns: Tensor) -> Tensor:
     """Σ of the squares of every head; summed once for all layouts that are made of blocks of D."""
     D = columns.shape[1]
     first = columns[:, 0]
-    if (
-        blocks is not None
-        and not (first % D).any()
-        and bool((columns[:, -1] == first + D - 1).all())
-    ):
+    if blocks is not None and not (first % D).any() and bool((columns[:, -1] == first + D - 1).all()):
         return blocks[:, first // D]
     return squares[:, columns].sum(-1)
 

@@ -84,9 +84,7 @@ class Remedy:
         if wrong or not right:
             lines = [f"{name or '(the model)'}: {why}" for name, why in wrong.items()]
             given = f"{len(wrong)} of {len(self.modules)} where it is not:\n  " + "\n  ".join(lines)
-            raise NotInForceError(
-                expected(repr(self), "to be in force", given + "\n", self._advice)
-            )
+            raise NotInForceError(expected(repr(self), "to be in force", given + "\n", self._advice))
         return Verified(self._name, right)
 
     # ---- what each says

@@ -49,8 +49,7 @@ class Counterfactual:
     def __str__(self) -> str:
         titles = ["scale", *LEVELS]
         lines = [titles] + [
-            [_NAMES.get(rule, rule), *(str(counts[level]) for level in LEVELS)]
-            for rule, counts in self.rules.items()
+            [_NAMES.get(rule, rule), *(str(counts[level]) for level in LEVELS)] for rule, counts in self.rules.items()
         ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = [

@@ -54,9 +54,7 @@ ROOT = "model"  # the module that is the model itself has no name of its own
 _REFUSED = re.compile(r"[^/\w.\- ]", re.ASCII)  # what MLflow, the strictest, does not take
 
 
-def metrics(
-    snapshot: Snapshot, *, heads: bool = True, prefix: str = "attention"
-) -> dict[str, float]:
+def metrics(snapshot: Snapshot, *, heads: bool = True, prefix: str = "attention") -> dict[str, float]:
     """The numbers of a snapshot by name; with heads=False only those of modules and of the model.
 
     >>> metrics(Snapshot(0, ()))
@@ -80,10 +78,7 @@ def statistics(heads: Heads) -> dict[str, Floats]:
     """The statistics of `STATISTICS`, (H,) each."""
     with np.errstate(all="ignore"):
         derived = {"logit_std": np.sqrt(heads.var_logit)}
-    return {
-        key: derived[key] if key in derived else np.asarray(getattr(heads, key), np.float64)
-        for key in STATISTICS
-    }
+    return {key: derived[key] if key in derived else np.asarray(getattr(heads, key), np.float64) for key in STATISTICS}
 
 
 def names(snapshot: Snapshot) -> list[str]:

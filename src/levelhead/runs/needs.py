@@ -22,7 +22,5 @@ def need(sink: str, *modules: str, install: str = SINKS) -> Any:
         except ImportError as error:
             missing = error
     packages = " or ".join(module.partition(".")[0] for module in modules)
-    message = expected(
-        sink, f"the package {packages}", f"none ({missing})", f"Install it with: {install}"
-    )
+    message = expected(sink, f"the package {packages}", f"none ({missing})", f"Install it with: {install}")
     raise MissingPackageError(message) from missing

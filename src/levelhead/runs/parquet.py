@@ -40,9 +40,7 @@ class Parquet:
     `read` gives the run back. An existing directory of the same format is continued.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, flush_every: int = 50, model: str = ""
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, flush_every: int = 50, model: str = "") -> None:
         if flush_every < 1:
             advice = "1 writes a part at every snapshot; more makes fewer and larger files"
             raise LevelheadValueError(expected("flush_every", "at least 1", flush_every, advice))
@@ -69,10 +67,7 @@ class Parquet:
         """Writes a part with what has come since the last one."""
         if not self._waiting:
             return
-        layout = [
-            [snapshot.step, [len(record.tally) for record in snapshot.records]]
-            for snapshot in self._waiting
-        ]
+        layout = [[snapshot.step, [len(record.tally) for record in snapshot.records]] for snapshot in self._waiting]
         said = {**self._said, "session": self._session, "snapshots": layout}
         table = _table(self._waiting).replace_schema_metadata({KEY: json.dumps(said).encode()})
         part = self.path / f"part-{self._next:06}.parquet"

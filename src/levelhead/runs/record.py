@@ -105,9 +105,7 @@ class Snapshot:
         theirs = {record.module: record for record in later.records}
         names = [*mine, *(name for name in theirs if name not in mine)]
         records = tuple(
-            mine[name].merged(theirs[name])
-            if name in mine and name in theirs
-            else mine.get(name) or theirs[name]
+            mine[name].merged(theirs[name]) if name in mine and name in theirs else mine.get(name) or theirs[name]
             for name in names
         )
         return Snapshot(self.step, records)
@@ -220,22 +218,23 @@ def from_json(found: Any) -> Run:
     """The run that `to_json` wrote; anything else is refused."""
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         advice = "Give a file that watch(...).save or levelhead doctor --json wrote"
-        raise LevelheadValueError(
-            expected("run", f'JSON with "format": "{FORMAT}"', "another", advice)
-        )
+        raise LevelheadValueError(expected("run", f'JSON with "format": "{FORMAT}"', "another", advice))
     if found.get("format_version") != FORMAT_VERSION or found.get("columns") != list(tally.COLUMNS):
         given = f"version {found.get('format_version')} of levelhead {found.get('version')}"
         advice = "Record it again with this version of levelhead"
-        raise LevelheadValueError(
-            expected("run", f"format version {FORMAT_VERSION}", given, advice)
-        )
+        raise LevelheadValueError(expected("run", f"format version {FORMAT_VERSION}", given, advice))
     try:
         snapshots = tuple(snapshot_in(snapshot) for snapshot in found["snapshots"])
         coverage = tuple(Seen(**seen) for seen in found["coverage"])
         return Run(
-            str(found["model"]), snapshots, coverage, tuple(found["notes"]), dict(found["cost"]),
-            found["expected_scale"], str(found["version"]),
-        )  # fmt: skip
+            str(found["model"]),
+            snapshots,
+            coverage,
+            tuple(found["notes"]),
+            dict(found["cost"]),
+            found["expected_scale"],
+            str(found["version"]),
+        )
     except (KeyError, TypeError, ValueError) as error:
         advice = "The file was cut off or changed; record it again"
         raise LevelheadValueError(expected("run", "a whole run", f"{error!r}", advice)) from error

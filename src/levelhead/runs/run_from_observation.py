@@ -24,11 +24,20 @@ def as_run(seen: Observation) -> Run:
     lead = rows.count.shape if rows.count.ndim > 1 else (1, *rows.count.shape)
     *_, H, T = lead
     facts = Facts(
-        kind="Observation", how="levelhead", d_k=0, kv_heads=H, queries=T, keys=seen.keys,
-        dtype=seen.origin.dtype, scale=None, scale_reading="not kept by an observation",
-        causal=True, masked=True,  # either is possible, and these are the careful readings
-        sinks=seen.sinks is not None, fused=True,
-    )  # fmt: skip
+        kind="Observation",
+        how="levelhead",
+        d_k=0,
+        kv_heads=H,
+        queries=T,
+        keys=seen.keys,
+        dtype=seen.origin.dtype,
+        scale=None,
+        scale_reading="not kept by an observation",
+        causal=True,
+        masked=True,  # either is possible, and these are the careful readings
+        sinks=seen.sinks is not None,
+        fused=True,
+    )
     record = Record("observation", facts, tally_of(rows))
     return Run("observation", (Snapshot(0, (record,)),))
 

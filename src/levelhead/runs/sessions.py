@@ -45,9 +45,7 @@ def check(found: Any, kind: str, path: Path) -> dict[str, Any]:
     return found
 
 
-def join(
-    sessions: Iterable[tuple[dict[str, Any], list[Snapshot]]], notes: Iterable[str] = ()
-) -> Run:
+def join(sessions: Iterable[tuple[dict[str, Any], list[Snapshot]]], notes: Iterable[str] = ()) -> Run:
     """The run: each session replaces what earlier ones said of its first step and after."""
     sessions = list(sessions)
     snapshots: list[Snapshot] = []

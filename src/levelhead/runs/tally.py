@@ -58,9 +58,7 @@ MAX = slice(MIN.stop, MIN.stop + len(MAXIMA))
 PLACE = slice(MAX.stop, len(COLUMNS))
 LARGEST = INDEX["max_logit"]
 
-NOTHING = (
-    (0.0,) * len(SUMS) + (np.inf,) * len(MINIMA) + (-np.inf,) * len(MAXIMA) + (-1.0,) * len(PLACES)
-)
+NOTHING = (0.0,) * len(SUMS) + (np.inf,) * len(MINIMA) + (-np.inf,) * len(MAXIMA) + (-1.0,) * len(PLACES)
 
 
 def nothing(heads: int) -> Floats:

@@ -37,11 +37,7 @@ def picture(level: stats.Level, normalised_entropy: float = math.nan) -> str:
     return f'<svg viewBox="{box}" role="img" aria-label="{level}">{_vial(level, at)}</svg>'
 
 
-def grid(
-    block: view.Block,
-    marks: Mapping[tuple[str, int | None], str],
-    anchors: Mapping[str, str],
-) -> str:
+def grid(block: view.Block, marks: Mapping[tuple[str, int | None], str], anchors: Mapping[str, str]) -> str:
     """A row per module, a vial per head; with anchors each vial leads to its line of numbers."""
     left = 28 + 7 * max(len(label) for label, _ in block.rows)
     width = left + _PITCH_X * block.heads + 6
@@ -63,12 +59,7 @@ def grid(
     )
 
 
-def _row(
-    record: Record,
-    left: int,
-    marks: Mapping[tuple[str, int | None], str],
-    anchors: Mapping[str, str],
-) -> str:
+def _row(record: Record, left: int, marks: Mapping[tuple[str, int | None], str], anchors: Mapping[str, str]) -> str:
     cells = []
     for h, level in enumerate(record.heads.levels):
         severity = marks.get((record.module, h))

@@ -58,9 +58,7 @@ def notebook(run: Run, findings: Sequence[Finding] = ()) -> str:
         f"<li><b>{escape(group.severity)}: {escape(group.kind)}</b>, {_where(group)}</li>"
         for group in view.groups(findings)
     )
-    closing = "".join(
-        f'<p class="soft">{escape(line)}</p>' for line in (*view.coverage(run), *view.cost(run))
-    )
+    closing = "".join(f'<p class="soft">{escape(line)}</p>' for line in (*view.coverage(run), *view.cost(run)))
     return (
         f'<div class="lh note"><style>\n{style()}</style>'
         f"<p><b>{escape(run.model)}</b>: {escape(view.opening(run))}</p>"
@@ -177,10 +175,7 @@ def _bar(name: str, counts: Mapping[str, int]) -> str:
         if n
     )
     kind = ' class="now"' if name == AS_IT_IS else ""
-    return (
-        f"<div{kind}>{escape(name)}</div>"
-        f'<div class="bar" role="img" aria-label="{said}">{parts}</div>\n'
-    )
+    return f'<div{kind}>{escape(name)}</div><div class="bar" role="img" aria-label="{said}">{parts}</div>\n'
 
 
 def _compared(comparison: Comparison | None) -> str:
@@ -210,8 +205,7 @@ def _table(record: Record, anchor: str) -> str:
     columns = view.columns(record)
     titles = "".join(f'<th scope="col"{_word(title)}>{escape(title)}</th>' for title in columns)
     rows = "".join(
-        f'<tr id="{anchor}h{h}">{"".join(_cells(columns, record, h))}</tr>\n'
-        for h in range(len(record.tally))
+        f'<tr id="{anchor}h{h}">{"".join(_cells(columns, record, h))}</tr>\n' for h in range(len(record.tally))
     )
     return f"<table><thead><tr>{titles}</tr></thead>\n<tbody>{rows}</tbody></table>"
 

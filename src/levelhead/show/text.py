@@ -25,14 +25,19 @@ NARROW = 80  # below this nothing is promised
 _ROOMY = 104  # from here on three digits fit
 # Of the sixteen every terminal has, in an order that colour-blind eyes can follow too.
 _COLOURS: Mapping[str, int] = {
-    "flat": 36, "level": 32, "sharp": 33, "saturated": 35, "none": 2,
-    "error": 31, "warning": 33, "note": 2, "bold": 1,
-}  # fmt: skip
+    "flat": 36,
+    "level": 32,
+    "sharp": 33,
+    "saturated": 35,
+    "none": 2,
+    "error": 31,
+    "warning": 33,
+    "note": 2,
+    "bold": 1,
+}
 _MARKS = {"error": "✖", "warning": "▲", "note": "·"}
 _LEFT = ("gauge", "level")
-_TWO = {
-    "H/ln n": ("H/", "ln n"), "saturated": ("satu-", "rated"), "gradient left": ("grad.", "left"),
-}  # fmt: skip
+_TWO = {"H/ln n": ("H/", "ln n"), "saturated": ("satu-", "rated"), "gradient left": ("grad.", "left")}
 _PLACES = 6  # places printed of a finding that many heads share
 
 
@@ -42,12 +47,7 @@ def colour_wanted(stream: TextIO) -> bool:
 
 
 def text(
-    run: Run,
-    findings: Sequence[Finding] = (),
-    *,
-    colour: bool = False,
-    width: int | None = None,
-    table: bool = True,
+    run: Run, findings: Sequence[Finding] = (), *, colour: bool = False, width: int | None = None, table: bool = True
 ) -> str:
     """All of it: map, table, findings, scales tried, coverage, notes and cost.
 
@@ -62,12 +62,7 @@ def text(
 
 
 def lines(
-    run: Run,
-    findings: Sequence[Finding] = (),
-    *,
-    colour: bool = False,
-    width: int | None = None,
-    table: bool = True,
+    run: Run, findings: Sequence[Finding] = (), *, colour: bool = False, width: int | None = None, table: bool = True
 ) -> Iterator[str]:
     """The lines of `text`."""
     wide = max(NARROW, shutil.get_terminal_size((100, 24)).columns if width is None else width)
@@ -97,17 +92,19 @@ def paint(words: str, what: str, colour: bool) -> str:
 
 def _wrap(words: str, width: int, indent: str = "", hang: str = "") -> list[str]:
     return textwrap.wrap(
-        words, width, initial_indent=indent, subsequent_indent=indent + hang,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        words,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 # ---- the map ----------------------------------------------------------------
 
 
-def heads_map(
-    run: Run, findings: Sequence[Finding] = (), *, colour: bool, width: int
-) -> Iterator[str]:
+def heads_map(run: Run, findings: Sequence[Finding] = (), *, colour: bool, width: int) -> Iterator[str]:
     """One glyph per head, a line per module; a mark beside it where something was found."""
     marked = view.marks(findings)
     for block in view.blocks(run.latest):
@@ -124,9 +121,7 @@ def heads_map(
         yield f"  beside a head or a module: {', '.join(marks)}"
 
 
-def _block(
-    block: view.Block, marked: Mapping[tuple[str, int | None], str], colour: bool, width: int
-) -> Iterator[str]:
+def _block(block: view.Block, marked: Mapping[tuple[str, int | None], str], colour: bool, width: int) -> Iterator[str]:
     yield from _wrap(middle(block.name, width), width)
     labels = [middle(label, width // 3) for label, _ in block.rows]
     margin = max(map(len, labels)) + 4
@@ -214,8 +209,7 @@ def _rows(columns: Mapping[str, Sequence[str]], record: Record, colour: bool) ->
 
     def line(cells: Mapping[str, str]) -> str:
         set_out = (
-            cell.ljust(room[title]) if title in _LEFT else cell.rjust(room[title])
-            for title, cell in cells.items()
+            cell.ljust(room[title]) if title in _LEFT else cell.rjust(room[title]) for title, cell in cells.items()
         )
         return " ".join(set_out).rstrip()
 
@@ -258,10 +252,7 @@ def scale_lines(run: Run, *, colour: bool, width: int) -> Iterator[str]:
     if not rules:
         return
     yield "The same heads under other scales:"
-    said = {
-        rule: ", ".join(f"{n} {level}" for level, n in counts.items() if n)
-        for rule, counts in rules.items()
-    }
+    said = {rule: ", ".join(f"{n} {level}" for level, n in counts.items() if n) for rule, counts in rules.items()}
     room = max(map(len, rules))
     cells = min(24, width - room - 6 - max(map(len, said.values())))
     for rule, counts in rules.items():

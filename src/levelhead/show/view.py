@@ -23,9 +23,7 @@ from levelhead.runs.record import Record, Run
 from levelhead.words import module_title, plural
 
 # The fuller the disc, the fewer keys a head attends to: an order that needs no colour.
-GLYPHS: Mapping[str, str] = {
-    "flat": "○", "level": "◔", "sharp": "◑", "saturated": "●", "none": "·",
-}  # fmt: skip
+GLYPHS: Mapping[str, str] = {"flat": "○", "level": "◔", "sharp": "◑", "saturated": "●", "none": "·"}
 MEANINGS: Mapping[str, str] = {
     "flat": "hardly tells keys apart",
     "level": "weighs many keys",
@@ -155,9 +153,7 @@ def facts(record: Record) -> str:
 def scale(record: Record) -> str:
     """The scale passed and the scale that took effect, with the rule each looks like."""
     f = record.facts
-    passed, effective = (
-        None if x is None else _scale(x, record) for x in (f.scale, f.effective_scale)
-    )
+    passed, effective = (None if x is None else _scale(x, record) for x in (f.scale, f.effective_scale))
     if effective is None:
         found = "unknown" if passed is None else passed
         return f"scale {found} (in effect: {f.scale_reading})"
@@ -202,9 +198,7 @@ def coverage(run: Run) -> Iterator[str]:
     seen = [line for line in run.coverage if line.seen]
     ways = Counter(line.how for line in seen)
     through = ", ".join(f"{n} through {how}" for how, n in ways.items())
-    yield f"{len(seen)} of {plural(len(run.coverage), 'attention module')} seen" + (
-        f": {through}" if through else ""
-    )
+    yield f"{len(seen)} of {plural(len(run.coverage), 'attention module')} seen" + (f": {through}" if through else "")
     for line in run.coverage:
         if not line.seen:
             yield f"not seen: {module_title(line.module)} ({line.kind}): {line.how}"

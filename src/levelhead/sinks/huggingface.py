@@ -53,9 +53,7 @@ class HuggingFaceHooks(Training):
             callbacks.remove(self)
         callbacks.insert(0, self)
 
-    def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any = None, **others: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         self.begin(model, state.global_step)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:

@@ -50,9 +50,7 @@ class LightningHooks(Training):
         self.begin(pl_module, trainer.global_step)
         self._done = trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self._done:  # gradients still accumulate
             return
         self._done = trainer.global_step

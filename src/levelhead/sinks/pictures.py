@@ -22,14 +22,7 @@ CELL = 12  # pixels a head
 
 # Colours of the gauge: saturated red, sharp amber, level green, flat blue, with the bounds between.
 ENTROPIES = (0.0, stats.SATURATED, stats.SHARP, 0.9, stats.FLAT, 1.0)
-COLOURS = (
-    (165, 15, 21),
-    (222, 45, 38),
-    (254, 196, 79),
-    (49, 163, 84),
-    (107, 174, 214),
-    (8, 69, 148),
-)
+COLOURS = ((165, 15, 21), (222, 45, 38), (254, 196, 79), (49, 163, 84), (107, 174, 214), (8, 69, 148))
 UNSEEN = (200, 200, 200)
 
 

@@ -24,9 +24,8 @@ class TensorBoard:
     """
 
     def __init__(
-        self, to: str | os.PathLike[str] | Any, *,
-        prefix: str = "attention", heads: bool = False, map_every: int = 50,
-    ) -> None:  # fmt: skip
+        self, to: str | os.PathLike[str] | Any, *, prefix: str = "attention", heads: bool = False, map_every: int = 50
+    ) -> None:
         if map_every < 0:
             advice = "It counts snapshots; 0 draws none"
             raise LevelheadValueError(expected("map_every", "0 or more", map_every, advice))
@@ -50,11 +49,15 @@ class TensorBoard:
         for name, values, counts, edges in histograms(snapshot):
             self.writer.add_histogram_raw(
                 f"{self.prefix}/{name}/heads",
-                min=float(values.min()), max=float(values.max()), num=len(values),
-                sum=float(values.sum()), sum_squares=float(np.square(values).sum()),
-                bucket_limits=edges[1:].tolist(), bucket_counts=counts.tolist(),
+                min=float(values.min()),
+                max=float(values.max()),
+                num=len(values),
+                sum=float(values.sum()),
+                sum_squares=float(np.square(values).sum()),
+                bucket_limits=edges[1:].tolist(),
+                bucket_counts=counts.tolist(),
                 global_step=step,
-            )  # fmt: skip
+            )
         if self.map_every and self._snapshots % self.map_every == 0 and snapshot.records:
             picture = coloured(entropy_map(snapshot))
             tag = f"{self.prefix}/all/normalised_entropy/map"

@@ -25,9 +25,8 @@ class WandB:
     """
 
     def __init__(
-        self, run: Any = None, *,
-        prefix: str = "attention", map_every: int = 0, table_every: int = 0, **init: Any,
-    ) -> None:  # fmt: skip
+        self, run: Any = None, *, prefix: str = "attention", map_every: int = 0, table_every: int = 0, **init: Any
+    ) -> None:
         for name, value in (("map_every", map_every), ("table_every", table_every)):
             if value < 0:
                 advice = "It counts snapshots; 0 sends none"

@@ -15,13 +15,7 @@ from levelhead.torch.sdpa import patch, scaled_dot_product_attention
 if TYPE_CHECKING:
     from levelhead.torch import huggingface
 
-__all__ = [
-    "KeyValueCache",
-    "MultiHeadAttention",
-    "huggingface",
-    "patch",
-    "scaled_dot_product_attention",
-]
+__all__ = ["KeyValueCache", "MultiHeadAttention", "huggingface", "patch", "scaled_dot_product_attention"]
 
 
 def __getattr__(name: str) -> ModuleType:

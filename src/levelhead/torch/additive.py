@@ -20,9 +20,8 @@ from levelhead.torch.operators import memory, wide
 
 @untraced
 def additive_attention(
-    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, *,
-    threads: int | None, **given: Any,
-) -> Tensor:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, *, threads: int | None, **given: Any
+) -> Tensor:
     """As `levelhead.additive_attention`."""
     with torch.no_grad():
         *_, origin = arrays.take(q, k, v)
@@ -43,9 +42,7 @@ class _Additive(torch.autograd.Function):
     """Attention from projected queries and keys."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: dict[str, Any]
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: dict[str, Any]) -> Tensor:
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         logsumexp = q.new_empty(q.shape[:-1])
         q, k = q * OCTAVES, k * OCTAVES
@@ -63,8 +60,17 @@ class _Additive(torch.autograd.Function):
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         dweights = np.empty(weights.shape, np.float64)
         _core.backward(
-            memory(dout), memory(q), memory(k), memory(v), memory(out), memory(logsumexp),
-            dq=memory(dq), dk=memory(dk), dv=memory(dv), dadditive=dweights,
-            additive=memory(weights.contiguous()), **ctx.options,
-        )  # fmt: skip
+            memory(dout),
+            memory(q),
+            memory(k),
+            memory(v),
+            memory(out),
+            memory(logsumexp),
+            dq=memory(dq),
+            dk=memory(dk),
+            dv=memory(dv),
+            dadditive=dweights,
+            additive=memory(weights.contiguous()),
+            **ctx.options,
+        )
         return dq, dk, dv, torch.from_numpy(dweights).to(weights.dtype), None

@@ -25,9 +25,7 @@ from levelhead.torch.operators import Options, differentiate, for_core, memory, 
 
 
 @untraced
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, threads: int | None, out: Any, **options: Any
-) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, *, threads: int | None, out: Any, **options: Any) -> Tensor:
     """As `levelhead.attention`, differentiable."""
     if out is not None:
         advice = "Leave it out, or compute under torch.no_grad() and outside torch.compile"
@@ -38,9 +36,7 @@ def attention(
 
 
 @untraced
-def observe(
-    q: Tensor, k: Tensor, v: Tensor | None, *, threads: int | None, **options: Any
-) -> Observation:
+def observe(q: Tensor, k: Tensor, v: Tensor | None, *, threads: int | None, **options: Any) -> Observation:
     """As `levelhead.observe`; its output and its logsumexp are differentiable."""
     described, origin, sinks = _describe(q, k, v, threads, options)
     state: dict[str, Any] = {}

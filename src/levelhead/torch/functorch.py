@@ -120,9 +120,7 @@ def _one_by_one(call: Any, info: Any, in_dims: Any, *given: Any) -> Any:
     return stacked, (0,) * len(stacked)
 
 
-def _joined(
-    call: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *given: Any
-) -> Any:
+def _joined(call: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Any:
     """One more leading dimension; what is given per batch row is repeated or flattened."""
     dims = dict(zip(("q", "k", "v", *Options._fields), in_dims, strict=True))
     options = Options(*given)
@@ -151,6 +149,4 @@ def _joined(
 
 # Functions of torch.func cannot be called from inside the rule of an operator.
 register_vmap("levelhead::attend", partial(_joined, torch.ops.levelhead.attend))
-register_vmap(
-    "levelhead::attend_backward", partial(_one_by_one, torch.ops.levelhead.attend_backward)
-)
+register_vmap("levelhead::attend_backward", partial(_one_by_one, torch.ops.levelhead.attend_backward))

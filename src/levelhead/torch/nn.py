@@ -87,10 +87,15 @@ class MultiHeadAttention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(num_heads, **made)) if sinks else None
 
     def forward(
-        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *,
-        mask: Tensor | None = None, key_lengths: Tensor | None = None,
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        key_lengths: Tensor | None = None,
         cache: KeyValueCache | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The result, of the query's shape; keys and values are the query's unless given.
 
         `mask` broadcasts to (batch, heads, T, S). With a cache, `query` holds new tokens, which are
@@ -114,9 +119,8 @@ class MultiHeadAttention(nn.Module):
         drops = self.dropout if self.training else 0.0
         seed = int(torch.randint(2**62, ())) if drops else None
         out: Tensor = attention(
-            q, k, v, mask=mask, key_lengths=key_lengths, sinks=self.sinks, dropout=drops, seed=seed,
-            **self.options,
-        )  # fmt: skip
+            q, k, v, mask=mask, key_lengths=key_lengths, sinks=self.sinks, dropout=drops, seed=seed, **self.options
+        )
         out = self.out_proj(out.transpose(-3, -2).flatten(-2))
         return out.transpose(0, 1) if turned else out
 
@@ -136,10 +140,16 @@ class MultiHeadAttention(nn.Module):
             raise LevelheadValueError(expected("module", "plain keys and values", given, advice))
         weight = module.out_proj.weight
         made = cls(
-            module.embed_dim, module.num_heads, kdim=module.kdim, vdim=module.vdim,
-            bias=module.in_proj_bias is not None, dropout=module.dropout,
-            batch_first=module.batch_first, device=weight.device, dtype=weight.dtype,
-        )  # fmt: skip
+            module.embed_dim,
+            module.num_heads,
+            kdim=module.kdim,
+            vdim=module.vdim,
+            bias=module.in_proj_bias is not None,
+            dropout=module.dropout,
+            batch_first=module.batch_first,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
         separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         joined = module.in_proj_weight
         weights = separate if joined is None else joined.chunk(3)
@@ -157,9 +167,7 @@ class MultiHeadAttention(nn.Module):
     def to_numpy(self) -> multihead.MultiHeadAttention:
         """The same for NumPy: the weights are copies, dropout is off."""
         weights = {name: x.detach().numpy().copy() for name, x in self.state_dict().items()}
-        return multihead.MultiHeadAttention(
-            weights, self.num_heads, self.kv_heads, self.rotary, dict(self.options)
-        )
+        return multihead.MultiHeadAttention(weights, self.num_heads, self.kv_heads, self.rotary, dict(self.options))
 
 
 def rotated(x: Tensor, start: int, base: float) -> Tensor:

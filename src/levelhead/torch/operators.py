@@ -65,8 +65,7 @@ WANTED = ("q", "k", "v", "scale", "mask", "sinks")  # what has a gradient, in th
 
 _library: Any = Library("levelhead", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
-    f"attend(Tensor q, Tensor k, Tensor v, {_SCHEMA}) -> (Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
+    f"attend(Tensor q, Tensor k, Tensor v, {_SCHEMA}) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
 )
 _library.define(
     "attend_backward(Tensor dout, Tensor? dlogsumexp, Tensor q, Tensor k, Tensor v, Tensor out,"
@@ -169,15 +168,12 @@ def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor
 
 
 def _attend_backward(
-    dout: Tensor, dlogsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
-    logsumexp: Tensor, *rest: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    dout: Tensor, dlogsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
     *given, wanted = rest
     options = Options(*given)
     found = _backward_shapes(dout, dlogsumexp, q, k, v, out, logsumexp, *rest)
-    into: dict[str, Any] = {
-        f"d{name}": memory(x) for name, x, want in zip(WANTED, found, wanted, strict=True) if want
-    }
+    into: dict[str, Any] = {f"d{name}": memory(x) for name, x, want in zip(WANTED, found, wanted, strict=True) if want}
     if "dmask" in into:
         found[WANTED.index("mask")].zero_()
         shape = (*q.shape[:-1], k.shape[-2])
@@ -185,16 +181,22 @@ def _attend_backward(
         into["dmask"] = np.lib.stride_tricks.as_strided(into["dmask"], shape, strides)
     per_row = None if dlogsumexp is None else memory(dlogsumexp.to(logsumexp.dtype).contiguous())
     _core.backward(
-        memory(dout.to(q.dtype)), memory(q), memory(k), memory(v), memory(out),
-        memory(logsumexp.contiguous()), dlogsumexp=per_row, **into, **for_core(options, q, k),
-    )  # fmt: skip
+        memory(dout.to(q.dtype)),
+        memory(q),
+        memory(k),
+        memory(v),
+        memory(out),
+        memory(logsumexp.contiguous()),
+        dlogsumexp=per_row,
+        **into,
+        **for_core(options, q, k),
+    )
     return found
 
 
 def _backward_shapes(
-    dout: Tensor, dlogsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
-    logsumexp: Tensor, *rest: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    dout: Tensor, dlogsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
     """Room for every gradient; none for those that are not wanted."""
     *given, wanted = rest
     options = Options(*given)
@@ -232,11 +234,7 @@ def differentiate(
     dout = torch.zeros_like(out) if dout is None else dout
     found = call(dout, dlogsumexp, q, k, v, out, logsumexp, *options, list(needs))
     of = options._asdict() | {"q": q, "k": k, "v": v}
-    return {
-        name: x.to(of[name].dtype)
-        for name, x, need in zip(WANTED, found, needs, strict=True)
-        if need
-    }
+    return {name: x.to(of[name].dtype) for name, x, need in zip(WANTED, found, needs, strict=True) if need}
 
 
 def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -275,11 +273,16 @@ def backward_of_backward(ctx: Any, *asked: Tensor | None) -> tuple[Any, ...]:
     if not by:
         return (None,) * len(ctx.needs_input_grad)
     found = second_order.second(given, dout, dlogsumexp, by, wide(given["q"].dtype))
-    return (found["dout"], found.get("dlogsumexp"), *map(found.get, names[:3]), None, None,
-            *map(found.get, names[3:]), None)  # fmt: skip
+    return (
+        found["dout"],
+        found.get("dlogsumexp"),
+        *map(found.get, names[:3]),
+        None,
+        None,
+        *map(found.get, names[3:]),
+        None,
+    )
 
 
 register_autograd("levelhead::attend", backward, setup_context=setup, lib=_library)
-register_autograd(
-    "levelhead::attend_backward", backward_of_backward, setup_context=setup_backward, lib=_library
-)
+register_autograd("levelhead::attend_backward", backward_of_backward, setup_context=setup_backward, lib=_library)

@@ -69,11 +69,19 @@ def scaled_dot_product_attention(
 
 
 def extended(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | tuple[float, ...] | None = None,
-    enable_gqa: bool = False, softcap: float | None = None, sinks: Tensor | None = None,
-    cosine: bool = False, log_n: bool = False,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | tuple[float, ...] | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    cosine: bool = False,
+    log_n: bool = False,
+) -> Tensor:
     """As `scaled_dot_product_attention`, with what models have added since; scale may be one per
     head, and cosine and log_n are those of `levelhead.call.scaling`."""
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
@@ -114,9 +122,7 @@ def extended(
     return out
 
 
-def _through_the_door(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
-) -> Tensor | None:
+def _through_the_door(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor | None:
     """Plain eager tensors go straight to the core, as long as both conventions say the same."""
     if torch.compiler.is_compiling() or not (scale is None or type(scale) is float):
         return None
@@ -238,9 +244,7 @@ def _check_mask_shape(mask: Tensor | None, shape: tuple[int, ...], rank: int) ->
     """A mask of any rank up to that of the logits, which it does not widen."""
     if mask is None:
         return
-    fits = mask.dim() <= rank and all(
-        n in (1, m) for n, m in zip(tuple(mask.shape)[::-1], shape[::-1], strict=False)
-    )
+    fits = mask.dim() <= rank and all(n in (1, m) for n, m in zip(tuple(mask.shape)[::-1], shape[::-1], strict=False))
     if not fits:
         wanted = f"a shape that broadcasts to {tuple(shape[len(shape) - rank :])}"
         raise _wrong("attn_mask", wanted, tuple(mask.shape), "Reshape it")

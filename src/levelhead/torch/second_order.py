@@ -20,9 +20,8 @@ __all__ = ["attend", "second"]
 
 
 def second(
-    given: dict[str, Any], dout: Tensor, dlogsumexp: Tensor | None, by: dict[str, Tensor],
-    real: torch.dtype,
-) -> dict[str, Tensor]:  # fmt: skip
+    given: dict[str, Any], dout: Tensor, dlogsumexp: Tensor | None, by: dict[str, Tensor], real: torch.dtype
+) -> dict[str, Tensor]:
     """The gradient of the gradients named in `by`, with what comes back for each of them.
 
     Args:

@@ -55,9 +55,7 @@ class Amendment:
         same = len(set(factors)) == 1
         return Terms(q, k, factors[0] if same else factors, softcap, cosine, log_n)
 
-    def for_interface(
-        self, name: str, module: nn.Module, query: Tensor, options: dict[str, Any]
-    ) -> dict[str, Any]:
+    def for_interface(self, name: str, module: nn.Module, query: Tensor, options: dict[str, Any]) -> dict[str, Any]:
         """The options of a call of transformers' interface, amended."""
         ours = is_ours(name, query)
         if name == "sdpa" and not ours:  # asks torch's function, where the amendment is met again

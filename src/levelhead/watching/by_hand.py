@@ -41,12 +41,44 @@ class _Product:
 
 
 _KEEPING = {  # the first argument's scores, in another shape, with more added or hidden
-    "view", "_unsafe_view", "reshape", "expand", "permute", "transpose", "unsqueeze", "squeeze",
-    "clone", "_to_copy", "alias", "detach", "select", "t", "contiguous", "view_as", "slice",
-    "add", "add_", "sub", "sub_", "masked_fill", "masked_fill_", "tanh", "tanh_", "clamp",
-    "clamp_", "where", "maximum", "minimum", "nan_to_num", "copy_", "index_put_", "_unsafe_index",
-    "cat", "constant_pad_nd", "addcmul",
-}  # fmt: skip
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "expand",
+    "permute",
+    "transpose",
+    "unsqueeze",
+    "squeeze",
+    "clone",
+    "_to_copy",
+    "alias",
+    "detach",
+    "select",
+    "t",
+    "contiguous",
+    "view_as",
+    "slice",
+    "add",
+    "add_",
+    "sub",
+    "sub_",
+    "masked_fill",
+    "masked_fill_",
+    "tanh",
+    "tanh_",
+    "clamp",
+    "clamp_",
+    "where",
+    "maximum",
+    "minimum",
+    "nan_to_num",
+    "copy_",
+    "index_put_",
+    "_unsafe_index",
+    "cat",
+    "constant_pad_nd",
+    "addcmul",
+}
 _SCALING: dict[str, Callable[[Any, Any], Any]] = {
     "mul": lambda factor, x: factor * x,
     "mul_": lambda factor, x: factor * x,
@@ -69,9 +101,7 @@ class Deep(TorchDispatchMode):
             for name, p in module.named_parameters(recurse=False)
         }
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         frame = current()
         if frame is None or frame.busy or not frame.place.watch.wanted():
@@ -109,9 +139,7 @@ class Deep(TorchDispatchMode):
             return before.turned()
         return before if name in _KEEPING else None
 
-    def _product(
-        self, frame: Frame, a: Tensor, b: Tensor, factor: float, out: Tensor
-    ) -> _Product | None:
+    def _product(self, frame: Frame, a: Tensor, b: Tensor, factor: float, out: Tensor) -> _Product | None:
         weight = self._weights.get(b.untyped_storage().data_ptr())
         if weight is None:
             a, b = (x.detach() if x.dim() == 3 else x.detach()[None] for x in (a, b))

@@ -30,11 +30,21 @@ def trace(place: Place, call: Call, how: str) -> None:
     """Leaves word of a call in the graph."""
     scale = call.scale if isinstance(call.scale, Tensor) else None
     torch.ops.levelhead_watch.call(
-        place.handle, call.q.detach(), call.k.detach(), scale, 1.0 if scale is not None else
-        call.scale, None if call.mask is None else call.mask.detach(), call.causal, call.start,
-        call.left, call.right, call.softcap,
-        None if call.sinks is None else call.sinks.detach(), call.ready, how,
-    )  # fmt: skip
+        place.handle,
+        call.q.detach(),
+        call.k.detach(),
+        scale,
+        1.0 if scale is not None else call.scale,
+        None if call.mask is None else call.mask.detach(),
+        call.causal,
+        call.start,
+        call.left,
+        call.right,
+        call.softcap,
+        None if call.sinks is None else call.sinks.detach(),
+        call.ready,
+        how,
+    )
 
 
 def trace_forward(place: Place) -> None:
@@ -43,10 +53,21 @@ def trace_forward(place: Place) -> None:
 
 
 def _call(
-    handle: Tensor, q: Tensor, k: Tensor, scale: Tensor | None, factor: float, mask: Tensor | None,
-    causal: bool, start: int, left: int | None, right: int | None, softcap: float | None,
-    sinks: Tensor | None, ready: bool, how: str,
-) -> None:  # fmt: skip
+    handle: Tensor,
+    q: Tensor,
+    k: Tensor,
+    scale: Tensor | None,
+    factor: float,
+    mask: Tensor | None,
+    causal: bool,
+    start: int,
+    left: int | None,
+    right: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    ready: bool,
+    how: str,
+) -> None:
     place = PLACES.get(int(handle[0]))
     if place is not None:
         place.entered += 1

@@ -149,9 +149,7 @@ def _windows(opened: models.Opened, text: str, limit: int) -> tuple[list[Tensor]
         advice = "Give words the model's tokenizer knows"
         raise LevelheadValueError(expected("text", "at least one token", "none", advice))
     ids, number = plain[:limit], math.ceil(min(len(plain), limit) / max(size - special, 1))
-    cuts = [
-        len(ids) * i // number for i in range(number + 1)
-    ]  # windows of one size, give or take 1
+    cuts = [len(ids) * i // number for i in range(number + 1)]  # windows of one size, give or take 1
     parts = [ids[begin:end] for begin, end in itertools.pairwise(cuts)]
     whole = [_framed(tokenizer, part, bool(special)) for part in parts]
     sizes = sorted({len(ids) for ids in whole})
@@ -203,9 +201,7 @@ def _watched(
 
     with torch.inference_mode(False), torch.no_grad():
         read("warming up", [windows[0][:1, :_WARM_UP]])
-        with watch(
-            model, rows=rows, deep=deep, counterfactual=True, expected_scale=expected_scale
-        ) as seen:
+        with watch(model, rows=rows, deep=deep, counterfactual=True, expected_scale=expected_scale) as seen:
             watched = read("reading, watched", windows)
         alone = read("reading, alone", windows)
     run = seen.run()

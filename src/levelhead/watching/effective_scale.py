@@ -96,9 +96,16 @@ def _words(name: str) -> list[str]:
 
 
 def read(
-    ran: Sequence[Ran], *, scale: float | None, heads: int, kv_heads: int, d_k: int,
-    q_rms: float, k_rms: float, tokens: int,
-) -> Reading:  # fmt: skip
+    ran: Sequence[Ran],
+    *,
+    scale: float | None,
+    heads: int,
+    kv_heads: int,
+    d_k: int,
+    q_rms: float,
+    k_rms: float,
+    tokens: int,
+) -> Reading:
     """The scale in force at a call of `tokens` keys in all, from what ran in the module before."""
     found = _projections(ran, heads, kv_heads, d_k)
     if not found:

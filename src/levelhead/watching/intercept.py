@@ -60,10 +60,7 @@ class Interception:
             instead[functional.softmax] = _softmax_over(functional.softmax)
             whole = functional.multi_head_attention_forward
             instead[whole] = _multihead_over(whole)
-            self._swaps = [
-                Swap(instead, _KEPT),
-                Swap({attend: _operator_over(attend)}, (attend.__module__, __name__)),
-            ]
+            self._swaps = [Swap(instead, _KEPT), Swap({attend: _operator_over(attend)}, (attend.__module__, __name__))]
             self._interface.install()
             # The native fast path of nn.MultiheadAttention shows nobody its scores.
             self._fast_path = torch.backends.mha.get_fastpath_enabled()
@@ -140,10 +137,15 @@ def _sdpa_over(original: Function) -> Function:
     usual = "sdpa" if original is sdpa.ORIGINAL else "levelhead"
 
     def scaled_dot_product_attention(
-        query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None,
-        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         amendment = amend.current()
         terms = None if amendment is None else amendment.over(query, key, scale)
         if terms is not None:
@@ -160,9 +162,7 @@ def _sdpa_over(original: Function) -> Function:
         if any(map(_is_subclass, (query, key, value, attn_mask))):
             if torch.compiler.is_compiling() and _is_causal_bias(attn_mask):
                 # What torch would do. It ends in a call of plain tensors, which is caught.
-                return attn_mask._dispatch(
-                    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-                )
+                return attn_mask._dispatch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             run = _lifted(run)
             if _is_causal_bias(attn_mask):
                 mask = attn_mask._materialize(query.device)
@@ -213,9 +213,15 @@ def _lifted(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def described(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
-    gqa: bool, heads: int | None,
-) -> Call:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,
+    heads: int | None,
+) -> Call:
     """A call in torch's convention as ours: four dimensions, positions from the first query."""
     if torch.is_autocast_enabled(q.device.type) and q.dtype is torch.float32:
         dtype = torch.get_autocast_dtype(q.device.type)  # what torch's function casts them to
@@ -290,9 +296,19 @@ def _parts(options: dict[str, Any]) -> tuple[int, int]:
 
 
 _SCORING = (
-    "scale", "causal", "window", "mask", "softcap", "sinks", "alibi", "key_lengths", "segments",
-    "query_start", "dropout", "seed",
-)  # fmt: skip
+    "scale",
+    "causal",
+    "window",
+    "mask",
+    "softcap",
+    "sinks",
+    "alibi",
+    "key_lengths",
+    "segments",
+    "query_start",
+    "dropout",
+    "seed",
+)
 
 
 def _operator_over(original: Function) -> Function:
@@ -305,9 +321,17 @@ def _operator_over(original: Function) -> Function:
         lead = (1,) * (4 - q.dim())
         q4, k4 = (x.reshape(*lead, *x.shape) if lead else x for x in (q, k))
         call = Call(
-            q4, k4, options.scale, options.mask, options.causal, 0, options.left, options.right,
-            options.softcap, options.sinks,
-        )  # fmt: skip
+            q4,
+            k4,
+            options.scale,
+            options.mask,
+            options.causal,
+            0,
+            options.left,
+            options.right,
+            options.softcap,
+            options.sinks,
+        )
         how = f"{frame.via}, levelhead" if frame.via else "levelhead"
         return _traced(frame, how, lambda: original(q, k, v, options), call)
 
@@ -353,9 +377,7 @@ def _softmax_over(original: Function) -> Function:
 def _multihead_over(original: Function) -> Function:
     """torch.compile takes torch's function as a whole, so nobody would see the call in it; it goes
     into a function of the same code that it does not know."""
-    copy = FunctionType(
-        original.__code__, original.__globals__, "multi_head_attention", original.__defaults__
-    )
+    copy = FunctionType(original.__code__, original.__globals__, "multi_head_attention", original.__defaults__)
     copy.__kwdefaults__ = original.__kwdefaults__
 
     def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
@@ -375,9 +397,8 @@ def _by_head(scores: Tensor, heads: int) -> Tensor:
 
 
 def _transformers_called(
-    original: Function, name: str, module: nn.Module, query: Tensor, key: Tensor, *args: Any,
-    **kwargs: Any,
-) -> Any:  # fmt: skip
+    original: Function, name: str, module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     amendment = amend.of(module)
     ours = amendment is not None and amend.is_ours(name, query)
     if amendment is not None:

@@ -87,9 +87,7 @@ def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
     return found
 
 
-def from_core(
-    sums: Any, counts: Any, sinks: Any, call: Call, positions: Tensor | None = None
-) -> Tensor:
+def from_core(sums: Any, counts: Any, sinks: Any, call: Call, positions: Tensor | None = None) -> Tensor:
     """The same from the states that a fused pass left: (B, H, T, ...) NumPy arrays; `positions`:
     where the rows sit, if they are but some of a sequence."""
     rows = stats.rows(sums, counts, sinks)
@@ -183,22 +181,25 @@ def _sampled(call: Call, rows: Tensor) -> Call:
 def _by_core(call: Call) -> Fields:
     window = None if call.left is None and call.right is None else (call.left, call.right)
     seen = observe(
-        call.q, call.k, scale=call.scale, causal=call.causal, window=window, mask=call.mask,
-        softcap=call.softcap, sinks=call.sinks, query_start=call.start,
-    )  # fmt: skip
+        call.q,
+        call.k,
+        scale=call.scale,
+        causal=call.causal,
+        window=window,
+        mask=call.mask,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        query_start=call.start,
+    )
     return _as_fields(seen.rows, call.q.shape[:3])
 
 
 def _as_fields(rows: stats.Rows, shape: Any) -> Fields:
     names = (*_ROW_FIELDS, "count", "argmax")
-    return {
-        name: torch.from_numpy(np.asarray(getattr(rows, name))).reshape(shape) for name in names
-    }
+    return {name: torch.from_numpy(np.asarray(getattr(rows, name))).reshape(shape) for name in names}
 
 
-_ROW_FIELDS = (
-    "mean", "var", "min", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink",
-)  # fmt: skip
+_ROW_FIELDS = ("mean", "var", "min", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink")
 
 
 def _by_torch(call: Call) -> Fields:

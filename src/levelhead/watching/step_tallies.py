@@ -93,9 +93,14 @@ class Ledger:
     # ---- calls come in
 
     def add(
-        self, frame: Frame, how: str, call: Call, *, operands: tuple[Tensor, Tensor] | None = None,
+        self,
+        frame: Frame,
+        how: str,
+        call: Call,
+        *,
+        operands: tuple[Tensor, Tensor] | None = None,
         scale: float | Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A call whose statistics are still to be made. `operands`: what its ready-made scores
         were the product of, and `scale` what that was multiplied by."""
         rows = self.watch.rows
@@ -118,18 +123,23 @@ class Ledger:
         options = seen.options
         q, k = (_four(x) for x in (seen.q, seen.k))
         call = Call(
-            q, k, options.scale, options.mask, options.causal, softcap=options.softcap,
-            left=options.left, right=options.right, sinks=options.sinks,
-        )  # fmt: skip
+            q,
+            k,
+            options.scale,
+            options.mask,
+            options.causal,
+            softcap=options.softcap,
+            left=options.left,
+            right=options.right,
+            sinks=options.sinks,
+        )
         shape = tuple(q.shape[:3])
         sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (seen.sums, seen.counts))
         found = measure.from_core(sums, counts, seen.sinks, call)
         rules = self._rules(q, lambda times: measure.tallied(measure.rescaled(call, times)))
         self._enter(frame, how, call, found, q, k, options.scale, rules, fused=True)
 
-    def add_observation(
-        self, frame: Frame, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any
-    ) -> None:
+    def add_observation(self, frame: Frame, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any) -> None:
         """A call of `levelhead.attention`."""
         given = (q.detach(), k.detach())
 
@@ -138,9 +148,7 @@ class Ledger:
 
         self._add_seen(frame, how, seen, q, k, options, again)
 
-    def add_shard(
-        self, frame: Frame, seen: Observation, q: Tensor, k: Tensor, options: Any, call: Any
-    ) -> None:
+    def add_shard(self, frame: Frame, seen: Observation, q: Tensor, k: Tensor, options: Any, call: Any) -> None:
         """This rank's rows of a call of `levelhead.distributed.attention`. Where every rank has
         all rows, the first one tells of them."""
         given = (q.detach(), k.detach())
@@ -156,18 +164,29 @@ class Ledger:
         self._add_seen(frame, name, seen, q, k, scoring, again, shard)
 
     def _add_seen(
-        self, frame: Frame, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any,
-        again: Callable[[Any], Observation], shard: _Shard | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        frame: Frame,
+        how: str,
+        seen: Observation,
+        q: Tensor,
+        k: Tensor,
+        options: Any,
+        again: Callable[[Any], Observation],
+        shard: _Shard | None = None,
+    ) -> None:
         q, k = _four(q), _four(k)
         H, D = q.shape[1], q.shape[3]
         rule = scaling.resolve(options.get("scale"), heads=H, d_k=D)
         plain = not (rule.cosine or rule.log_n)  # else it is no number, and has no variations
         call = Call(
-            q, k, torch.from_numpy(rule.factor), options.get("mask"),
-            bool(options.get("causal", False)), softcap=options.get("softcap"),
+            q,
+            k,
+            torch.from_numpy(rule.factor),
+            options.get("mask"),
+            bool(options.get("causal", False)),
+            softcap=options.get("softcap"),
             sinks=options.get("sinks"),
-        )  # fmt: skip
+        )
 
         def tallied(seen: Observation) -> Tensor:
             shape, state = tuple(q.shape[:3]), seen.state
@@ -187,10 +206,20 @@ class Ledger:
         self._enter(frame, how, call, tallied(seen), q, k, factor, rules, fused=True, tokens=tokens)
 
     def _enter(
-        self, frame: Frame, how: str, call: Call, found: Tensor, q: Tensor, k: Tensor,
-        scale: float | Tensor | None, rules: dict[str, Tensor], *, fused: bool = False,
-        sampled: bool = False, tokens: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        frame: Frame,
+        how: str,
+        call: Call,
+        found: Tensor,
+        q: Tensor,
+        k: Tensor,
+        scale: float | Tensor | None,
+        rules: dict[str, Tensor],
+        *,
+        fused: bool = False,
+        sampled: bool = False,
+        tokens: tuple[int, int] | None = None,
+    ) -> None:
         place, heads = self.place, found.shape[0]
         for listener in self.watch.listeners:
             listener(place, call, found, q, k)
@@ -198,10 +227,19 @@ class Ledger:
         queries, keys = tokens or (call.q.shape[2], call.k.shape[2])
         shape = (q.shape[0], kv_heads, queries, keys, q.shape[3])
         sheet = _Sheet(
-            found, how, shape, str(q.dtype).removeprefix("torch."), scale, call.softcap,
-            call.causal, call.mask is not None and not call.ready, call.sinks is not None, fused,
-            sampled, rules,
-        )  # fmt: skip
+            found,
+            how,
+            shape,
+            str(q.dtype).removeprefix("torch."),
+            scale,
+            call.softcap,
+            call.causal,
+            call.mask is not None and not call.ready,
+            call.sinks is not None,
+            fused,
+            sampled,
+            rules,
+        )
         squares = torch.stack([measure.squares(x) for x in (q, k)]) if frame.ran else None
         with self.watch.lock:
             place.calls += 1
@@ -228,9 +266,7 @@ class Ledger:
 
     # ---- gradients
 
-    def follow(
-        self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int]
-    ) -> None:
+    def follow(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int]) -> None:
         """Counts dL/dq, dL/dk and dL/dv of this call when they come, and those of the weights.
 
         Args:
@@ -299,13 +335,27 @@ class Ledger:
         ran = self.place.ever_ran  # nothing is known of what runs inside a compiled module
         idle = tuple(n for n in present if ran and n not in ran)
         return Facts(
-            kind=self.place.kind, how=sheet.how, d_k=d_k, kv_heads=kv_heads, queries=queries,
-            keys=keys, dtype=sheet.dtype, scale=scale,
-            effective_scale=found.scale, scale_reading=found.how, model_width=found.width,
-            softcap=sheet.softcap, causal=sheet.causal, masked=sheet.masked,
-            sinks=sheet.sinks, sampled=sheet.sampled, fused=sheet.fused,
-            architecture=_architecture(module), norms_present=present, norms_idle=idle,
-        )  # fmt: skip
+            kind=self.place.kind,
+            how=sheet.how,
+            d_k=d_k,
+            kv_heads=kv_heads,
+            queries=queries,
+            keys=keys,
+            dtype=sheet.dtype,
+            scale=scale,
+            effective_scale=found.scale,
+            scale_reading=found.how,
+            model_width=found.width,
+            softcap=sheet.softcap,
+            causal=sheet.causal,
+            masked=sheet.masked,
+            sinks=sheet.sinks,
+            sampled=sheet.sampled,
+            fused=sheet.fused,
+            architecture=_architecture(module),
+            norms_present=present,
+            norms_idle=idle,
+        )
 
     def _read(self, heads: int) -> Reading | None:
         noted = self._noted
@@ -313,9 +363,15 @@ class Ledger:
             B, kv_heads, _queries, keys, d_k = noted.shape
             q, k = (math.sqrt(float(x)) for x in noted.squares)
             found = effective_scale.read(
-                noted.ran, scale=_one_number(noted.scale), heads=heads, kv_heads=kv_heads, d_k=d_k,
-                q_rms=q, k_rms=k, tokens=B * keys,
-            )  # fmt: skip
+                noted.ran,
+                scale=_one_number(noted.scale),
+                heads=heads,
+                kv_heads=kv_heads,
+                d_k=d_k,
+                q_rms=q,
+                k_rms=k,
+                tokens=B * keys,
+            )
             if self._reading is None or found.scale is not None or self._reading.scale is None:
                 self._reading = found
             self._noted = None

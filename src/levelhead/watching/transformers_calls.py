@@ -57,9 +57,7 @@ class Interface:
 
     def _get_interface(self, below: Function) -> Function:
         def get_interface(table: Any, attn_implementation: str, default: Function) -> Function:
-            return self._over(
-                below(table, attn_implementation, default), attn_implementation or "eager"
-            )
+            return self._over(below(table, attn_implementation, default), attn_implementation or "eager")
 
         return get_interface
 
@@ -95,12 +93,23 @@ def forms_softmax_by_hand(module: nn.Module) -> bool:
 
 
 def describe(
-    name: str, known: bool | None, function: Function, module: nn.Module, query: Tensor,
-    key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, scaling: Any = None,
-    is_causal: bool | None = None, position_bias: Tensor | None = None,
-    softcap: float | None = None, s_aux: Tensor | None = None,
-    sliding_window: int | None = None, **rest: Any,
-) -> Call | None:  # fmt: skip
+    name: str,
+    known: bool | None,
+    function: Function,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    *args: Any,
+    scaling: Any = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    **rest: Any,
+) -> Call | None:
     """The call as ours; None where only the function itself knows. `known`: whether an eager
     function is what it seems, where its code cannot be read now."""
     T, S, D = query.shape[2], key.shape[2], query.shape[3]
@@ -116,9 +125,7 @@ def describe(
     if name == "flex_attention":
         mask = _flex_mask(attention_mask, query.shape[:3], S)
         return Call(query, key, scale, _joined(mask, position_bias), softcap=softcap, sinks=sinks)
-    causal = bool(
-        T > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    )
+    causal = bool(T > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal))
     mask = attention_mask
     if mask is not None and mask.dim() == 2:  # which keys are no padding
         mask = mask.bool()[:, None, None, :S]

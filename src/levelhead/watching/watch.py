@@ -49,12 +49,20 @@ class Watch:
     """Watches from its making until `detach()`, or the end of the `with`; see `watch`."""
 
     def __init__(
-        self, model: nn.Module, *, every: int = 1, sinks: Iterable[Callable[[Snapshot], Any]] = (),
-        rows: int | None = None, deep: bool = False, gradients: bool = False,
-        counterfactual: bool = False, expected_scale: float | str | None = None,
-        history: int = KEPT_SNAPSHOTS, plain_torch: bool | None = None,
+        self,
+        model: nn.Module,
+        *,
+        every: int = 1,
+        sinks: Iterable[Callable[[Snapshot], Any]] = (),
+        rows: int | None = None,
+        deep: bool = False,
+        gradients: bool = False,
+        counterfactual: bool = False,
+        expected_scale: float | str | None = None,
+        history: int = KEPT_SNAPSHOTS,
+        plain_torch: bool | None = None,
         training_only: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not isinstance(model, nn.Module):
             advice = "Give the model itself"
             given = type(model).__name__
@@ -101,9 +109,7 @@ class Watch:
             wanted, given = "a model that is not watched", "one that is"
             raise LevelheadValueError(expected("model", wanted, given, advice))
         if not self.places:
-            self.places = [
-                Place(module_stack.clean(n), m, self) for n, m in module_stack.frame_modules(self.model)
-            ]
+            self.places = [Place(module_stack.clean(n), m, self) for n, m in module_stack.frame_modules(self.model)]
         framed = {id(place.module) for place in self.places}
         for name, module in self.model.named_modules():
             self.child_names[id(module)] = name.rsplit(".", 1)[-1]
@@ -112,10 +118,7 @@ class Watch:
         for place in self.places:
             PLACES[place.number] = place
             object.__setattr__(place.module, ATTRIBUTE, place)
-            before, after = (
-                place.module.register_forward_pre_hook,
-                place.module.register_forward_hook,
-            )
+            before, after = (place.module.register_forward_pre_hook, place.module.register_forward_hook)
             self._hooks.append(_hooked(before, module_stack.enter, prepend=True))
             self._hooks.append(_hooked(after, module_stack.leave, always_call=True))
         before, after = self.model.register_forward_pre_hook, self.model.register_forward_hook
@@ -251,9 +254,8 @@ class Watch:
             self._ledger(frame).add(frame, how, call)
 
     def saw_scores(
-        self, frame: Frame, how: str, call: Call, operands: tuple[Tensor, Tensor],
-        factor: float | Tensor | None,
-    ) -> None:  # fmt: skip
+        self, frame: Frame, how: str, call: Call, operands: tuple[Tensor, Tensor], factor: float | Tensor | None
+    ) -> None:
         """A softmax by hand over `factor` times the product of the operands, and more."""
         with self._timed(), torch.no_grad():
             self._ledger(frame).add(frame, how, call, operands=operands, scale=factor)
@@ -263,23 +265,17 @@ class Watch:
         with self._timed(), torch.no_grad():
             self._ledger(frame).add_pass(frame, how, seen)
 
-    def saw_observation(
-        self, frame: Frame, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any
-    ) -> None:
+    def saw_observation(self, frame: Frame, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any) -> None:
         """The same of `levelhead.attention`."""
         with self._timed(), torch.no_grad():
             self._ledger(frame).add_observation(frame, how, seen, q, k, options)
 
-    def saw_shard(
-        self, frame: Frame, seen: Observation, q: Tensor, k: Tensor, options: Any, call: Any
-    ) -> None:
+    def saw_shard(self, frame: Frame, seen: Observation, q: Tensor, k: Tensor, options: Any, call: Any) -> None:
         """The same of `levelhead.distributed.attention`: this rank's rows of the call."""
         with self._timed(), torch.no_grad():
             self._ledger(frame).add_shard(frame, seen, q, k, options, call)
 
-    def follow(
-        self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int] = (1, 1)
-    ) -> None:
+    def follow(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int] = (1, 1)) -> None:
         """Has the gradients of a call counted, if they are asked for."""
         if self.gradients and self.observing and torch.is_grad_enabled():
             self._ledger(frame).follow(frame, q, k, v, parts)
@@ -314,9 +310,7 @@ class Watch:
         pending = self._pending()
         snapshots = (*self._snapshots, *([] if pending is None else [pending]))
         name = type(self.model).__name__
-        return Run(
-            name, snapshots, self.coverage(), cost=self.cost, expected_scale=self.expected_scale
-        )
+        return Run(name, snapshots, self.coverage(), cost=self.cost, expected_scale=self.expected_scale)
 
     def metrics(self, *, heads: bool = True) -> dict[str, float]:
         """The latest step as a flat dictionary, for any logger."""

@@ -46,24 +46,24 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     control = _differing(_logits(wider_q, wider_k, None), logits)
     return Outcome(
         theory={
-            "logits changed by V": 0, "statistics changed by other values": 0,
+            "logits changed by V": 0,
+            "statistics changed by other values": 0,
             "statistics, other width: largest relative change": f"rounding, under {ROUNDING:g}",
             "logits changed by a wider K": logits.size,
         },
         measured={
-            "logits changed by V": changed, "statistics changed by other values": values_bits,
+            "logits changed by V": changed,
+            "statistics changed by other values": values_bits,
             "statistics, other width: largest relative change": width_gap,
             "logits changed by a wider K": control,
         },
         stderr=None,
         verdict=_verdict(changed + values_bits, width_gap, control / logits.size),
         details={"compared": len(widths) * len(FACTORS) * logits.size},
-    )  # fmt: skip
+    )
 
 
-def _queries_and_keys(
-    random: np.random.Generator, tokens: int, d_k: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
+def _queries_and_keys(random: np.random.Generator, tokens: int, d_k: int) -> tuple[NDArray[Any], NDArray[Any]]:
     q, k = (random.standard_normal((n, d_k), np.float32) for n in (QUERIES, tokens))
     return q, k
 

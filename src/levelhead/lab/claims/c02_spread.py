@@ -28,9 +28,7 @@ and σ = 1.78. The same entries in 5-D reach about 30. From −49 to 122 takes o
 larger, and with a mean, which makes q·k lean."""
 
 TWO = np.array([[[1, 2], [2, 3]], [[1, 4], [5, 6]], [[8, 9], [0, 2]]], np.float64)
-THREE = np.array(
-    [[[1, 2, 3], [3, 2, 1]], [[3, 4, 5], [6, 7, 8]], [[10, 99, 11], [8, 7, 6]]], np.float64
-)
+THREE = np.array([[[1, 2, 3], [3, 2, 1]], [[3, 4, 5], [6, 7, 8]], [[10, 99, 11], [8, 7, 6]]], np.float64)
 PRODUCTS = ([8, 29, 18], [10, 86, 839])
 VARIANCES = ("73.6", "140,003")  # as the notes print them
 REACH, RANGE = 23.0, (-49.0, 122.0)  # samples in 2-D and in 5-D
@@ -74,11 +72,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
             "5-D draws of the 2-D entries that reach 122": seldom,
             "variance / d, same entries": unit,
         },
-        stderr={
-            "factor due to": factor_errors,
-            "extremes": range_errors,
-            "variance / d, same entries": unit * errors,
-        },
+        stderr={"factor due to": factor_errors, "extremes": range_errors, "variance / d, same entries": unit * errors},
         verdict=_verdict(reproduced, steps, share, seldom),
         details={
             "dimensions": dimensions,
@@ -126,9 +120,7 @@ def _per_dimension(pairs: NDArray[Any]) -> tuple[float, float]:
     return float(spread), float(spread + q_mean**2 * k_var + k_mean**2 * q_var)
 
 
-def _factors(
-    random: np.random.Generator, samples: int
-) -> tuple[dict[str, float], dict[str, float]]:
+def _factors(random: np.random.Generator, samples: int) -> tuple[dict[str, float], dict[str, float]]:
     """What dimension, size and mean of the entries do to the variance, one exchanged at a time."""
     d_2, d_3 = TWO.shape[-1], THREE.shape[-1]
     centred = [pairs - pairs.mean((0, 2), keepdims=True) for pairs in (TWO, THREE)]
@@ -148,9 +140,7 @@ def _factors(
     return found, {name: found[name] * relative[name] for name in found}
 
 
-def _ranges(
-    random: np.random.Generator, draws: int, points: int
-) -> tuple[dict[str, Any], dict[str, Any], float]:
+def _ranges(random: np.random.Generator, draws: int, points: int) -> tuple[dict[str, Any], dict[str, Any], float]:
     """Median extremes of `points` samples, and how often the 2-D entries reach 122 in 5-D."""
     std = math.sqrt(REACH / math.log(points / math.log(2)))
     size = draws, points
@@ -160,9 +150,7 @@ def _ranges(
     found = {
         "2-D, zero-mean entries": median(np.abs(flat).max(1)),
         "5-D, the same entries": median(np.abs(deep).max(1)),
-        "5-D, larger entries with a mean": tuple(
-            zip(median(leaning.min(1)), median(leaning.max(1)), strict=True)
-        ),
+        "5-D, larger entries with a mean": tuple(zip(median(leaning.min(1)), median(leaning.max(1)), strict=True)),
     }
     reached = float(np.mean(np.abs(deep).max(1) >= RANGE[1]))
     medians, errors = ({name: pair[part] for name, pair in found.items()} for part in (0, 1))
@@ -170,11 +158,7 @@ def _ranges(
 
 
 def _products(
-    random: np.random.Generator,
-    size: int | tuple[int, ...],
-    d: int,
-    scale: float | str,
-    mean: float = 0.0,
+    random: np.random.Generator, size: int | tuple[int, ...], d: int, scale: float | str, mean: float = 0.0
 ) -> NDArray[Any]:
     """Scaled q·k of independent pairs with normal entries of variance 1."""
     q, k = mean + random.standard_normal((2, math.prod(np.atleast_1d(size)), d))
@@ -193,13 +177,7 @@ CLAIM = Claim(
         "draws; else caveat."
     ),
     expected="caveat",
-    quick={
-        "dimensions": [1, 2, 3, 5, 16, 64],
-        "samples": 65536,
-        "draws": 400,
-        "points": 1000,
-        "scale": "none",
-    },
+    quick={"dimensions": [1, 2, 3, 5, 16, 64], "samples": 65536, "draws": 400, "points": 1000, "scale": "none"},
     full={"samples": 1 << 18, "draws": 2000},
     experiment=experiment,
 )

@@ -50,11 +50,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         measured=measured,
         stderr=None,
         verdict="confirmed" if right and exponential else "refuted",
-        details={
-            "gap": GAPS,
-            "ratio of logits 10 + gap : 10": 1 + GAPS / 10,
-            "weights": np.exp(GAPS),
-        },
+        details={"gap": GAPS, "ratio of logits 10 + gap : 10": 1 + GAPS / 10, "weights": np.exp(GAPS)},
     )
 
 

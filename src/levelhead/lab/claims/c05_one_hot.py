@@ -12,14 +12,8 @@ NEAR_ONE_HOT = 0.9  # mean top-1 weight
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     found = sweep(params, seed, tell, params["divide"])
     entropy, top1 = found["entropy"], found["top1"]
-    predicted = [
-        theory.softmax_of(one.d_k, one.keys, one.scale)
-        for one in settings(params, seed, params["divide"])
-    ]
-    expected = {
-        "entropy": [row.entropy for row in predicted],
-        "top1": [row.top1 for row in predicted],
-    }
+    predicted = [theory.softmax_of(one.d_k, one.keys, one.scale) for one in settings(params, seed, params["divide"])]
+    expected = {"entropy": [row.entropy for row in predicted], "top1": [row.top1 for row in predicted]}
     sharper = max(entropy.steps()) < -BOUND and min(top1.steps()) > BOUND
     as_predicted = all(agree(found[name], expected[name], relative=0.003) for name in expected)
     verdict: Verdict = "refuted"
@@ -52,13 +46,7 @@ CLAIM = Claim(
         "the last; else refuted"
     ),
     expected="confirmed",
-    quick={
-        "d_k": [4, 16, 64, 256, 1024],
-        "keys": 256,
-        "batches": 64,
-        "queries": 8,
-        "divide": "none",
-    },
+    quick={"d_k": [4, 16, 64, 256, 1024], "keys": 256, "batches": 64, "queries": 8, "divide": "none"},
     full={"d_k": [1, 4, 16, 64, 256, 1024, 4096], "batches": 256},
     experiment=experiment,
 )

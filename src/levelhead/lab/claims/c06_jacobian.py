@@ -70,9 +70,7 @@ def jacobian(logits: Array) -> tuple[Array, Array]:
     q, k, one = np.ones((n, 1)), logits[:, None], np.eye(n)
     mask = np.zeros((n, n))
     seen = observe(q, k, one, scale=1.0, mask=mask)
-    (J,) = attention_backward(
-        one, q, k, one, seen.output, seen.logsumexp, wrt=("mask",), scale=1.0, mask=mask
-    )
+    (J,) = attention_backward(one, q, k, one, seen.output, seen.logsumexp, wrt=("mask",), scale=1.0, mask=mask)
     return np.asarray(seen.output)[0], np.asarray(J)
 
 

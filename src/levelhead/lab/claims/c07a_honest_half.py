@@ -11,16 +11,7 @@ import numpy as np
 
 from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.curves import (
-    Estimate,
-    Run,
-    estimate,
-    geometric_mean,
-    learning,
-    outcome,
-    ratio,
-    where,
-)
+from levelhead.lab.curves import Estimate, Run, estimate, geometric_mean, learning, outcome, ratio, where
 from levelhead.lab.experiment import weights
 from levelhead.lab.plan import Plan
 from levelhead.lab.training_cache import forget, trained
@@ -66,9 +57,7 @@ def judge(runs: Sequence[Run]) -> Outcome:
     return outcome(named, verdict(first, norms, [*values.values()]), theory)
 
 
-def verdict(
-    first: dict[int, Estimate], norms: dict[int, Estimate], values: Sequence[Estimate]
-) -> Verdict:
+def verdict(first: dict[int, Estimate], norms: dict[int, Estimate], values: Sequence[Estimate]) -> Verdict:
     """Three parts: all hold, one fails, or it cannot be told."""
     larger = [x.low > 1 and x.low <= math.sqrt(d_k) for d_k, x in first.items()]
     smaller = [x.high < 1 or x.low > math.sqrt(d_k) for d_k, x in first.items()]

@@ -31,23 +31,15 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     safe = not any(np.any(at[f"{name} by √d_k"]) for at in found for name in LIMIT)
     steepest = [float(at["steepness"].max()) for at in found]
     expected = {name: [_expected(one, name) for one in chosen] for name in LIMIT}
-    as_predicted = all(
-        shares_agree(one, expected[name], batches * queries) for name, one in shares.items()
-    )
+    as_predicted = all(shares_agree(one, expected[name], batches * queries) for name, one in shares.items())
     overflown = all(one.y[-1] > 0.5 for one in shares.values())
     verdict: Verdict = "refuted"
     if overflown and safe and as_predicted:
         verdict = "caveat" if max(steepest) <= STEEPEST + 1e-4 else "confirmed"
     return Outcome(
         theory={**expected, "steepest gradient (bound)": STEEPEST},
-        measured={
-            **{name: list(one.y) for name, one in shares.items()},
-            "steepest gradient (bound)": max(steepest),
-        },
-        stderr={
-            **{name: list(one.stderr) for name, one in shares.items()},
-            "steepest gradient (bound)": None,
-        },
+        measured={**{name: list(one.y) for name, one in shares.items()}, "steepest gradient (bound)": max(steepest)},
+        stderr={**{name: list(one.stderr) for name, one in shares.items()}, "steepest gradient (bound)": None},
         verdict=verdict,
         details={
             **{name: one.json() for name, one in shares.items()},
@@ -81,9 +73,7 @@ def steepness(q: Array, k: Array, scale: float, seed: int) -> Array:
     dp = np.random.default_rng(seed).standard_normal((B, T, S), np.float32)
     options: dict[str, Any] = {"scale": scale, "mask": np.zeros((B, T, S), np.float32)}
     seen = observe(q, k, identity, **options)
-    (ds,) = attention_backward(
-        dp, q, k, identity, seen.output, seen.logsumexp, wrt=("mask",), **options
-    )
+    (ds,) = attention_backward(dp, q, k, identity, seen.output, seen.logsumexp, wrt=("mask",), **options)
     ratio = np.linalg.norm(ds, axis=-1) / np.linalg.norm(dp, axis=-1)
     sound = np.isfinite(seen.output).all(-1) & np.isfinite(ratio)
     return np.where(sound, ratio, np.inf)
@@ -120,13 +110,7 @@ CLAIM = Claim(
         "beyond 1/2; caveat: the naive exp does and the core does not; else refuted"
     ),
     expected="caveat",
-    quick={
-        "d_k": [4, 16, 64, 256, 1024, 4096],
-        "keys": 256,
-        "batches": 16,
-        "queries": 8,
-        "divide": "none",
-    },
+    quick={"d_k": [4, 16, 64, 256, 1024, 4096], "keys": 256, "batches": 16, "queries": 8, "divide": "none"},
     full={"d_k": [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], "batches": 128},
     experiment=experiment,
 )

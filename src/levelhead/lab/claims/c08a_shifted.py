@@ -28,14 +28,10 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         grown.append(gather(_in_half(growth * q, growth * k) for q, k in drawn))
     lost = [float(one["core"].mean()) for one in at_scale]
     infinite, shifted, core = (
-        curve(growths, [one[name].mean(-1) for one in grown])
-        for name in ("infinite", "shifted", "core")
+        curve(growths, [one[name].mean(-1) for one in grown]) for name in ("infinite", "shifted", "core")
     )
     same = all(bool((one["infinite"] == one["shifted"]).all()) for one in grown)
-    expected = [
-        theory.overflowing(setting.d_k, setting.keys, growth**2, LARGEST[HALF])
-        for growth in growths
-    ]
+    expected = [theory.overflowing(setting.d_k, setting.keys, growth**2, LARGEST[HALF]) for growth in growths]
     as_predicted = shares_agree(infinite, expected, batches * queries)
     never = not any(lost) and not any(core.y)
     verdict: Verdict = "refuted"
@@ -85,8 +81,7 @@ def _lost(p: Array) -> Array:
 CLAIM = Claim(
     id="C8a",
     claim=(
-        "A softmax that subtracts its maximum overflows at no scale; what overflows is the "
-        "low-precision score itself."
+        "A softmax that subtracts its maximum overflows at no scale; what overflows is the low-precision score itself."
     ),
     derivation=(
         "softmax(s) = softmax(s - max s), and exp of numbers ≤ 0 is at most 1. The largest\n"

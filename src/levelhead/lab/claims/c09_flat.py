@@ -23,10 +23,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     deficit = Curve(entropy.x, tuple(whole - y for y in entropy.y), entropy.stderr)
     as_predicted = agree(deficit, whole - np.asarray(expected), relative=0.02)
     flat, level = (
-        [
-            stats.level(y / whole, s)
-            for y, s in zip(one["entropy"].y, one["saturated"].y, strict=True)
-        ]
+        [stats.level(y / whole, s) for y, s in zip(one["entropy"].y, one["saturated"].y, strict=True)]
         for one in (found, root)
     )
     contrast = flat[-1] == "flat" and set(level) == {"level"}
@@ -61,13 +58,7 @@ CLAIM = Claim(
         "√d_k it reads level at every d_k; else refuted"
     ),
     expected="confirmed",
-    quick={
-        "d_k": [4, 16, 64, 256, 1024],
-        "keys": 256,
-        "batches": 64,
-        "queries": 8,
-        "divide": "d_k",
-    },
+    quick={"d_k": [4, 16, 64, 256, 1024], "keys": 256, "batches": 64, "queries": 8, "divide": "d_k"},
     full={"d_k": [4, 16, 64, 256, 1024, 4096], "batches": 256},
     experiment=experiment,
 )

@@ -30,8 +30,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     as_predicted = all(agree(one, theory[rule]) for rule, one in grown.items())
     seen = [found for rule in RULES if (found := slopes[rule]) is not None]
     grows = len(seen) == len(RULES) and all(
-        abs(value - RULES[rule]) <= BOUND * error
-        for rule, (value, error) in zip(RULES, seen, strict=True)
+        abs(value - RULES[rule]) <= BOUND * error for rule, (value, error) in zip(RULES, seen, strict=True)
     )
     verdict: Verdict = "confirmed" if grows and as_predicted else "refuted"
     return Outcome(
@@ -69,10 +68,7 @@ def _exponent(found: Curve) -> tuple[float, float] | None:
 
 CLAIM = Claim(
     id="C9a",
-    claim=(
-        "Once training correlates q and k, q·k grows like d_k, and 1/d_k is the right scale "
-        "(as µP has it)."
-    ),
+    claim=("Once training correlates q and k, q·k grows like d_k, and 1/d_k is the right scale (as µP has it)."),
     derivation=(
         "Entries with correlation ρ: k = ρ q + √(1-ρ²) z, so E q·k = ρ d_k, and its spread is\n"
         "still of the order √d_k. A match thus stands out by ρ d_k unscaled, by ρ √d_k under\n"

@@ -27,9 +27,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     entropy = curve(heads, [one["entropy"] for one in found])
     root = [1 / sqrt(number) for number in heads]
     rows = [theory.softmax_of(setting.d_k, setting.keys, 1 / sqrt(width)) for width in widths]
-    right = agree(std, root, relative=0.005) and agree(
-        entropy, [row.entropy for row in rows], relative=0.003
-    )
+    right = agree(std, root, relative=0.005) and agree(entropy, [row.entropy for row in rows], relative=0.003)
     away = (np.asarray(std.y) - 1) / np.asarray(std.stderr)
     under, over = bool(np.any(away > BOUND)), bool(np.any(away < -BOUND))
     verdict: Verdict = "refuted"
@@ -46,10 +44,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
 
 CLAIM = Claim(
     id="C10",
-    claim=(
-        "Dividing by √d, d the model's width, under- or over-corrects, depending on the number of "
-        "heads."
-    ),
+    claim=("Dividing by √d, d the model's width, under- or over-corrects, depending on the number of heads."),
     derivation=(
         "d = heads · d_k, so q·k/√d has standard deviation √(d_k/d) = 1/√heads: right with one\n"
         "head, and smaller with more. It never exceeds 1, for d is never below d_k. So it can\n"
@@ -63,13 +58,7 @@ CLAIM = Claim(
         "never above; else refuted"
     ),
     expected="caveat",
-    quick={
-        "d_k": 128,
-        "widths": [128, 512, 1024, 2048, 4096, 12288],
-        "keys": 256,
-        "batches": 128,
-        "queries": 8,
-    },
+    quick={"d_k": 128, "widths": [128, 512, 1024, 2048, 4096, 12288], "keys": 256, "batches": 128, "queries": 8},
     full={"batches": 1024},
     experiment=experiment,
 )

@@ -26,10 +26,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         "jacobian": [theory.jacobian(row) for row in rows],
     }
     whole = math.log(params["keys"])
-    levels = [
-        stats.level(y / whole, s)
-        for y, s in zip(found["entropy"].y, found["saturated"].y, strict=True)
-    ]
+    levels = [stats.level(y / whole, s) for y, s in zip(found["entropy"].y, found["saturated"].y, strict=True)]
     drift = {name: _drift(found[name].y) for name in NAMES}
     # Of the Jacobian theory has the root of a mean, not the mean of a root: 3 % off at d_k = 4.
     tolerance = {"entropy": 0.003, "top1": 0.003, "jacobian": 0.05}
@@ -73,13 +70,7 @@ CLAIM = Claim(
         "leaves a band of ±10 % around its mean over d_k; caveat: all but the last; else refuted"
     ),
     expected="confirmed",
-    quick={
-        "d_k": [4, 16, 64, 256, 1024],
-        "keys": 256,
-        "batches": 256,
-        "queries": 8,
-        "divide": "sqrt",
-    },
+    quick={"d_k": [4, 16, 64, 256, 1024], "keys": 256, "batches": 256, "queries": 8, "divide": "sqrt"},
     full={"d_k": [4, 16, 64, 256, 1024, 4096], "batches": 512},
     experiment=experiment,
 )

@@ -42,16 +42,8 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         verdict = "confirmed" if fixed.y[0] >= ONE_PLACE else "caveat"
     return Outcome(
         theory={"rows near one-hot": 0.0, "of those at one place": 1 / tokens, "complaints": 0},
-        measured={
-            "rows near one-hot": share.y[0],
-            "of those at one place": fixed.y[0],
-            "complaints": len(complaints),
-        },
-        stderr={
-            "rows near one-hot": share.stderr[0],
-            "of those at one place": fixed.stderr[0],
-            "complaints": None,
-        },
+        measured={"rows near one-hot": share.y[0], "of those at one place": fixed.y[0], "complaints": len(complaints)},
+        stderr={"rows near one-hot": share.stderr[0], "of those at one place": fixed.stderr[0], "complaints": None},
         verdict=verdict,
         details={
             "layer": int(layer),
@@ -72,9 +64,7 @@ def _entropy(one: Examination) -> list[list[float]]:
     return [record.heads.normalised_entropy.tolist() for record in one.run.latest]
 
 
-def _place(
-    model: Opened, passages: list[list[int]], layer: int, head: int
-) -> tuple[int, list[float]]:
+def _place(model: Opened, passages: list[list[int]], layer: int, head: int) -> tuple[int, list[float]]:
     """The offset from query to key at which near one-hot rows look, and how many, by passage."""
     import torch
 

@@ -13,17 +13,7 @@ from levelhead.lab import theory
 from levelhead.lab.additive_race import Race, race
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
 from levelhead.lab.experiment import Setting
-from levelhead.lab.sampling import (
-    BOUND,
-    Array,
-    Curve,
-    agree,
-    count,
-    curve,
-    numbers,
-    settings,
-    sweep,
-)
+from levelhead.lab.sampling import BOUND, Array, Curve, agree, count, curve, numbers, settings, sweep
 
 BAND = 0.05  # of the mean over d_k: how far entropy may drift
 CLOCK = {"time_d_k": 1, "rounds": 3, "threads": 1}  # what a race is told, and the least of it
@@ -102,9 +92,7 @@ def _additive(params: Params, seed: int, tell: Tell, *, fan_in: bool) -> tuple[C
     return curve(widths, entropies), curve(widths, variances)
 
 
-def _weights(
-    rng: np.random.Generator, one: Setting, queries: int, width: int, fan_in: bool
-) -> Array:
+def _weights(rng: np.random.Generator, one: Setting, queries: int, width: int, fan_in: bool) -> Array:
     q, k = rng.standard_normal((queries, one.d_k)), rng.standard_normal((one.keys, one.d_k))
     w_q, w_k = rng.standard_normal((2, width, one.d_k)) / (math.sqrt(one.d_k) if fan_in else 1.0)
     v = rng.standard_normal(width)

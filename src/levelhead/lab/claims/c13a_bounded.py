@@ -62,9 +62,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     )
 
 
-def _problem(
-    rng: np.random.Generator, d_k: int, keys: int, width: int
-) -> tuple[Array, Array, Array, Array]:
+def _problem(rng: np.random.Generator, d_k: int, keys: int, width: int) -> tuple[Array, Array, Array, Array]:
     """A query, random keys and, last, the key whose score is as large as any can be."""
     q, k = rng.standard_normal((1, d_k)), rng.standard_normal((keys, d_k))
     w = rng.standard_normal((width, d_k)) / np.sqrt(d_k)
@@ -100,13 +98,7 @@ CLAIM = Claim(
         "else refuted"
     ),
     expected="confirmed",
-    quick={
-        "d_k": 64,
-        "width": 64,
-        "keys": 256,
-        "batches": 64,
-        "growths": [1, 2, 4, 8, 16, 32, 64],
-    },
+    quick={"d_k": 64, "width": 64, "keys": 256, "batches": 64, "growths": [1, 2, 4, 8, 16, 32, 64]},
     full={"batches": 512},
     experiment=experiment,
 )

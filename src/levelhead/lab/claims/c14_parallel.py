@@ -79,9 +79,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     )
 
 
-def _calls(
-    qkv: NDArray[Any], lengths: list[int], long: list[int], window: int, threads: int
-) -> Calls:
+def _calls(qkv: NDArray[Any], lengths: list[int], long: list[int], window: int, threads: int) -> Calls:
     def attend(n: int, **options: Any) -> Callable[[], Any]:
         q, k, v = qkv[:, :n]
         return partial(attention, q, k, v, **options)
@@ -123,9 +121,7 @@ def _timed(calls: Calls, rounds: int, tell: Tell) -> Times:
 
     runs = {name: calls[key] for name, key in by_name.items()}
     seen = measure.bursts(runs, dict.fromkeys(runs, plan), told)
-    return {
-        key: np.reshape(seen[name].samples, (rounds, CALLS)).min(1) for name, key in by_name.items()
-    }
+    return {key: np.reshape(seen[name].samples, (rounds, CALLS)).min(1) for name, key in by_name.items()}
 
 
 def _found(times: Times, lengths: list[int], long: list[int], threads: int) -> dict[str, Number]:
@@ -160,9 +156,7 @@ def _verdict(found: Mapping[str, Number]) -> Verdict:
     parallel = value[f"speed-up: {SCALED}"] - 1 > PARALLEL * (at_best - 1)
     if not (grows and parallel):
         return "refuted"
-    ratios = [
-        value[f"{what}: {SCALED}"] / value[f"{what}: {PLAIN}"] for what in ("exponent", "speed-up")
-    ]
+    ratios = [value[f"{what}: {SCALED}"] / value[f"{what}: {PLAIN}"] for what in ("exponent", "speed-up")]
     changes = [abs(ratio - 1) for ratio in (*ratios, value["time: 1/sqrt(d_k) over none"])]
     return "caveat" if max(changes) < SAME else "confirmed"
 
@@ -180,13 +174,7 @@ CLAIM = Claim(
         "tenth of the CPUs."
     ),
     expected="caveat",
-    quick={
-        "lengths": [1024, 2048, 4096],
-        "long": [4096, 16384, 65536],
-        "window": 128,
-        "d_k": 64,
-        "rounds": 5,
-    },
+    quick={"lengths": [1024, 2048, 4096], "long": [4096, 16384, 65536], "window": 128, "d_k": 64, "rounds": 5},
     full={"lengths": [1024, 2048, 4096, 8192, 16384], "rounds": 16},
     experiment=experiment,
     alone=True,

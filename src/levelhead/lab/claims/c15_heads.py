@@ -51,11 +51,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
             "pairs that differ": differing.tolist(),
             "overlap of subspaces": overlap,
         },
-        stderr={
-            "distance": _stderr(apart),
-            "pairs that differ": None,
-            "overlap of subspaces": None,
-        },
+        stderr={"distance": _stderr(apart), "pairs that differ": None, "overlap of subspaces": None},
         verdict=verdict,
         details={
             "distances": distance.mean(0).tolist(),

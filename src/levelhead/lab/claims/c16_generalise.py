@@ -31,10 +31,7 @@ def judge(runs: Sequence[Run]) -> Outcome:
     widest = where(runs, d_k=max(run.plan.d_k for run in runs))
     cases = {f"{x.plan.examples} {_NAMES[x.plan.task]}": x.plan for x in widest}
     worse, best, early = (
-        {
-            case: estimate([*by_seed(_alike(widest, plan), differ).values()])
-            for case, plan in cases.items()
-        }
+        {case: estimate([*by_seed(_alike(widest, plan), differ).values()]) for case, plan in cases.items()}
         for differ in (_gap, _best, _early)
     )
     named = {f"held-out loss at equal training loss, {case}": x for case, x in worse.items()}

@@ -35,12 +35,25 @@ def figure(setting: Setting) -> Figure:
     spread, entropy = _over_rows(scores), _entropy(scores, np.ones(len(sweep.WIDTHS)))
     products = sweep.dot_products(keys, setting.seed)
     charts = [
-        _chart("Spread of scores in a row", "σ of a row's scores", "additive", spread,
-               {one: _over_rows(products * _scales(one)[:, None, None, None]) for one in _RULES},
-               log=True, theory=_theory(bound)),
-        _chart("Entropy", "H/ln n", "additive", entropy,
-               {one: _entropy(products, _scales(one)) for one in _RULES}, log=False, theory=()),
-    ]  # fmt: skip
+        _chart(
+            "Spread of scores in a row",
+            "σ of a row's scores",
+            "additive",
+            spread,
+            {one: _over_rows(products * _scales(one)[:, None, None, None]) for one in _RULES},
+            log=True,
+            theory=_theory(bound),
+        ),
+        _chart(
+            "Entropy",
+            "H/ln n",
+            "additive",
+            entropy,
+            {one: _entropy(products, _scales(one)) for one in _RULES},
+            log=False,
+            theory=(),
+        ),
+    ]
     speed = recorded.load("speed")
     times = _speed(speed)
     return Figure(
@@ -51,13 +64,11 @@ def figure(setting: Setting) -> Figure:
         facts=(
             Fact("keys measured", keys, "live"),
             *(
-                Fact(f"σ of additive scores at d_k = {sweep.WIDTHS[i]}", spread.mean[i], "live",
-                     spread.stderr[i])
+                Fact(f"σ of additive scores at d_k = {sweep.WIDTHS[i]}", spread.mean[i], "live", spread.stderr[i])
                 for i in (0, 6, 12)
             ),
             Fact("no score is larger than", bound, "theory", formula="‖w_v‖₁"),
-            Fact("largest difference of scores seen", float(np.ptp(scores, axis=-1).max()),
-                 "live"),
+            Fact("largest difference of scores seen", float(np.ptp(scores, axis=-1).max()), "live"),
             Fact("additive over dot product, 512 tokens", _ratio(speed), "recorded"),
         ),
         note="tanh bounds every term, so additive scores soon stop spreading as heads get wider, "
@@ -65,7 +76,7 @@ def figure(setting: Setting) -> Figure:
         "It is paid for in time: a tanh for each of 32 numbers of every pair (64 where time was "
         "recorded).",
         recorded=recorded.source(speed["about"]),
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=8)
@@ -127,9 +138,15 @@ def _theory(bound: float) -> tuple[Series, ...]:
 
 
 def _chart(
-    title: str, unit: str, name: str, additive: sweep.Curve, dot: dict[str, sweep.Curve], *,
-    log: bool, theory: tuple[Series, ...],
-) -> Chart:  # fmt: skip
+    title: str,
+    unit: str,
+    name: str,
+    additive: sweep.Curve,
+    dot: dict[str, sweep.Curve],
+    *,
+    log: bool,
+    theory: tuple[Series, ...],
+) -> Chart:
     lines = {name: additive} | {f"dot product, {divided(one)}": x for one, x in dot.items()}
     series = [curve.line(label) for label, curve in lines.items()]
     about = "; ".join(f"{label}: {curve.ends()}" for label, curve in lines.items())

@@ -68,9 +68,14 @@ class Attack:
 
 
 def figure(
-    setting: Setting, *, sigma: float = 1.0, rho: float = 0.5, growth: float = 1.0,
-    cure: str = "none", cap: float = 30.0,
-) -> Figure:  # fmt: skip
+    setting: Setting,
+    *,
+    sigma: float = 1.0,
+    rho: float = 0.5,
+    growth: float = 1.0,
+    cure: str = "none",
+    cap: float = 30.0,
+) -> Figure:
     attack = Attack(sigma, rho, growth, cure, cap)
     q, k = _rows(setting.keys, setting.seed, attack)
     seen = _observed(q, k, setting, attack)
@@ -85,9 +90,7 @@ def figure(
         "Attack the assumption",
         (
             histogram,
-            parts.row_chart(
-                bars, setting.keys, "One row", axis="key, by its correlation with the query"
-            ),
+            parts.row_chart(bars, setting.keys, "One row", axis="key, by its correlation with the query"),
             _widths(seen, setting.keys, attack),
         ),
         setting.python("attack", sigma=sigma, rho=rho, growth=growth, cure=cure, cap=cap),
@@ -145,9 +148,7 @@ def _logits(setting: Setting, attack: Attack) -> tuple[Chart, tuple[Fact, ...]]:
         series.append(Series("normal law", "theory", "line", middles, curve))
         facts += [
             Fact("mean in theory", law[0], "theory", formula="ρ d_k σ² growth² · scale"),
-            Fact(
-                "spread in theory", law[1], "theory", formula="√((1 + ρ²) d_k) σ² growth² · scale"
-            ),
+            Fact("spread in theory", law[1], "theory", formula="√((1 + ρ²) d_k) σ² growth² · scale"),
         ]
     about = f"{s.size} logits, mean {mean:.3g}, standard deviation {spread.sigma:.3g}"
     title = f"Logits of pairs of correlation {attack.rho:g}"
@@ -179,9 +180,7 @@ def _law(setting: Setting, attack: Attack) -> tuple[float, float] | None:
 def _widths(seen: dict[tuple[str, int], Rows], keys: int, attack: Attack) -> Chart:
     """H/ln n of the same rows against d_k, for every cure."""
     found = {
-        _named(cure, attack): sweep.curve(
-            np.array([seen[cure, d_k].entropy[:, 0] for d_k in _WIDTHS]) / math.log(keys)
-        )
+        _named(cure, attack): sweep.curve(np.array([seen[cure, d_k].entropy[:, 0] for d_k in _WIDTHS]) / math.log(keys))
         for cure in CURES
     }
     series = [curve.line(name, _WIDTHS) for name, curve in found.items()]

@@ -83,10 +83,7 @@ def _rows(records: tuple[Record, ...], findings: Findings) -> list[dict[str, Any
     return [
         {
             "module": one.module,
-            "heads": [
-                _head(one, h) | {"finding": _gravest(findings, one.module, h)}
-                for h in range(len(one.tally))
-            ],
+            "heads": [_head(one, h) | {"finding": _gravest(findings, one.module, h)} for h in range(len(one.tally))],
         }
         for one in records
     ]
@@ -110,8 +107,7 @@ def _gravest(findings: Findings, module: str, head: int) -> str:
     about = (
         SEVERITIES.index(one.severity)
         for one in findings
-        if one.module == module
-        and (one.head in (None, head) or (isinstance(one.head, tuple) and head in one.head))
+        if one.module == module and (one.head in (None, head) or (isinstance(one.head, tuple) and head in one.head))
     )
     worst = max(about, default=None)
     return "" if worst is None else SEVERITIES[worst]
@@ -132,9 +128,7 @@ def _history(run: Run) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for snapshot in (run.snapshots[i] for i in kept):
         for one, h in snapshot.each():
-            past = found.setdefault(
-                f"{one.module}/{h}", {"step": [], "normalised_entropy": [], "max_logit": []}
-            )
+            past = found.setdefault(f"{one.module}/{h}", {"step": [], "normalised_entropy": [], "max_logit": []})
             past["step"].append(snapshot.step)
             past["normalised_entropy"].append(float(one.heads.normalised_entropy[h]))
             past["max_logit"].append(float(one.heads.max_logit[h]))

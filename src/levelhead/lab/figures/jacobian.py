@@ -45,7 +45,7 @@ def figure(setting: Setting) -> Figure:
         note="Row i is how the weights move when logit i does. A one-hot row has J = 0: no "
         "gradient reaches its logits. Undivided, the mean norm first grows with d_k and then dies; "
         "divided by √d_k it stays where it is. Scaling buys constancy, not the largest gradient.",
-    )  # fmt: skip
+    )
 
 
 def jacobian(q: NDArray[Any], k: NDArray[Any], scale: float, shown: int) -> NDArray[np.float64]:
@@ -56,9 +56,8 @@ def jacobian(q: NDArray[Any], k: NDArray[Any], scale: float, shown: int) -> NDAr
     mask = np.zeros((shown, len(k)), np.float32)
     seen = observe(queries, k, values, scale=scale, mask=mask)
     (gradient,) = attention_backward(
-        asked, queries, k, values, seen.output, seen.logsumexp,
-        wrt=("mask",), scale=scale, mask=mask,
-    )  # fmt: skip
+        asked, queries, k, values, seen.output, seen.logsumexp, wrt=("mask",), scale=scale, mask=mask
+    )
     found: NDArray[np.float64] = np.asarray(gradient, np.float64)[:, :shown]
     return found
 
@@ -67,9 +66,7 @@ def _heat(J: NDArray[np.float64], n: int) -> Chart:
     at = np.arange(len(J))
     z = [[float(f"{x:.3g}") for x in line] for line in J]
     some = "" if n == len(J) else f", first {len(J)} of {n} keys"
-    about = (
-        f"{len(J)} × {len(J)} numbers from {J.min():.3g} to {J.max():.3g}, largest on the diagonal"
-    )
+    about = f"{len(J)} × {len(J)} numbers from {J.min():.3g} to {J.max():.3g}, largest on the diagonal"
     return Chart(
         f"J of this row{some}",
         Axis("weight of key j"),

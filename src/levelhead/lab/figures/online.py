@@ -54,23 +54,20 @@ def figure(setting: Setting, *, tile: int = 8, order: int = 0) -> Figure:
             Fact("keys per tile", tile, "live"),
             Fact("tiles", len(begins), "live"),
             Fact("largest difference, shuffled against in order", difference, "live"),
-            Fact("largest difference, merged against at once",
-                 _apart(states[-1].output, whole), "live"),
-            Fact("numbers kept per row, however many keys", len(state.SUMS) + E, "theory",
-                 formula="8 sums and the output's width"),
+            Fact("largest difference, merged against at once", _apart(states[-1].output, whole), "live"),
+            Fact(
+                "numbers kept per row, however many keys",
+                len(state.SUMS) + E,
+                "theory",
+                formula="8 sums and the output's width",
+            ),
             *parts.row_facts(rows),
         ),
         gauges=(parts.gauge_of("after the last tile", rows),),
         note="m is the largest logit so far, l = Σ exp(s - m). A tile with a larger logit rescales "
         "what is there. Merging is exact in any order, up to the rounding of float32.",
-        extra={
-            "tile": tile,
-            "order": order,
-            "steps": steps,
-            "difference": difference,
-            "whole": np.asarray(whole)[0],
-        },
-    )  # fmt: skip
+        extra={"tile": tile, "order": order, "steps": steps, "difference": difference, "whole": np.asarray(whole)[0]},
+    )
 
 
 def _checked(tile: int, order: int, keys: int) -> int:
@@ -117,13 +114,28 @@ def _charts(seen: Array, steps: list[dict[str, Any]], keys: int) -> tuple[Chart,
     entropy = Series("entropy of the state", "live", "line", seen, columns["entropy"])
     most = Series("at most: ln of the keys seen", "theory", "line", seen, np.log(seen))
     return (
-        Chart("Running maximum m", axis, Axis("m"), (_line("m", seen, columns["m"]),),
-              f"from {columns['m'][0]:.3g} to {columns['m'][-1]:.3g}, never falling"),
-        Chart("Running sum l", axis, Axis("l = Σ exp(s - m)"), (_line("l", seen, columns["l"]),),
-              f"{columns['l'][-1]:.3g} at the end"),
-        Chart("Entropy so far", axis, Axis("nats"), (entropy, most),
-              f"{columns['entropy'][-1]:.3g} at the end, of at most {math.log(keys):.3g}"),
-    )  # fmt: skip
+        Chart(
+            "Running maximum m",
+            axis,
+            Axis("m"),
+            (_line("m", seen, columns["m"]),),
+            f"from {columns['m'][0]:.3g} to {columns['m'][-1]:.3g}, never falling",
+        ),
+        Chart(
+            "Running sum l",
+            axis,
+            Axis("l = Σ exp(s - m)"),
+            (_line("l", seen, columns["l"]),),
+            f"{columns['l'][-1]:.3g} at the end",
+        ),
+        Chart(
+            "Entropy so far",
+            axis,
+            Axis("nats"),
+            (entropy, most),
+            f"{columns['entropy'][-1]:.3g} at the end, of at most {math.log(keys):.3g}",
+        ),
+    )
 
 
 def _line(name: str, x: Array, y: Any) -> Series:

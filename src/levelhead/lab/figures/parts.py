@@ -22,9 +22,7 @@ REACH = 6.0  # standard deviations to either side; beyond lies 1 in 1000 where t
 BARS = 128  # of a row; longer ones are shown in groups of neighbouring keys
 
 
-def histogram(
-    s: Array, middle: float, deviation: float, most: float = math.inf
-) -> tuple[Array, Array, Array]:
+def histogram(s: Array, middle: float, deviation: float, most: float = math.inf) -> tuple[Array, Array, Array]:
     """Edges of the bins, their middles, and the density of s in them.
 
     Bins reach as far as theory says that logits do, but no farther than `most`, so that narrow

@@ -23,9 +23,14 @@ Told = Mapping[str, Any]
 
 
 def figure(
-    setting: Setting, *, text: str | None = None, model: str | None = None,
-    layer: int | None = None, head: int | None = None, token: str | int | None = None,
-) -> Figure:  # fmt: skip
+    setting: Setting,
+    *,
+    text: str | None = None,
+    model: str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    token: str | int | None = None,
+) -> Figure:
     given = {"text": text, "model": model, "layer": layer, "head": head, "token": token}
     asked = {name: value for name, value in given.items() if value is not None}
     if text is None and asked:

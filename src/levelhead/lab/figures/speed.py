@@ -22,9 +22,7 @@ Tell = Callable[[str, str], None]  # a cell, what is going on there
 Cell = Mapping[str, Any]
 
 
-def figure(
-    setting: Setting, *, live: bool = False, tell: Tell = lambda cell, doing: None
-) -> Figure:
+def figure(setting: Setting, *, live: bool = False, tell: Tell = lambda cell, doing: None) -> Figure:
     """`tell` hears how a live run is going."""
     if not isinstance(live, bool):
         raise wrong("live", "True or False", live)
@@ -46,10 +44,7 @@ def figure(
         facts=(
             Fact("cells compared", len(raced), source),
             Fact("cells where somebody else is faster", len(behind), source),
-            *(
-                Fact(f"{cell['name']}: {cell['fastest']} over levelhead", cell["ratio"], source)
-                for cell in behind
-            ),
+            *(Fact(f"{cell['name']}: {cell['fastest']} over levelhead", cell["ratio"], source) for cell in behind),
         ),
         note=_note(run, behind),
         recorded="" if live else recorded.source(run["about"]),
@@ -62,10 +57,7 @@ def _measured(tell: Tell) -> dict[str, Any]:
     from levelhead.bench.cell import Effort
     from levelhead.bench.run import QUICK, bench
 
-    effort = Effort(
-        rounds=1, seeds=1, memory=False, left_out=QUICK.left_out, long=0.01, least=0.1,
-        array=2**26,
-    )  # fmt: skip
+    effort = Effort(rounds=1, seeds=1, memory=False, left_out=QUICK.left_out, long=0.01, least=0.1, array=2**26)
     return bench(select(LIVE), effort=effort, tell=tell)
 
 
@@ -111,24 +103,19 @@ def _of(cells: list[Cell], family: str) -> list[Cell]:
 def _lines(cells: list[Cell], what: str) -> dict[str, dict[int, float]]:
     """Who → tokens → number, levelhead first."""
     who = dict.fromkeys(name for cell in cells for name in cell[what])
-    return {
-        name: {cell["tokens"]: cell[what][name] for cell in cells if name in cell[what]}
-        for name in who
-    }
+    return {name: {cell["tokens"]: cell[what][name] for cell in cells if name in cell[what]} for name in who}
 
 
 def _times(family: str, cells: list[Cell], source: Source) -> Chart:
     per_head: list[Cell] = [
-        {**cell, "each": {name: 1e3 * x / cell["heads"] for name, x in cell["seconds"].items()}}
-        for cell in cells
+        {**cell, "each": {name: 1e3 * x / cell["heads"] for name, x in cell["seconds"].items()}} for cell in cells
     ]
     series = [
         Series(name, source, "points", list(line), list(line.values()))
         for name, line in _lines(per_head, "each").items()
     ]
     about = "; ".join(
-        f"{cell['tokens']} tokens: {cell['fastest']} takes {cell['ratio']:.3g} times levelhead's"
-        for cell in cells
+        f"{cell['tokens']} tokens: {cell['fastest']} takes {cell['ratio']:.3g} times levelhead's" for cell in cells
     )
     unit = Axis("milliseconds per head", log=True)
     return Chart(f"Time, {family}, d_k = 64", Axis("tokens", log=True), unit, series, about)
@@ -136,8 +123,7 @@ def _times(family: str, cells: list[Cell], source: Source) -> Chart:
 
 def _errors(cells: list[Cell], source: Source) -> Chart:
     series = [
-        Series(name, source, "points", list(line), list(line.values()))
-        for name, line in _lines(cells, "error").items()
+        Series(name, source, "points", list(line), list(line.values())) for name, line in _lines(cells, "error").items()
     ]
     unit = Axis("root mean square error against float64", log=True)
     title = "Error, dense, d_k = 64"
@@ -147,9 +133,12 @@ def _errors(cells: list[Cell], source: Source) -> Chart:
 def _ratios(cells: list[Cell], source: Source) -> Chart:
     order = sorted(cells, key=lambda cell: float(cell["ratio"]))
     bars = Series(
-        "fastest of the others / levelhead", source, "bars",
-        [cell["name"] for cell in order], [cell["ratio"] for cell in order],
-    )  # fmt: skip
+        "fastest of the others / levelhead",
+        source,
+        "bars",
+        [cell["name"] for cell in order],
+        [cell["ratio"] for cell in order],
+    )
     about = f"from {order[0]['ratio']:.3g} to {order[-1]['ratio']:.3g}; below 1 levelhead is behind"
     return Chart("Every cell", Axis("cell"), Axis("times faster", log=True), (bars,), about)
 

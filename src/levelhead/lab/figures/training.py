@@ -33,9 +33,7 @@ Runs = list[Mapping[str, Any]]
 Array = NDArray[np.float64]
 
 
-def figure(
-    setting: Setting, *, task: str = "retrieval", width: int = 256, depth: int = 1
-) -> Figure:
+def figure(setting: Setting, *, task: str = "retrieval", width: int = 256, depth: int = 1) -> Figure:
     """`width` is the d_k of the trained heads, `depth` their layers."""
     record = recorded.load("training")
     runs = _usual(record["runs"])
@@ -60,11 +58,7 @@ def _usual(runs: Runs) -> Runs:
     """Without those that vary the optimiser, the rate or the examples, or take no step."""
     found: Runs = []
     for task in dict.fromkeys(run["task"] for run in runs):
-        some = [
-            run
-            for run in runs
-            if run["task"] == task and run["optimiser"] == "adam" and len(run["loss"]) > 1
-        ]
+        some = [run for run in runs if run["task"] == task and run["optimiser"] == "adam" and len(run["loss"]) > 1]
         most = max(run["examples"] for run in some)
         rate = mode(run["rate"] for run in some)
         found += [run for run in some if (run["examples"], run["rate"]) == (most, rate)]
@@ -98,9 +92,7 @@ def _values(runs: Runs, what: str) -> Array:
     return np.array(of, np.float64)
 
 
-def _chart(
-    by_rule: Mapping[str, Runs], step: list[int], what: str, title: str, unit: str, log: bool
-) -> Chart:
+def _chart(by_rule: Mapping[str, Runs], step: list[int], what: str, title: str, unit: str, log: bool) -> Chart:
     series, ends = [], []
     for rule, runs in by_rule.items():
         values = _values(runs, what)
@@ -114,10 +106,7 @@ def _chart(
 def _facts(by_rule: Mapping[str, Runs]) -> list[Fact]:
     found = []
     for rule, runs in by_rule.items():
-        for label, what, mark in (
-            ("held-out loss at the end", "held_out", -1),
-            ("‖dL/dW_Q‖ at step 0", "q", 0),
-        ):
+        for label, what, mark in (("held-out loss at the end", "held_out", -1), ("‖dL/dW_Q‖ at step 0", "q", 0)):
             label = f"{label}, {RULES[rule]}"
             found.append(_mean(label, _values(runs, what)[:, mark]))
     found.append(Fact("seeds of each", min(map(len, by_rule.values())), "recorded"))

@@ -37,7 +37,7 @@ def figure(setting: Setting) -> Figure:
         note="Each term q_i k_i has mean 0 and variance 1. Variances of independent terms add up: "
         "after d_k steps the variance is d_k, so walks end about √d_k from where they began, on "
         "either side.",
-    )  # fmt: skip
+    )
 
 
 def _divided(divide: str, spread: parts.Spread, d_k: int) -> Fact:
@@ -52,10 +52,7 @@ def _chart(queries: NDArray[np.float32], keys: NDArray[np.float32], d_k: int) ->
     steps = np.unique(np.linspace(0, d_k, min(POINTS, d_k) + 1).round().astype(int))
     sums = [experiment.logits(queries[:, :t], keys[:, :t], 1.0) for t in steps[1:]]
     paths = np.stack([np.zeros(len(queries), np.float32), *sums], axis=1)
-    walks = [
-        Series(f"walk {i + 1}", "live", "line", steps, _short(path), quiet=True)
-        for i, path in enumerate(paths)
-    ]
+    walks = [Series(f"walk {i + 1}", "live", "line", steps, _short(path), quiet=True) for i, path in enumerate(paths)]
     envelope = [
         Series(f"{sign}√t", "theory", "line", steps, factor * np.sqrt(steps))
         for sign, factor in (("+", 1.0), ("-", -1.0))

@@ -30,9 +30,7 @@ def load(name: str) -> dict[str, Any]:
     """A run by name. It is shared by all who ask: read it, change nothing."""
     if name not in names():
         advice = "It is part of the installed package; install levelhead again"
-        raise LevelheadValueError(
-            expected("recording", f"one of {', '.join(names())}", repr(name), advice)
-        )
+        raise LevelheadValueError(expected("recording", f"one of {', '.join(names())}", repr(name), advice))
     found: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return found
 

@@ -21,10 +21,21 @@ __all__ = ["attention"]
 
 # What transformers' own functions take notice of nowhere: bookkeeping of other implementations.
 _SILENT = (
-    "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "encoder_hidden_states",
-    "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states",
-    "output_router_logits", "position_ids", "return_dict", "seq_idx", "use_cache",
-)  # fmt: skip
+    "cache_position",
+    "cu_seq_lens_k",
+    "cu_seq_lens_q",
+    "deterministic",
+    "encoder_hidden_states",
+    "max_length_k",
+    "max_length_q",
+    "num_items_in_batch",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_ids",
+    "return_dict",
+    "seq_idx",
+    "use_cache",
+)
 
 
 def attention(
@@ -71,18 +82,14 @@ def attention(
     options: dict[str, Any] = {"attn_mask": mask, "dropout_p": dropout, "is_causal": causal}
     grouped = query.dim() == 4 and query.shape[1] != key.shape[1]
     if softcap is None and s_aux is None and not (cosine or log_n or isinstance(scaling, tuple)):
-        out = sdpa.scaled_dot_product_attention(
-            query, key, value, scale=scaling, enable_gqa=grouped, **options
-        )
+        out = sdpa.scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=grouped, **options)
     else:
         options |= {"softcap": softcap, "sinks": s_aux, "cosine": cosine, "log_n": log_n}
         out = sdpa.extended(query, key, value, scale=scaling, enable_gqa=grouped, **options)
     return out.transpose(1, 2).contiguous()
 
 
-def _mask(
-    eager: bool, dtype: torch.dtype, mask: Tensor | None, bias: Tensor | None
-) -> Tensor | None:
+def _mask(eager: bool, dtype: torch.dtype, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """Mask and position bias as one; where the mask holds its type's lowest number, −inf."""
     if mask is None:
         return bias
@@ -93,9 +100,7 @@ def _mask(
         return mask if bias is None else torch.where(mask, bias, -torch.inf)
     if not mask.dtype.is_floating_point:
         advice = "Use bool, or an additive mask"
-        raise LevelheadTypeError(
-            expected("attention_mask", "bool or a floating dtype", mask.dtype, advice)
-        )
+        raise LevelheadTypeError(expected("attention_mask", "bool or a floating dtype", mask.dtype, advice))
     # Half of the lowest number too: masks are made in one dtype, added up and cast to another.
     hidden = mask <= torch.finfo(mask.dtype).min / 2
     total = (mask if bias is None else mask + bias).masked_fill(hidden, -torch.inf)

@@ -66,9 +66,7 @@ class use:  # noqa: N801  a verb, used as a call and in `with`
     def __init__(self, model: nn.Module, *, partial: bool = False) -> None:
         if not isinstance(model, nn.Module):
             advice = "Give the model itself, not its name or its outputs"
-            raise LevelheadTypeError(
-                expected("model", "a torch.nn.Module", type(model).__name__, advice)
-            )
+            raise LevelheadTypeError(expected("model", "a torch.nn.Module", type(model).__name__, advice))
         served, left = _divide(model)
         if not served or (left and not partial):
             raise LevelheadValueError(_refusal(model, len(served), left))
@@ -107,10 +105,7 @@ class use:  # noqa: N801  a verb, used as a call and in `with`
     def __repr__(self) -> str:
         missing = f", {len(self.left)} left" if self.left else ""
         state = "" if self._modules else ", undone"
-        return (
-            f"use({self._kind}): {len(self.served)} modules served{missing}, "
-            f"{self.calls} calls{state}"
-        )
+        return f"use({self._kind}): {len(self.served)} modules served{missing}, {self.calls} calls{state}"
 
 
 # ---- which modules
@@ -246,9 +241,7 @@ def _count(marks: _Marks) -> None:
 # ---- whose call it is
 
 
-def _called(
-    original: Any, eager: bool, module: nn.Module, /, *args: Any, **kwargs: Any
-) -> tuple[Tensor, Any]:
+def _called(original: Any, eager: bool, module: nn.Module, /, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
     """The function a module was given: levelhead's if the module is marked, else the original."""
     marks: _Marks | None = getattr(module, _MARK, None)
     if marks is None or not marks.uses:

@@ -116,11 +116,38 @@ def _words(function: FunctionType) -> set[str]:
 # cap, a sink as one more column or as a factor afterwards. One with any other word may mean
 # something else, and is not taken for granted.
 _ATTENTION = {
-    "F", "cat", "contiguous", "device", "dropout", "dtype", "expand", "float", "float32",
-    "functional", "getattr", "hasattr", "head_dim", "matmul", "max", "maybe_autocast", "nn",
-    "num_key_value_groups", "repeat_kv", "reshape", "shape", "sinks", "size", "softmax", "tanh",
-    "to", "torch", "training", "transpose", "type", "values",
-}  # fmt: skip
+    "F",
+    "cat",
+    "contiguous",
+    "device",
+    "dropout",
+    "dtype",
+    "expand",
+    "float",
+    "float32",
+    "functional",
+    "getattr",
+    "hasattr",
+    "head_dim",
+    "matmul",
+    "max",
+    "maybe_autocast",
+    "nn",
+    "num_key_value_groups",
+    "repeat_kv",
+    "reshape",
+    "shape",
+    "sinks",
+    "size",
+    "softmax",
+    "tanh",
+    "to",
+    "torch",
+    "training",
+    "transpose",
+    "type",
+    "values",
+}
 _SINK_AFTERWARDS = {"logsumexp", "sigmoid", "sinks", "unsqueeze", "view"}
 
 
