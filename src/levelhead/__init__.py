@@ -8,11 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from levelhead import old_paths, stats
+from levelhead import front_ends, old_paths, stats
 from levelhead._version import __version__
 from levelhead.additive import additive_attention
 from levelhead.attention import attention, observe
-from levelhead.call import scaling, scoring
+from levelhead.call import options as scoring
+from levelhead.call import scaling
 from levelhead.errors import LevelheadError
 from levelhead.gradients import attention_backward
 from levelhead.info import info
@@ -71,6 +72,8 @@ _FUNCTIONS = {  # and where each lives
 
 
 old_paths.install()
+front_ends.register("torch", "attention", lambda: import_module("levelhead.torch.autograd"))
+front_ends.register("torch", "additive", lambda: import_module("levelhead.torch.additive"))
 
 
 def __getattr__(name: str) -> Any:

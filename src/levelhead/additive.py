@@ -7,34 +7,38 @@ through the core's tiles, so that the (T, S, A) array of the plain formulation n
 from __future__ import annotations
 
 import sys
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from levelhead import _core
-from levelhead.attention import options_for_core, team_for
-from levelhead.call import arrays, scoring
+from levelhead import _core, front_ends
+from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
+from levelhead.call.options import Options, documented, known, shape_of
+from levelhead.call.prepare import described, for_core, team_for
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.observation import ArrayT
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_OPTIONS = ("mask", "causal", "key_lengths", "query_lengths")
 # The core computes tanh(x + y) from 2^(q + k): projected queries and keys come times this.
 OCTAVES = 2 / np.log(2)
 
 
+@documented(_OPTIONS)
 def additive_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    w_q: Any,
-    w_k: Any,
-    w_v: Any,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    w_q: ArrayT,
+    w_k: ArrayT,
+    w_v: ArrayT,
     *,
-    mask: Any = None,
-    causal: bool = False,
-    key_lengths: Any = None,
     threads: int | None = None,
-) -> Any:
+    **options: Unpack[Options],
+) -> ArrayT:
     """softmax(s) v with s_ij = w_v · tanh(w_q q_i + w_k k_j).
 
     Args:
@@ -42,7 +46,8 @@ def additive_attention(
         k: keys (..., H, S, Dk).
         v: values (..., H, S, E).
         w_q: (A, D), as `Linear.weight`; w_k: (A, Dk); w_v: (A,).
-        mask, causal, key_lengths, threads: as in `attention`.
+        {options}
+        threads: as in `attention`.
 
     Returns:
         (..., H, T, E) in q's dtype and family; differentiable where it is torch's.
@@ -51,12 +56,11 @@ def additive_attention(
     >>> additive_attention(x, x, x, w, w, np.ones(5, np.float32)).shape
     (3, 4)
     """
+    known("additive_attention", options, _OPTIONS)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
-        calls = import_module("levelhead.torch.additive")  # above this file, met when needed
-        return calls.additive_attention(
-            q, k, v, w_q, w_k, w_v, mask=mask, causal=causal, key_lengths=key_lengths, threads=threads
-        )
+        serving = front_ends.serving("torch", "additive")
+        return cast(ArrayT, serving.additive_attention(q, k, v, w_q, w_k, w_v, options, threads=threads))
     seen_q, seen_k, seen_v, origin = arrays.take(q, k, v)
     weights = [arrays.alike(n, x, origin) for n, x in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v))]
     check_weights(seen_q.shape, seen_k.shape, *(x.shape for x in weights))
@@ -67,8 +71,7 @@ def additive_attention(
     octaves = origin.wide.type(OCTAVES)
     projected_q = seen_q.astype(origin.wide, copy=False) @ wide_q.T * octaves
     projected_k = seen_k.astype(origin.wide, copy=False) @ wide_k.T * octaves
-    given = {"mask": mask, "causal": causal, "key_lengths": key_lengths}
-    options = options_of(projected_q, projected_k, seen_v, origin, given)
+    keywords = keywords_of(projected_q, projected_k, seen_v, origin, options)
     values = seen_v.astype(origin.wide, copy=False)
     out = np.empty((*seen_q.shape[:-1], seen_v.shape[-1]), origin.wide)
     _core.forward(
@@ -78,16 +81,15 @@ def additive_attention(
         out=out,
         additive=np.ascontiguousarray(wide_v),
         **team_for(threads, origin),
-        **options,
+        **keywords,
     )
-    return origin.give(out.astype(origin.storage, copy=False))
+    return cast(ArrayT, origin.give(out.astype(origin.storage, copy=False)))
 
 
-def options_of(q: Array, k: Array, v: Array, origin: Origin, given: dict[str, Any]) -> dict[str, Any]:
-    """The core's options; additive scores are not scaled."""
-    shape = scoring.shape_of(q.shape, k.shape, v.shape)
-    absent = dict.fromkeys(("window", "softcap", "sinks", "alibi", "segments", "query_start", "seed"))
-    return options_for_core(shape, origin, scale=1.0, dropout=0.0, **absent, **given)
+def keywords_of(q: Array, k: Array, v: Array, origin: Origin, options: Options) -> dict[str, Any]:
+    """The core's keywords; additive scores are not scaled."""
+    shape = shape_of(q.shape, k.shape, v.shape)
+    return for_core(described(shape, origin, {**options, "scale": 1.0}), shape)
 
 
 def check_weights(

@@ -1,4 +1,4 @@
-"""The gradients of `attention`, for whoever differentiates by hand: checked, then left to the core.
+"""The gradients of `attention`, for callers that differentiate by hand: checked, then computed by the core.
 
 The weights are not kept between forward and backward; they are recomputed from the logsumexp, so
 memory stays at O(tokens · width). What it costs to ask for a mask's gradient is an array of the
@@ -8,52 +8,48 @@ mask's own shape.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from levelhead import _core, checks
-from levelhead.attention import options_for_core, team_for
-from levelhead.call import arrays, scoring
+from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
+from levelhead.call.options import Options, documented, known, shape_of
+from levelhead.call.prepare import described, for_core, team_for
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.observation import ArrayT
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _NAMES = ("q", "k", "v", "mask", "sinks", "scale")
 
 
+@documented()
 def attention_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
+    dout: ArrayT,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    out: ArrayT,
     logsumexp: Any,
     *,
     dlogsumexp: Any = None,
     wrt: Sequence[str] = ("q", "k", "v"),
-    scale: Any = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Any = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    alibi: Any = None,
-    key_lengths: Any = None,
-    segments: Any = None,
-    query_start: Any = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
     threads: int | None = None,
-) -> tuple[Any, ...]:
+    **options: Unpack[Options],
+) -> tuple[ArrayT, ...]:
     """Gradients of a loss by the arguments of `attention`, given its gradient by the output.
 
     Args:
         dout: dL/d(output), of the output's shape, dtype and family.
-        q, k, v: as they were given to `attention` or `observe`; so all options below.
+        q, k, v: as they were given to `attention` or `observe`; so are the options.
         out: the output.
         logsumexp: (..., H, T), `observe(...).logsumexp`.
         dlogsumexp: dL/d(logsumexp), of the same shape; None where the loss does not use it.
         wrt: whose gradients, out of "q", "k", "v", "mask" (an additive one), "sinks", "scale".
+        {options}
 
     Returns:
         A tuple in the order of `wrt`: of the shape, dtype and family of what they are gradients
@@ -67,41 +63,30 @@ def attention_backward(
     >>> dk.shape
     (2, 3, 4)
     """
-    wanted = _names(wrt, mask, sinks)
-    q, k, v, origin = arrays.take(q, k, v)
-    shape = scoring.shape_of(q.shape, k.shape, v.shape)
-    rows, result = q.shape[:-1], (*q.shape[:-1], v.shape[-1])
-    given = {name: arrays.alike(name, x, origin) for name, x in (("dout", dout), ("out", out))}
-    for name, x in given.items():
+    known("attention_backward", options)
+    mask, scale = options.get("mask"), options.get("scale")
+    wanted = _names(wrt, mask, options.get("sinks"))
+    q_view, k_view, v_view, origin = arrays.take(q, k, v)
+    shape = shape_of(q_view.shape, k_view.shape, v_view.shape)
+    rows, result = q_view.shape[:-1], (*q_view.shape[:-1], v_view.shape[-1])
+    outputs = {name: arrays.alike(name, x, origin) for name, x in (("dout", dout), ("out", out))}
+    for name, x in outputs.items():
         _same_shape(name, x.shape, result, "It has the shape of the output")
     lse = _per_row("logsumexp", logsumexp, rows, origin)
     dlse = None if dlogsumexp is None else _per_row("dlogsumexp", dlogsumexp, rows, origin)
-    if dropout and seed is None:
+    if options.get("dropout") and options.get("seed") is None:
         what, advice = "the seed of the forward pass", "Give both calls the same seed"
         raise LevelheadValueError(expected("seed", what, "None", advice))
-    options = options_for_core(
-        shape,
-        origin,
-        scale=scale,
-        causal=causal,
-        window=window,
-        mask=mask,
-        softcap=softcap,
-        sinks=sinks,
-        alibi=alibi,
-        key_lengths=key_lengths,
-        segments=segments,
-        query_start=query_start,
-        dropout=dropout,
-        seed=seed,
-    )
-    room = {name: _room(name, {"q": q, "k": k, "v": v}, mask, shape.H, origin) for name in wanted}
+    keywords = for_core(described(shape, origin, options), shape)
+    qkv = {"q": q_view, "k": k_view, "v": v_view}
+    room = {name: _room(name, qkv, mask, shape.H, origin) for name in wanted}
     into: dict[str, Any] = {f"d{name}": x for name, x in room.items()}
     if "mask" in room:
-        into["dmask"] = _stretched(room["mask"], options["mask"].shape)
+        into["dmask"] = arrays.stretched(room["mask"], keywords["mask"].shape)
     team = team_for(threads, origin)
-    _core.backward(given["dout"], q, k, v, given["out"], lse, dlogsumexp=dlse, **into, **team, **options)
-    if "scale" in room and np.ndim(scale) == 0:
+    dout_view, out_view = outputs.values()
+    _core.backward(dout_view, q_view, k_view, v_view, out_view, lse, dlogsumexp=dlse, **into, **team, **keywords)
+    if "scale" in room and np.ndim(cast(Any, scale)) == 0:
         room["scale"] = room["scale"].sum(keepdims=True).reshape(())
     for name in {"sinks", "scale"} & room.keys():
         room[name] = room[name].astype(origin.wide)
@@ -151,10 +136,3 @@ def _room(name: str, qkv: dict[str, Array], mask: Any, H: int, origin: Origin) -
     if name == "mask":
         return np.zeros(tuple(mask.shape), origin.wide)
     return np.empty(H, np.float64)
-
-
-def _stretched(x: Array, shape: tuple[int, ...]) -> Array:
-    """x seen as an array of that shape, writable: elements of a broadcast axis are one."""
-    x = x.reshape(x.shape[-len(shape) :])  # q of rank 2 is one head without its axis
-    seen = np.broadcast_to(x, shape)
-    return np.lib.stride_tricks.as_strided(x, shape, seen.strides)

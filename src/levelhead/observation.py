@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,21 @@ from levelhead.call.arrays import Origin
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.state import State, identity
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    ArrayT = TypeVar("ArrayT", default=Any)  # so that a plain `Observation` satisfies strict checkers
+else:
+    from typing import TypeVar
+
+    ArrayT = TypeVar("ArrayT")
+
 SHOWN = 32  # heads printed; a longer table would push its own titles off a terminal
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Observation:
-    """What `observe` saw: a state per query row, made by `observe` and `merge`.
+class Observation(Generic[ArrayT]):
+    """The result of `observe`: a state per query row, made by `observe` and `merge`.
 
     Print it for one line per head; in a notebook it shows as a table.
     """
@@ -35,6 +44,7 @@ class Observation:
     state: State
     sinks: NDArray[np.float64] | None  # (H,), applied when a result is read off
     origin: Origin  # the family and dtype of q, which results have again
+    exists: NDArray[np.bool_] | None = None  # rows that exist, broadcastable to (..., H, T); None: all
 
     @property
     def keys(self) -> int:
@@ -42,7 +52,7 @@ class Observation:
         return self.state.keys
 
     @cached_property
-    def output(self) -> Any:
+    def output(self) -> ArrayT:
         """(..., H, T, E) in q's dtype and family, with the bits of `attention`."""
         acc = self.state.acc
         if acc is None:
@@ -56,7 +66,8 @@ class Observation:
             )
         out = np.empty(acc.shape, self.origin.storage)
         _core.finish(acc, self.state.sums, self.sinks, out)
-        return self.origin.give(out)
+        output: ArrayT = self.origin.give(out)
+        return output
 
     @cached_property
     def logsumexp(self) -> Any:
@@ -66,18 +77,18 @@ class Observation:
     @cached_property
     def rows(self) -> stats.Rows:
         """Every statistic per query row, NumPy arrays (..., H, T)."""
-        return stats.rows(self.state.sums, self.state.counts, self.sinks)
+        return stats.rows(self.state.sums, self.state.counts, self.sinks, self.exists)
 
     @cached_property
     def heads(self) -> stats.Heads:
         """The rows summed up per head, NumPy arrays (..., H)."""
-        return stats.heads(self.rows)
+        return stats.heads(self.rows, self.exists)
 
-    def identity(self) -> Observation:
-        """Nothing seen, of this observation's kind: merging it on either side changes nothing."""
+    def identity(self) -> Observation[ArrayT]:
+        """No key observed, of this observation's kind: merging it on either side changes nothing."""
         sums, acc = self.state.sums, self.state.acc
         width = None if acc is None else acc.shape[-1]
-        return Observation(identity(sums.shape[:-1], width, sums.dtype), self.sinks, self.origin)
+        return Observation(identity(sums.shape[:-1], width, sums.dtype), self.sinks, self.origin, self.exists)
 
     def __repr__(self) -> str:
         lines = _lines(self.heads, self.sinks is not None)
@@ -121,7 +132,7 @@ class Observation:
         return [f"… {hidden} more"] if hidden > 0 else []
 
 
-def merge(a: Observation, b: Observation) -> Observation:
+def merge(a: Observation[ArrayT], b: Observation[ArrayT]) -> Observation[ArrayT]:
     """Join the observations of the same queries over earlier keys (a) and later keys (b).
 
     Positions are counted from the first key of each part, so a part observed on its own needs its
@@ -152,10 +163,10 @@ def merge(a: Observation, b: Observation) -> Observation:
     _core.merge(
         first.sums, first.counts, first.acc, second.sums, second.counts, second.acc, first.keys, sums, counts, acc
     )
-    return Observation(State(sums, counts, acc, first.keys + second.keys), a.sinks, a.origin)
+    return Observation(State(sums, counts, acc, first.keys + second.keys), a.sinks, a.origin, a.exists)
 
 
-def _describe(part: Observation) -> dict[str, Any]:
+def _describe(part: Observation[Any]) -> dict[str, Any]:
     """What two observations must share to be of the same queries."""
     acc, sinks = part.state.acc, part.sinks
     return {
@@ -164,6 +175,7 @@ def _describe(part: Observation) -> dict[str, Any]:
         "shape of rows (..., heads, queries)": part.state.sums.shape[:-1],
         "width of values": None if acc is None else acc.shape[-1],
         "sinks": None if sinks is None else sinks.tolist(),
+        "queries that exist": None if part.exists is None else part.exists.tolist(),
     }
 
 

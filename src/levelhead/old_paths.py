@@ -65,10 +65,11 @@ _HEALTH = {
     "view": "show.view",
     "watch": "watching.watch",
 }
-_CALL = ("arrays", "dropout", "scaling", "scoring", "segments", "shapes")
+_CALL = ("arrays", "dropout", "scaling", "segments", "shapes")
 
 NEW_PATHS = {f"levelhead.health.{old}": f"levelhead.{new}" for old, new in _HEALTH.items()}
 NEW_PATHS |= {f"levelhead.{name}": f"levelhead.call.{name}" for name in _CALL}
+NEW_PATHS["levelhead.scoring"] = "levelhead.call.options"
 
 
 class _OldPaths(MetaPathFinder, Loader):

@@ -9,7 +9,7 @@ length, stride), say where queries (from query_start) and keys sit in a longer s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from levelhead import state, stats
 from levelhead.call.dropout import dropout_keep
-from levelhead.call.scoring import Scoring, Shape, describe, shape_of
+from levelhead.call.options import Scoring, Shape, describe, namespace, shape_of
 from levelhead.state import State
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "logits",
     "merge",
     "observe",
+    "score",
 ]
 
 Array: TypeAlias = NDArray[Any]
@@ -53,25 +54,25 @@ def attention(q: Array, k: Array, v: Array, **options: Any) -> Array:
 
 def observe(q: Array, k: Array, v: Array | None = None, **options: Any) -> Observed:
     """Attention with every statistic of its softmax."""
-    shape, scoring, p, j = _setup(q, k, v, options)
+    shape, scoring, index, j = _setup(q, k, v, options)
     with np.errstate(all="ignore"):
-        s = _logits(q, k, shape, scoring, p, j)
+        s = _logits(q, k, shape, scoring, index, j)
         sums, counts, e = _sums(s, j)
         acc = None
         if v is not None:
             if scoring.dropout > 0:
-                keep = dropout_keep(scoring.seed, scoring.dropout, shape.H, p, j)
+                keep = dropout_keep(scoring.seed, scoring.dropout, shape.H, scoring.positions(index), j)
                 e = np.where(keep.reshape(e.shape), e / (1.0 - scoring.dropout), 0.0)
             acc = _weigh(e, _spread_heads(v, shape), s != -np.inf)
             acc = acc.reshape(*shape.lead, shape.T, v.shape[-1])
         sums = sums.reshape(*shape.lead, shape.T, len(state.SUMS))
         counts = counts.reshape(*shape.lead, shape.T, len(state.COUNTS))
-        return finish(State(sums, counts, acc, shape.S), scoring.sinks)
+        return finish(State(sums, counts, acc, shape.S), scoring.sinks, scoring.existing_rows(shape, index))
 
 
-def finish(x: State, sinks: Array | None = None) -> Observed:
+def finish(x: State, sinks: Array | None = None, exists: Array | None = None) -> Observed:
     """Read the results off a state. Sinks join only here, so a merge cannot count them twice."""
-    rows = stats.rows(x.sums, x.counts, sinks)
+    rows = stats.rows(x.sums, x.counts, sinks, exists)
     with np.errstate(all="ignore"):  # acc / Σ exp(s - m) is acc times the largest weight
         output = None if x.acc is None else x.acc * rows.top1[..., None]
     return Observed(output, rows.logsumexp, rows, x)
@@ -105,9 +106,9 @@ def merge(a: State, b: State, shift: int | None = None) -> State:
 
 def logits(q: Array, k: Array, **options: Any) -> Array:
     """The scored logits, shape (..., H, T, S); -inf where a key is hidden."""
-    shape, scoring, p, j = _setup(q, k, None, options)
+    shape, scoring, index, j = _setup(q, k, None, options)
     with np.errstate(all="ignore"):
-        s = _logits(q, k, shape, scoring, p, j)
+        s = _logits(q, k, shape, scoring, index, j)
     return s.reshape(*shape.lead, shape.T, shape.S)
 
 
@@ -116,13 +117,14 @@ def attention_backward(
 ) -> dict[str, Array]:
     """Gradients by name: q, k, v, a float mask, sinks (H,) and the scale's factors (H,)."""
     mask = options.get("mask")
-    shape, scoring, p, j = _setup(q, k, v, options)
+    shape, scoring, index, j = _setup(q, k, v, options)
     heads = (*shape.batch, shape.H, shape.T)
+    exists = np.broadcast_to(True if (x := scoring.existing_rows(shape, index)) is None else x, heads)[..., None]
     with np.errstate(all="ignore"):
-        s = _logits(q, k, shape, scoring, p, j)
+        s = _logits(q, k, shape, scoring, index, j)
         seen = s != -np.inf
         sinks = np.full(shape.H, -np.inf) if scoring.sinks is None else scoring.sinks
-        sink = np.broadcast_to(sinks[:, None, None], (*heads, 1))
+        sink = np.where(exists, sinks[:, None, None], -np.inf)
         m = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), sink)
         e, e_sink = (np.where(seen, np.exp(s - m), 0.0), np.where(sink == -np.inf, 0.0, np.exp(sink - m)))
         total = e.sum(-1, keepdims=True) + e_sink
@@ -130,26 +132,26 @@ def attention_backward(
         w, w_sink = e / total, e_sink / total
         kept = np.ones_like(w)
         if scoring.dropout > 0:
-            keep = dropout_keep(scoring.seed, scoring.dropout, shape.H, p, j).reshape(w.shape)
+            keep = dropout_keep(scoring.seed, scoring.dropout, shape.H, scoring.positions(index), j).reshape(w.shape)
             kept = keep / (1.0 - scoring.dropout)
-        dout = _wide(dout).reshape(*heads, v.shape[-1])
+        dout = np.where(exists, _wide(dout).reshape(*heads, v.shape[-1]), 0.0)
         values = _spread_heads(v, shape)
         dw = np.where(seen, kept * (dout @ np.swapaxes(values, -1, -2)), 0.0)
-        dlse = 0.0 if dlogsumexp is None else np.reshape(dlogsumexp, (*heads, 1))
+        dlse = 0.0 if dlogsumexp is None else np.where(exists, np.reshape(dlogsumexp, (*heads, 1)), 0.0)
         delta = (w * dw).sum(-1, keepdims=True) - dlse
         ds = np.where(seen, w * (dw - delta), 0.0)
         found = {"v": np.swapaxes(kept * w, -1, -2) @ dout, "sinks": -(w_sink * delta)}
         if mask is not None:
             found["mask"] = _unbroadcast(ds, np.shape(mask))
-        slope, n = _slope_of_softcap(q, k, shape, scoring, p, j)
+        slope, n = _slope_of_softcap(q, k, shape, scoring, index, j)
         ds = ds * slope
-        wide_q = _wide(q).reshape(*heads, shape.D)
+        wide_q = np.where(exists, _wide(q).reshape(*heads, shape.D), 0.0)
         wide_k = _spread_heads(k, shape)
-        unit_q, unit_k = (_unit(x) if scoring.scale.cosine else x for x in (wide_q, wide_k))
+        unit_q, unit_k = (_unit(x) if scoring.cosine else x for x in (wide_q, wide_k))
         found["scale"] = ds * n * (unit_q @ np.swapaxes(unit_k, -1, -2))
-        ds = ds * n * scoring.scale.factor[:, None, None]
+        ds = ds * n * scoring.scale[:, None, None]
         found["q"], found["k"] = ds @ unit_k, np.swapaxes(ds, -1, -2) @ unit_q
-        if scoring.scale.cosine:
+        if scoring.cosine:
             found["q"] = _through_unit(wide_q, found["q"])
             found["k"] = _through_unit(wide_k, found["k"])
     for name in ("k", "v"):  # heads of a group share a key
@@ -163,15 +165,16 @@ def attention_backward(
 
 
 def _slope_of_softcap(
-    q: Array, k: Array, shape: Shape, scoring: Scoring, p: Array, j: Array
+    q: Array, k: Array, shape: Shape, scoring: Scoring, index: Array, j: Array
 ) -> tuple[Array | float, Array | float]:
     """d(capped) / d(scaled) of every logit, and ln(n_i) of every row; 1 where there is no such."""
     n: Array | float = 1.0
-    if scoring.scale.log_n:
-        n = np.log(np.maximum(_seen(shape, scoring, p, j).sum(-1, keepdims=True), 1))
+    if scoring.log_n:
+        visible = scoring.visible(index, j).reshape(*shape.batch, 1, shape.T, shape.S)
+        n = np.log(np.maximum(visible.sum(-1, keepdims=True), 1))
     if scoring.softcap is None:
         return 1.0, n
-    capped = _logits(q, k, shape, replace(scoring, alibi=None, mask=None), p, j)
+    capped = _logits(q, k, shape, scoring._replace(alibi=None, mask=None), index, j)
     return np.where(capped == -np.inf, 0.0, 1.0 - (capped / scoring.softcap) ** 2), n
 
 
@@ -192,13 +195,13 @@ def _unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _setup(q: Array, k: Array, v: Array | None, options: dict[str, Any]) -> tuple[Shape, Scoring, Array, Array]:
-    """Sizes, checked options, query positions p (B, T) and key positions j (S,)."""
+    """Sizes, checked options, indices (T,) in the sequence of queries and key positions j (S,)."""
     shape = shape_of(q.shape, k.shape, None if v is None else v.shape)
     own = {name: options.pop(name, None) for name in ("query_runs", "key_runs")}
     name = "bfloat16" if q.dtype == np.uint16 else q.dtype.name
-    scoring = describe(shape, dtype_name=name, **options)
-    p = scoring.query_start[:, None] + _positions(own["query_runs"], shape.T)
-    return shape, scoring, p, _positions(own["key_runs"], shape.S)
+    index = _positions(own["query_runs"], shape.T)
+    scoring = describe(shape, dtype_name=name, queries=int(index.max(initial=-1)) + 1, **options)
+    return shape, scoring, index, _positions(own["key_runs"], shape.S)
 
 
 def _positions(runs: Runs | None, n: int) -> Array:
@@ -226,44 +229,42 @@ def _unit(x: Array) -> Array:
     return x / np.where(norm == 0, 1.0, norm)
 
 
-def _seen(shape: Shape, scoring: Scoring, p: Array, j: Array) -> Array:
-    """Who may see whom by position and segment, batch + (1, T, S)."""
-    p = p[:, :, None]
-    seen = np.ones((shape.B, shape.T, shape.S), bool)
-    if scoring.causal:
-        seen &= j <= p
-    if scoring.left is not None:
-        seen &= j >= p - scoring.left
-    if scoring.right is not None:
-        seen &= j <= p + scoring.right
-    if scoring.key_lengths is not None:
-        seen &= j < scoring.key_lengths[:, None, None]
-    if scoring.query_segments is not None and scoring.key_segments is not None:
-        seen &= scoring.query_segments[:, :, None] == scoring.key_segments[:, None, :]
-    return seen.reshape(*shape.batch, 1, shape.T, shape.S)
-
-
-def _logits(q: Array, k: Array, shape: Shape, scoring: Scoring, p: Array, j: Array) -> Array:
+def _logits(q: Array, k: Array, shape: Shape, scoring: Scoring, index: Array, j: Array) -> Array:
     """Dot product, scale, softcap, bias and ALiBi, hide; batch + (H, T, S)."""
     q = _wide(q).reshape(*shape.batch, shape.H, shape.T, shape.D)
     k = _spread_heads(k, shape)
-    if scoring.scale.cosine:
+    if scoring.cosine:
         q, k = _unit(q), _unit(k)
-    seen = _seen(shape, scoring, p, j)
-    s = scoring.scale.factor[:, None, None] * (q @ np.swapaxes(k, -1, -2))
-    if scoring.scale.log_n:
-        s = s * np.log(np.maximum(seen.sum(-1, keepdims=True), 1))
+    if scoring.mask is not None and scoring.mask.dtype != np.bool_:
+        scoring = scoring._replace(mask=_wide(scoring.mask))
+    logits: Array = score(scoring, q @ np.swapaxes(k, -1, -2), index, j)
+    return logits
+
+
+def score(scoring: Scoring, products: Any, index: Any, j: Any) -> Any:
+    """Dot products batch + (H, T, S) of queries (T,) and keys at j (S,) to logits; -inf where a key is hidden.
+
+    The one formula between product and softmax, for NumPy arrays and for tensors of one float dtype.
+    """
+    xp = namespace(products)
+
+    def by_head(x: Any) -> Any:  # (B, T, S) as batch + (1, T, S)
+        return x.reshape((*(products.shape[:-3] if len(x) != 1 else ()), 1, *x.shape[1:]))
+
+    seen = by_head(scoring.visible(index, j))
+    s = products * scoring.scale[:, None, None]
+    if scoring.log_n:
+        n = seen.sum(-1)[..., None]
+        s = s * xp.log(xp.asarray(n + (n == 0), dtype=s.dtype))
     if scoring.softcap is not None:
-        s = scoring.softcap * np.tanh(s / scoring.softcap)
+        s = scoring.softcap * xp.tanh(s / scoring.softcap)
     if scoring.alibi is not None:
-        distance = np.abs(p[:, :, None] - j).reshape(seen.shape)
-        s = s - scoring.alibi[:, None, None] * distance
-    if scoring.mask is not None and scoring.mask.dtype == np.bool_:
+        s = s - scoring.alibi[:, None, None] * by_head(abs(scoring.positions(index)[:, :, None] - j))
+    if scoring.mask is not None and str(scoring.mask.dtype).endswith("bool"):
         seen = seen & scoring.mask
     elif scoring.mask is not None:
-        bias = _wide(scoring.mask)
-        s, seen = s + bias, seen & (bias != -np.inf)
-    return np.where(seen, s, -np.inf)  # selected, never added: a hidden NaN must not survive
+        s, seen = s + scoring.mask, seen & (scoring.mask != -np.inf)
+    return xp.where(seen, s, -np.inf)  # selected, never added: a hidden NaN must not survive
 
 
 def _sums(s: Array, j: Array) -> tuple[Array, Array, Array]:

@@ -84,12 +84,16 @@ class Heads:
     effective_keys: Floats  # mean of exp(H)
 
 
-def rows(sums: NDArray[Any], counts: Ints, sinks: Floats | None) -> Rows:
-    """Read the statistics off the sums (..., H, T, 8) and counts (..., H, T, 2) of a state."""
+def rows(sums: NDArray[Any], counts: Ints, sinks: Floats | None, exists: NDArray[np.bool_] | None = None) -> Rows:
+    """Read the statistics off the sums (..., H, T, 8) and counts (..., H, T, 2) of a state.
+
+    `exists`, broadcastable to (..., H, T): rows that do not exist see no key and no sink.
+    """
     natural = sums.astype(np.float64) * state.NATURAL
     m, l, h, e2, mean, m2, low, first = np.moveaxis(natural, -1, 0)  # noqa: E741
     count, argmax = counts[..., state.COUNT], counts[..., state.ARGMAX]
     z = np.asarray(-np.inf) if sinks is None else sinks if sums.ndim == 2 else sinks[:, None]
+    z = z if exists is None else np.where(exists, z, -np.inf)
     with np.errstate(all="ignore"):
         # The sink joins as one more key; with neither key nor sink, any finite top will do.
         top = np.maximum(m, z)
@@ -117,18 +121,19 @@ def rows(sums: NDArray[Any], counts: Ints, sinks: Floats | None) -> Rows:
         )
 
 
-def heads(rows: Rows) -> Heads:
-    """Sum the rows (..., H, T) of each head up."""
+def heads(rows: Rows, exists: NDArray[np.bool_] | None = None) -> Heads:
+    """Sum the rows (..., H, T) of each head up; `exists`: those that count, broadcastable to the rows."""
     some, several = rows.count > 0, rows.count > 1
     T = rows.count.shape[-1]
+    total = T if exists is None else np.broadcast_to(exists, rows.count.shape).sum(-1)
     top = np.argmax(rows.max, axis=-1) if T else np.zeros(rows.count.shape[:-1], np.int64)
     key = np.take_along_axis(rows.argmax, top[..., None], -1)[..., 0] if T else top - 1
     with np.errstate(all="ignore"):
         n, seen = some.sum(-1), np.log(rows.count)
         return Heads(
             rows=n,
-            lone_rows=T - several.sum(-1),
-            empty_rows=T - n,
+            lone_rows=total - several.sum(-1),
+            empty_rows=total - n,
             mean_logit=_mean(rows.mean, some),
             var_logit=_mean(rows.var, some),
             min_logit=rows.min.min(-1, initial=np.inf),

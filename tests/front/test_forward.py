@@ -14,7 +14,8 @@ import torch
 
 import levelhead as lh
 from levelhead import _core, reference
-from levelhead.call import scaling, scoring
+from levelhead.call import options as scoring
+from levelhead.call import scaling
 from support import DTYPES, ISAS, LENGTHS, WIDTHS, Array, agree, kind, on_every_isa, qkv, same_bits, storage
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from levelhead import reference, state, stats
-from levelhead.call import scoring
+from levelhead.call import options as scoring
 
 pytestmark = pytest.mark.filterwarnings("error")
 

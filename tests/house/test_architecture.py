@@ -17,15 +17,15 @@ PACKAGE = ROOT / "src" / "levelhead"
 # From the ground up. A module may import from the layers below its own, and leaves from each other;
 # a package (bench) is one layer, and its modules may import each other.
 LEAVES = (
-    "_version errors checks state stats words reference "
-    "call.__init__ call.dropout call.scaling call.scoring call.segments call.shapes"
+    "_version errors checks state stats words front_ends reference "
+    "call.__init__ call.dropout call.options call.scaling call.segments call.shapes"
 )
 LAYERS = [
     set(layer.split())
     for layer in (
         LEAVES,
         "_core",
-        "call.arrays info",
+        "call.arrays call.prepare info",
         "observation",
         "attention",
         "additive gradients multihead",

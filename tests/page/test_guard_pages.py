@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from levelhead import _core, reference
-from levelhead.call import scoring
+from levelhead.call import options as scoring
 from support import DTYPES, ISAS, Array, check_output, kind, magnitude, qkv, running_on, storage
 
 PAGE = mmap.PAGESIZE

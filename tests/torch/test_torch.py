@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 import levelhead as lh
+from levelhead.call.options import Scoring
 from levelhead.torch import patch, scaled_dot_product_attention
 from levelhead.torch.functorch import attend
-from levelhead.torch.operators import Options
 
 ORIGINAL = F.scaled_dot_product_attention
 
@@ -154,5 +154,5 @@ def test_mistakes_are_runtime_errors(given: Any, options: dict[str, Any], says: 
 
 def test_the_logsumexp_of_the_operator() -> None:
     q, k, v = tensors(2, 3, grad=False)
-    _, found = attend(q, k, v, Options(scale=torch.full((3,), 0.5, dtype=torch.float64)))
+    _, found = attend(q, k, v, Scoring(scale=torch.full((3,), 0.5, dtype=torch.float64)))
     torch.testing.assert_close(found, (q @ k.mT * 0.5).logsumexp(-1))

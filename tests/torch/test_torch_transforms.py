@@ -19,8 +19,8 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import levelhead as lh
+from levelhead.call.options import Scoring
 from levelhead.torch import MultiHeadAttention, scaled_dot_product_attention
-from levelhead.torch.operators import Options
 
 ORIGINAL = F.scaled_dot_product_attention
 
@@ -68,7 +68,7 @@ def call_of(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
         torch.randn(sizes, dtype=dtype, requires_grad=True) for sizes in ((2, 4, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3))
     )
     scale = torch.full((4,), 0.5, dtype=torch.float64, requires_grad=True)
-    return (q, k, v, *Options(scale=scale, **OPTIONS[name]))
+    return (q, k, v, *Scoring(scale=scale, **OPTIONS[name]), None)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -282,7 +282,7 @@ def test_what_each_example_has_of_its_own() -> None:
     scale, sinks = torch.rand(6, 3, dtype=torch.float64), torch.randn(6, 3)
 
     def run(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, sinks: Tensor) -> Any:
-        return torch.ops.levelhead.attend(q, k, v, *Options(scale=scale, sinks=sinks))
+        return torch.ops.levelhead.attend(q, k, v, *Scoring(scale=scale, sinks=sinks), None)
 
     found = vmap(run)(q, k, v, scale, sinks)
     for i in range(6):

@@ -16,7 +16,7 @@ import numpy as np
 from levelhead import reference
 from levelhead.bench.calls import Array, Parts
 from levelhead.bench.cases import Case
-from levelhead.call import scoring
+from levelhead.call import segments
 
 ROWS = 64  # query rows compared with the truth, of each head
 _VISIBLE = 0.9  # share of a random boolean mask that is True
@@ -51,7 +51,7 @@ class Problem:
 
     @cached_property
     def ids(self) -> Array | None:
-        return None if self.ends is None else scoring.segment_ids(self.ends)
+        return None if self.ends is None else segments.segment_ids(self.ends)
 
     @cached_property
     def mask(self) -> Array | None:
@@ -106,7 +106,7 @@ class Problem:
         if case.mask == "float" and self.mask is not None:
             bias = self.mask[None, None]
         if case.alibi:
-            slopes = scoring.alibi_slopes(case.H)[None, :, None, None]
+            slopes = segments.alibi_slopes(case.H)[None, :, None, None]
             distance = np.abs(np.arange(case.S - case.T, case.S)[:, None] - np.arange(case.S))
             added = (-slopes * distance).astype(np.float32)
             bias = added if bias is None else bias + added

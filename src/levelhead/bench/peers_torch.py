@@ -211,7 +211,7 @@ def _mask_mod(problem: Problem) -> Callable[..., Any] | None:
 def _score_mod(problem: Problem) -> Callable[..., Any] | None:
     import torch
 
-    from levelhead.call import scoring
+    from levelhead.call import segments
 
     case = problem.case
     shift = case.S - case.T
@@ -219,7 +219,7 @@ def _score_mod(problem: Problem) -> Callable[..., Any] | None:
         cap = case.softcap
         return lambda s, b, h, i, j: cap * torch.tanh(s / cap)
     if case.alibi:
-        slopes = tensor(scoring.alibi_slopes(case.H).astype(np.float32))
+        slopes = tensor(segments.alibi_slopes(case.H).astype(np.float32))
         return lambda s, b, h, i, j: s - slopes[h] * (i + shift - j).abs()
     if case.mask == "float" and problem.mask is not None:
         added = tensor(problem.mask)

@@ -182,6 +182,12 @@ def mark_written(out: Any, origin: Origin) -> None:
         sys.modules["torch"].autograd.graph.increment_version(out)
 
 
+def stretched(x: Array, shape: tuple[int, ...]) -> Array:
+    """x as a writable array of that shape: elements along a broadcast axis share memory."""
+    x = x.reshape(x.shape[-len(shape) :])  # q of rank 2 is one head without its axis
+    return np.lib.stride_tricks.as_strided(x, shape, np.broadcast_to(x, shape).strides)
+
+
 def _floats(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin]:
     seen = _look(name, x, in_place=in_place)
     if seen is None:

@@ -1,15 +1,22 @@
-"""User options to one checked, normalised `Scoring`: what happens to a logit, and who sees whom.
+"""The options of an attention call: names, types, defaults, documentation, checks, and their one normal form.
 
-The order, everywhere in levelhead: dot product, scale, softcap, bias (float mask) and ALiBi, hide
-(bool mask, causal, window, key lengths, segments), softmax with sinks. A logit of -inf is hidden,
-whatever made it so. This file checks and normalises; it computes no logit and copies no mask.
+Callers pass `Options`, checked by `describe` into a `Scoring`. Every front end takes its options from here: signatures
+and their documentation (`documented`), the core's keywords, PyTorch's operator schema, the distributed agreement, the
+calls that a watch describes. A new option is a key of `Options`, an entry of `_MEANING`, and a field of `Scoring` with
+its check; then `reference.py` and the kernel.
+
+The order, everywhere in levelhead: dot product, scale, softcap, bias (float mask) and ALiBi, hide (bool mask, causal,
+window, lengths, segments), softmax with sinks. A logit of -inf is hidden, whatever made it so. This file computes no
+logit and copies no mask.
 """
 
 from __future__ import annotations
 
+import inspect
 import secrets
-from dataclasses import dataclass
-from typing import Any
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +27,9 @@ from levelhead.call.shapes import Shape, shape_of
 from levelhead.checks import as_array, broadcast, flag, integer, integers, number, per_head, told
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 
-__all__ = ["Scoring", "Shape", "alibi_slopes", "describe", "segment_ids", "shape_of"]
+__all__ = ["Options", "Scoring", "Shape", "alibi_slopes", "describe", "documented", "segment_ids", "shape_of"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Positions stay this far from the ends of int64, so that p + T, p - left and p - j cannot wrap.
 _FAR = 2**61
@@ -28,70 +37,241 @@ _TINY = float(np.finfo(np.float32).tiny)
 _HUGE = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """Every option of an attention call in one normal form; `None` means absent."""
+class Options(TypedDict, total=False):
+    """What callers pass, by keyword; what is left out has the default of `DEFAULTS`."""
 
-    scale: Scale
+    scale: ScaleLike
     causal: bool
-    left: int | None  # window: keys from p - left ...
-    right: int | None  # ... to p + right
-    mask: NDArray[Any] | None  # view, batch + (H, T, S): bool, float, or bfloat16 bits in uint16
+    window: tuple[int | None, int | None] | None
+    mask: Any
     softcap: float | None
-    sinks: NDArray[np.float64] | None  # (H,)
-    alibi: NDArray[np.float64] | None  # (H,) slopes
-    key_lengths: NDArray[np.int64] | None  # (B,)
-    query_segments: NDArray[np.int64] | None  # (B, T)
-    key_segments: NDArray[np.int64] | None  # (B, S)
-    query_start: NDArray[np.int64]  # (B,)
+    sinks: Any
+    alibi: Any
+    key_lengths: Any
+    query_lengths: Any
+    segments: Any
+    query_start: Any
     dropout: float
-    seed: int
+    seed: int | None
 
 
-def describe(
-    shape: Shape,
-    *,
-    scale: ScaleLike = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Any = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    alibi: Any = None,
-    key_lengths: Any = None,
-    segments: Any = None,
-    query_start: Any = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    dtype_name: str = "float32",
-) -> Scoring:
-    """Check every option against `shape` and bring it to its normal form.
+# How `help()` documents each option.
+_MEANING = {
+    "scale": "None for 1/√d_k, a number, one per head, or a rule of `levelhead.scaling`.",
+    "causal": "hide keys after the query's position p = query_start + i.",
+    "window": "(left, right), keep p - left <= j <= p + right; None on a side: no limit.",
+    "mask": "bool (True: may attend) or additive float, broadcastable to (..., H, T, S).",
+    "softcap": "c > 0 bounds the scaled logits, c · tanh(s / c).",
+    "sinks": "(H,) one extra logit per head in the denominator.",
+    "alibi": "(H,) slopes, or True for the standard ones; adds -slope · |p - j|.",
+    "key_lengths": "how many keys of each batch row exist.",
+    "query_lengths": "how many queries of each batch row exist; rows beyond are 0 and count nowhere.",
+    "segments": "(query ids, key ids) or one array for both; attention stays within an id.",
+    "query_start": "position of the first query, one or per batch row; default S - T.",
+    "dropout": "share of weights dropped, a function of `seed` and positions alone.",
+    "seed": "makes dropout reproducible.",
+}
+NAMES = tuple(_MEANING)
+ARRAYS = ("scale", "sinks", "alibi", "key_lengths", "query_lengths", "segments", "query_start")  # may be arrays
+DEFAULTS: Mapping[str, Any] = dict.fromkeys(NAMES) | {"causal": False, "dropout": 0.0}
+
+# What a field of `Scoring` is, for code that treats all options alike.
+HEADS, BATCH, TOKENS, MASK, SEED = "one per head", "one per batch row", "one per token", "mask", "seed"
+FLAG, INTEGER, NUMBER, RATE = "flag", "integer", "number", "rate"
+
+
+class Scoring(NamedTuple):
+    """Every option of a call in one normal form; None means absent.
+
+    Arrays are NumPy's, or PyTorch's where a tensor call is described. Tensor fields come first, in the order of
+    PyTorch's operators; B is all leading dimensions as one.
+    """
+
+    scale: Any  # (H,) float64: s = scale[h] · q·k
+    mask: Any = None  # bool (True: visible) or additive, broadcastable to batch + (H, T, S); a view, never copied
+    sinks: Any = None  # (H,)
+    alibi: Any = None  # (H,) slopes
+    key_lengths: Any = None  # (B,)
+    query_lengths: Any = None  # (B,)
+    query_segments: Any = None  # (B, T)
+    key_segments: Any = None  # (B, S)
+    query_start: Any = None  # (B,); None: 0
+    seed: Any = None  # of dropout; a number, or a tensor of shape ()
+    cosine: bool = False  # rows of q and k are divided by their norms first; a zero row stays zero
+    log_n: bool = False  # each row also times ln(keys left to it by position and segment)
+    causal: bool = False
+    left: int | None = None  # window: keys from p - left ...
+    right: int | None = None  # ... to p + right
+    softcap: float | None = None
+    dropout: float = 0.0
+
+    def keywords(self) -> dict[str, Any]:
+        """The fields that say something, by name: what is absent or off is left out."""
+        silent = () if self.dropout else ("dropout", "seed")
+        present = {name: x for name, x in self._asdict().items() if x is not None and x is not False}
+        return {name: x for name, x in present.items() if name not in silent}
+
+    @property
+    def by_position(self) -> bool:
+        """Whether positions or segments hide keys or rows."""
+        limits = (self.left, self.right, self.key_lengths, self.query_lengths, self.query_segments)
+        return self.causal or any(limit is not None for limit in limits)
+
+    def positions(self, index: Any) -> Any:
+        """Where queries with these indices in their sequence (T,) sit, (B, T); (1, T) if all rows start at 0."""
+        return index[None] if self.query_start is None else self.query_start[:, None] + index
+
+    def reach(self, index: Any) -> tuple[Any, Any]:
+        """The first and the last key position that queries (T,) may see, (B, T) each; a row that sees none has last
+        before first."""
+        xp = namespace(index)
+        p = self.positions(index)
+        first, last = p * 0 - 2 * _FAR, p * 0 + 2 * _FAR
+        if self.left is not None:
+            first = p - self.left
+        if self.right is not None:
+            last = p + self.right
+        if self.causal:
+            last = xp.minimum(last, p)
+        if self.key_lengths is not None:
+            last = xp.minimum(last, self.key_lengths[:, None] - 1)
+        if self.query_lengths is not None:
+            last = xp.where(self.exists(index), last, first - 1)
+        return first, last
+
+    def exists(self, index: Any) -> Any:
+        """Which queries (T,) of each batch row exist, (B, T); None: all."""
+        return None if self.query_lengths is None else index < self.query_lengths[:, None]
+
+    def existing_rows(self, shape: Shape, index: Any = None) -> Any:
+        """`exists` as it broadcasts to rows (..., H, T) of that shape; `index` where q holds a part of the queries."""
+        exists = self.exists(np.arange(shape.T) if index is None else index)
+        if exists is None or not shape.lead:
+            return None if exists is None else exists[0]
+        return exists.reshape((*shape.batch, 1, shape.T))
+
+    def visible(self, index: Any, j: Any) -> Any:
+        """Which keys at positions j (S,) queries (T,) may see by position and segment, (B, T, S)."""
+        first, last = self.reach(index)
+        seen = (j >= first[:, :, None]) & (j <= last[:, :, None])
+        if self.query_segments is not None:
+            seen = seen & (self.query_segments[:, :, None] == self.key_segments[:, None, :])
+        return seen
+
+
+KINDS: Mapping[str, str] = {
+    "scale": HEADS,
+    "mask": MASK,
+    "sinks": HEADS,
+    "alibi": HEADS,
+    "key_lengths": BATCH,
+    "query_lengths": BATCH,
+    "query_segments": TOKENS,
+    "key_segments": TOKENS,
+    "query_start": BATCH,
+    "seed": SEED,
+    "cosine": FLAG,
+    "log_n": FLAG,
+    "causal": FLAG,
+    "left": INTEGER,
+    "right": INTEGER,
+    "softcap": NUMBER,
+    "dropout": RATE,
+}
+
+
+def fields(*kinds: str) -> tuple[str, ...]:
+    """The fields of `Scoring` of these kinds, in its order."""
+    return tuple(name for name in Scoring._fields if KINDS[name] in kinds)
+
+
+def namespace(x: Any) -> Any:
+    """The module of an array's functions: NumPy or torch."""
+    return sys.modules[type(x).__module__.partition(".")[0]]
+
+
+# ---- signatures
+
+
+def documented(only: Collection[str] = NAMES) -> Callable[[F], F]:
+    """Gives a function that takes **options an explicit signature, and its docstring the options' meaning.
+
+    The options stand before the function's other keywords. In the docstring they replace the line `{options}`. An
+    option that is not in `only`, or is unknown, is a TypeError.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [x for x in signature.parameters.values() if x.kind is not x.VAR_KEYWORD]
+        first = [x for x in own if x.kind is not x.KEYWORD_ONLY]
+        types = Options.__annotations__
+        listed = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=DEFAULTS[name],
+                annotation=getattr(types[name], "__forward_arg__", types[name]),
+            )
+            for name in NAMES
+            if name in only
+        ]
+        parameters = [*first, *listed, *(x for x in own if x not in first)]
+        vars(function)["__signature__"] = signature.replace(parameters=parameters)
+        lines = "\n        ".join(f"{name}: {_MEANING[name]}" for name in NAMES if name in only)
+        if function.__doc__:
+            function.__doc__ = function.__doc__.replace("{options}", lines)
+        return function
+
+    return decorate
+
+
+def known(function: str, options: Mapping[str, Any], only: Collection[str] = NAMES) -> None:
+    """Refuses keywords that are no options, in Python's own words."""
+    for name in options:
+        if name not in only:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+# ---- from options to the normal form
+
+
+def describe(shape: Shape, *, dtype_name: str = "float32", queries: int | None = None, **options: Any) -> Scoring:
+    """Checks every option against `shape` and brings it to its normal form.
 
     Args:
-        shape: what `shape_of` says of q, k and v.
-        dtype_name: the dtype of q; a float mask has this dtype or float32. With "bfloat16" a
-            uint16 mask is read as bfloat16 bits, so integer masks are refused before this call.
+        shape: the sizes of q, k and v, from `shape_of`.
+        dtype_name: the dtype of q; a float mask has this dtype or float32. With "bfloat16" a uint16 mask is read as
+            bfloat16 bits, so integer masks are refused before this call.
+        queries: of the whole sequence, where q holds a part of it.
+        options: as in `Options`.
     """
-    left, right = _window(window)
-    rate = _dropout(dropout)
+    known("describe", options)
+    given = {**DEFAULTS, **options}
+    left, right = _window(given["window"])
+    rate = _dropout(given["dropout"])
+    segments = given["segments"]
     query_segments, key_segments = (None, None) if segments is None else segment_pair(segments, shape)
     # Half types compute in float32, where a larger number would become inf.
     reach = float(np.finfo(np.float64).max) if dtype_name == "float64" else _HUGE
+    scale = _scale(given["scale"], shape, reach)
     return Scoring(
-        scale=_scale(scale, shape, reach),
-        causal=flag("causal", causal),
+        scale=scale.factor,
+        cosine=scale.cosine,
+        log_n=scale.log_n,
+        causal=flag("causal", given["causal"]),
         left=left,
         right=right,
-        mask=None if mask is None else _mask(mask, shape, dtype_name),
-        softcap=None if softcap is None else _softcap(softcap, reach),
-        sinks=None if sinks is None else _sinks(sinks, shape, reach),
-        alibi=_alibi(alibi, shape, reach),
-        key_lengths=None if key_lengths is None else _key_lengths(key_lengths, shape),
+        mask=None if given["mask"] is None else _mask(given["mask"], shape, dtype_name),
+        softcap=None if given["softcap"] is None else _softcap(given["softcap"], reach),
+        sinks=None if given["sinks"] is None else _sinks(given["sinks"], shape, reach),
+        alibi=_alibi(given["alibi"], shape, reach),
+        key_lengths=_lengths("key_lengths", given["key_lengths"], shape, shape.S),
+        query_lengths=_lengths("query_lengths", given["query_lengths"], shape, queries or shape.T),
         query_segments=query_segments,
         key_segments=key_segments,
-        query_start=_query_start(query_start, shape),
+        query_start=_query_start(given["query_start"], shape),
         dropout=rate,
-        seed=_seed(seed, rate),
+        seed=_seed(given["seed"], rate),
     )
 
 
@@ -181,14 +361,18 @@ def _within(argument: str, values: NDArray[np.float64], reach: float, advice: st
         raise LevelheadValueError(expected(argument, what, bad[0], advice))
 
 
-def _key_lengths(key_lengths: Any, shape: Shape) -> NDArray[np.int64]:
-    what, advice = "integers", "Give the number of keys of each batch row"
-    lengths = integers("key_lengths", key_lengths, shape.batch or (1,), what, advice)
-    bad = lengths[(lengths < 0) | (lengths > shape.S)]
+def _lengths(argument: str, lengths: Any, shape: Shape, most: int) -> NDArray[np.int64] | None:
+    """How many tokens of each batch row exist."""
+    if lengths is None:
+        return None
+    tokens, array = ("keys", "k") if argument == "key_lengths" else ("queries", "q")
+    what, advice = "integers", f"Give the number of {tokens} of each batch row"
+    values = integers(argument, lengths, shape.batch or (1,), what, advice)
+    bad = values[(values < 0) | (values > most)]
     if bad.size:
-        what = f"lengths from 0 to the {shape.S} keys of k"
-        raise LevelheadValueError(expected("key_lengths", what, bad[0], advice))
-    return lengths.reshape(shape.B)
+        what = f"lengths from 0 to the {most} {tokens} of {array}"
+        raise LevelheadValueError(expected(argument, what, bad[0], advice))
+    return values.reshape(shape.B)
 
 
 def _query_start(query_start: Any, shape: Shape) -> NDArray[np.int64]:

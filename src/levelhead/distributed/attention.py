@@ -1,35 +1,39 @@
-"""The front door of `lh.distributed`: attention over a sequence whose tokens are spread over ranks.
+"""`lh.distributed.attention` and `observe`: attention over a sequence whose tokens are spread over ranks.
 
-Checks, lets the ranks agree, runs a plan, and tells autograd. The plans are in files of their own.
+Checks, lets the ranks agree, runs a plan, and registers its gradient. The plans are in files of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from levelhead.call.options import Options, documented, known
 from levelhead.distributed import call as calls
 from levelhead.distributed import decode, gathered, ring, ulysses
 from levelhead.distributed.agree import agree, mark
-from levelhead.distributed.call import Asked, Call
+from levelhead.distributed.call import Agreement, Arguments, Checked, SplitLike
 from levelhead.distributed.local import Result
 from levelhead.distributed.plan import Seen
-from levelhead.distributed.split import Split
 from levelhead.distributed.trace import Trace
 from levelhead.distributed.wire import Wire
-from levelhead.errors import LevelheadError, LevelheadTypeError, expected
+from levelhead.errors import LevelheadError
 from levelhead.observation import Observation
 from levelhead.state import State
 from levelhead.torch.functorch import untraced
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _PLANS: Mapping[str, ModuleType] = {"all-gather": gathered, "ring": ring, "decode": decode, "ulysses": ulysses}
 
 
+@documented()
 def attention(
     q: Tensor,
     k: Tensor,
@@ -37,23 +41,12 @@ def attention(
     *,
     group: Any = None,
     plan: str = "all-gather",
-    split: Split | list[tuple[int, int, int]] | tuple[Any, Any] | None = None,
-    scale: Any = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Any = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    alibi: Any = None,
-    key_lengths: Any = None,
-    segments: Any = None,
-    query_start: Any = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
+    split: SplitLike = None,
     threads: int | None = None,
     timeout: Any = None,
     verify: bool = True,
     trace: Trace | None = None,
+    **options: Unpack[Options],
 ) -> Tensor:
     """`levelhead.attention` where each rank of a group holds a part of the tokens.
 
@@ -75,12 +68,9 @@ def attention(
             pair where queries and keys lie differently. None: one rank after another, in order.
             Own runs are compared with those of the others, so that a rank that took another one's
             shard is noticed; a `Split` only with the shards' lengths.
-        scale, causal, window, softcap, sinks, alibi, query_start, dropout: as in
-            `levelhead.attention`; positions are those of the whole sequence.
-        mask: this rank's queries × all keys by position, boolean or additive.
-        key_lengths: keys that count of each batch row, in the whole sequence.
-        segments: ids of this rank's tokens, one array or (queries', keys').
-        seed: of dropout; None: the first rank draws one for all.
+        {options}
+            Positions and lengths are those of the whole sequence; a mask is this rank's queries × all keys by
+            position; segments are the ids of this rank's tokens; without a seed the first rank draws one for all.
         timeout: seconds to wait for other ranks; None is the group's own.
         verify: whether rows are checked to have seen the keys that the options leave them.
         trace: where to note bytes and times.
@@ -91,25 +81,13 @@ def attention(
     Raises:
         LevelheadError: on every rank, where ranks disagree or one of them is lost.
     """
-    given = {
-        "scale": scale,
-        "causal": causal,
-        "window": window,
-        "mask": mask,
-        "softcap": softcap,
-        "sinks": sinks,
-        "alibi": alibi,
-        "key_lengths": key_lengths,
-        "segments": segments,
-        "query_start": query_start,
-        "dropout": dropout,
-        "seed": seed,
-    }
-    found = _run("attention", q, k, v, plan, split, threads, given, group, timeout, verify, trace)
-    out: Tensor = found[0]
-    return out
+    known("attention", options)
+    arguments = Arguments(q, k, v, plan, split, threads, options)
+    output: Tensor = _run("attention", arguments, Wire(group, timeout, trace), verify)[0]
+    return output
 
 
+@documented()
 def observe(
     q: Tensor,
     k: Tensor,
@@ -117,140 +95,82 @@ def observe(
     *,
     group: Any = None,
     plan: str = "all-gather",
-    split: Split | list[tuple[int, int, int]] | tuple[Any, Any] | None = None,
-    scale: Any = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Any = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    alibi: Any = None,
-    key_lengths: Any = None,
-    segments: Any = None,
-    query_start: Any = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
+    split: SplitLike = None,
     threads: int | None = None,
     timeout: Any = None,
     verify: bool = True,
     trace: Trace | None = None,
-) -> Observation:
+    **options: Unpack[Options],
+) -> Observation[Tensor]:
     """`attention` with every statistic of its softmax, over all keys of the sequence.
 
-    The arguments are those of `attention`; without v, statistics only.
+    Args:
+        q, k, v, group, plan, split, threads, timeout, verify, trace: as in `attention`; without v, statistics only.
+        {options}
 
     Returns:
         An `Observation` of this rank's rows (in plan "decode": of all), as one process would have
         made it; key positions are those of the whole sequence. Output and logsumexp are
         differentiable.
     """
-    given = {
-        "scale": scale,
-        "causal": causal,
-        "window": window,
-        "mask": mask,
-        "softcap": softcap,
-        "sinks": sinks,
-        "alibi": alibi,
-        "key_lengths": key_lengths,
-        "segments": segments,
-        "query_start": query_start,
-        "dropout": dropout,
-        "seed": seed,
-    }
-    return look(
-        q,
-        k,
-        v,
-        given,
-        group=group,
-        plan=plan,
-        split=split,
-        threads=threads,
-        timeout=timeout,
-        verify=verify,
-        trace=trace,
-    )[0]
+    known("observe", options)
+    how: dict[str, Any] = {"group": group, "plan": plan, "split": split, "threads": threads}
+    return look(q, k, v, options, **how, timeout=timeout, verify=verify, trace=trace)[0]
 
 
 def look(
     q: Tensor,
     k: Tensor,
     v: Tensor | None,
-    options: dict[str, Any],
+    options: Options,
     *,
     group: Any = None,
     plan: str = "all-gather",
-    split: Any = None,
+    split: SplitLike = None,
     threads: int | None = None,
     timeout: Any = None,
     verify: bool = True,
     trace: Trace | None = None,
-) -> tuple[Observation, Call]:
+) -> tuple[Observation[Tensor], Agreement]:
     """`observe`, and what the ranks agreed on: where this rank's rows sit in the sequence."""
     values = k[..., :0] if v is None and isinstance(k, Tensor) else v
-    out, logsumexp, call, state = _run(
-        "observe", q, k, values, plan, split, threads, options, group, timeout, verify, trace
-    )
+    arguments = Arguments(q, k, values, plan, split, threads, options)
+    out, logsumexp, agreement, state = _run("observe", arguments, Wire(group, timeout, trace), verify)
     flat = q.dim() == 2
-    made = State(
-        state.sums[0] if flat else state.sums,
-        state.counts[0] if flat else state.counts,
-        None if v is None else state.acc[0] if flat else state.acc,
-        call.keys.n,
+    parts: tuple[Any, ...] = (state.sums, state.counts, None if v is None else state.acc, agreement.exists)
+    sums, counts, acc, exists = (x[0] if flat and x is not None else x for x in parts)
+    observation: Observation[Tensor] = Observation(
+        State(sums, counts, acc, agreement.keys.n), agreement.rows.sink_logits(), agreement.origin, exists
     )
-    seen = Observation(made, call.rows.sink_logits(), call.origin)
-    vars(seen)["logsumexp"] = logsumexp
+    vars(observation)["logsumexp"] = logsumexp
     if v is not None:
-        vars(seen)["output"] = out
-    return seen, call
+        vars(observation)["output"] = out
+    return observation, agreement
 
 
 @untraced
-def _run(
-    kind: str,
-    q: Any,
-    k: Any,
-    v: Any,
-    plan: Any,
-    split: Any,
-    threads: Any,
-    options: dict[str, Any],
-    group: Any,
-    timeout: Any,
-    verify: bool,
-    trace: Trace | None,
-) -> tuple[Any, ...]:
-    """Output, logsumexp, the call and, when observing, the states of its rows."""
-    wire = Wire(group, timeout, trace)
-    asked, refusal = _asked(wire, q, k, v, plan, split, threads, options)
-    call = calls.settle(wire, kind, plan, asked, refusal, verify)
-    assert asked is not None
-    rows = call.rows
-    found: dict[str, Any] = {}
+def _run(kind: str, arguments: Arguments, wire: Wire, verify: bool) -> tuple[Any, ...]:
+    """Output, logsumexp, the agreement and, when observing, the states of its rows."""
+    checked, refusal = _checked(wire, arguments)
+    agreement = calls.agreed(wire, kind, arguments.plan, checked, refusal, verify)
+    assert checked is not None
+    rows = agreement.rows
+    states: dict[str, Any] = {}
     out, logsumexp = _Attend.apply(  # type: ignore[no-untyped-call]
-        call, found, kind == "observe", rows.q, asked.k, asked.v, rows.scale, rows.mask, rows.sinks
+        agreement, states, kind == "observe", rows.q, checked.k, checked.v, rows.scale, rows.mask, rows.sinks
     )
-    if q.dim() == 2:
+    if arguments.q.dim() == 2:
         out, logsumexp = out[0], logsumexp[0] if kind == "observe" else logsumexp
-    return out, logsumexp, call, found.get("state")
+    return out, logsumexp, agreement, states.get("state")
 
 
-def _asked(
-    wire: Wire, q: Any, k: Any, v: Any, plan: Any, split: Any, threads: Any, options: dict[str, Any]
-) -> tuple[Asked | None, LevelheadError | None]:
-    """What is asked on this rank, or why that cannot be: the others must hear of it."""
+def _checked(wire: Wire, arguments: Arguments) -> tuple[Checked | None, LevelheadError | None]:
+    """This rank's arguments, or why they are refused; the other ranks learn of a refusal."""
     try:
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if not isinstance(x, Tensor):
-                given, advice = type(x).__name__, "Convert it with torch.from_numpy"
-                raise LevelheadTypeError(expected(name, "a torch tensor", given, advice))
-        if q.dim() == k.dim() == v.dim() == 2:  # one head without its axis
-            q, k, v = q[None], k[None], v[None]
-        asked = calls.ask(q, k, v, plan, split, threads, options)
-        if plan == "ulysses":
-            ulysses.refuse(asked.shape.H, asked.shape.G, wire.world)
-        return asked, None
+        checked = calls.check(arguments)
+        if arguments.plan == "ulysses":
+            ulysses.refuse(checked.shape.H, checked.shape.G, wire.world)
+        return checked, None
     except LevelheadError as error:
         return None, error
 
@@ -261,8 +181,8 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        call: Call,
-        found: dict[str, Any],
+        call: Agreement,
+        states: dict[str, Any],
         stats: bool,
         q: Tensor,
         k: Tensor,
@@ -272,7 +192,7 @@ class _Attend(torch.autograd.Function):
         sinks: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         seen: Seen = _PLANS[call.plan].forward(call, k, v, stats=stats)
-        found["state"] = seen.state
+        states["state"] = seen.state
         ctx.save_for_backward(q, k, v, seen.out, seen.logsumexp, scale, mask, sinks)
         ctx.call, ctx.kept = call, seen.kept
         ctx.set_materialize_grads(False)
@@ -281,15 +201,15 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # a second derivative would need another plan
     def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None) -> tuple[Any, ...]:
-        call: Call = ctx.call
+        call: Agreement = ctx.call
         q, k, v, out, logsumexp, scale, mask, sinks = ctx.saved_tensors
-        names = ("call", "found", "stats", "q", "k", "v", "scale", "mask", "sinks")
+        names = ("call", "states", "stats", "q", "k", "v", "scale", "mask", "sinks")
         wanted = {name for name, x in zip(names, ctx.needs_input_grad, strict=True) if x}
         same = {"gradients": mark(sorted(wanted)), "logsumexp": int(dlogsumexp is not None)}
         agree(call.wire, f"the backward pass of call {call.number}", same, {})
         dout = torch.zeros_like(out) if dout is None else dout.to(out.dtype)
         result = Result(out, logsumexp, dout, dlogsumexp)
-        found = _PLANS[call.plan].backward(call, k, v, result, ctx.kept, wanted)
+        gradients = _PLANS[call.plan].backward(call, k, v, result, ctx.kept, wanted)
         of = {"q": q, "k": k, "v": v, "scale": scale, "mask": mask, "sinks": sinks}
-        grads = {name: x.to(of[name].dtype) for name, x in found.items() if name in wanted}
+        grads = {name: x.to(of[name].dtype) for name, x in gradients.items() if name in wanted}
         return tuple(grads.get(name) for name in names)

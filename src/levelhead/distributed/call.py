@@ -1,8 +1,8 @@
-"""A distributed call, described: what is asked on this rank, what all ranks agreed on.
+"""A distributed call: the arguments on this rank, and what all ranks agreed on.
 
-Arguments are checked twice. First alone, so that a mistake on one rank is known before it speaks;
-then, when the length of the whole sequence is known, together. Both times by the code that checks
-`levelhead.attention`. This file computes nothing and decides no order.
+Arguments are checked twice, by the code that checks `levelhead.attention`: first alone, so that a mistake on one rank
+is known before any message; then, when the length of the whole sequence is known, together. This file computes nothing
+and decides no order.
 """
 
 from __future__ import annotations
@@ -10,15 +10,30 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from levelhead.attention import options_for_core, team_for
-from levelhead.call import arrays, scoring
+from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
+from levelhead.call.options import (
+    BATCH,
+    DEFAULTS,
+    FLAG,
+    HEADS,
+    NAMES,
+    NUMBER,
+    RATE,
+    TOKENS,
+    Options,
+    Scoring,
+    Shape,
+    fields,
+    shape_of,
+)
+from levelhead.call.prepare import described, for_core, team_for
 from levelhead.call.segments import segment_pair
 from levelhead.distributed import counted
 from levelhead.distributed.agree import Table, agree, bits, mark, next_call, number
@@ -30,24 +45,28 @@ from levelhead.torch.operators import LevelheadRuntimeError
 
 PLANS = ("all-gather", "ring", "decode", "ulysses")
 
-# Of the core's keywords, those that the kernel calls of all plans share.
-_SHARED = {"cosine", "log_n", "causal", "left", "right", "softcap", "alibi", "key_lengths"}
-_SHARED |= {"query_start", "dropout", "seed"}
+SplitLike: TypeAlias = Split | list[tuple[int, int, int]] | tuple[Any, Any] | None
+
+# Fields that each kernel call takes from the rows and keys at hand; all calls share the others.
+_OWN = {"scale", "mask", "sinks", *fields(TOKENS)}
+# Options whose sizes are those of the whole sequence.
+_WHOLE = ("segments", *(name for name in fields(BATCH) if name in NAMES))
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Agreement:
     """What all ranks agreed on, and this rank's rows."""
 
     wire: Wire
     plan: str
     number: int  # of the group's calls
-    queries: Split  # in plan "decode" everybody has all of them: one shard
+    queries: Split  # in plan "decode" every rank has all of them: one shard
     keys: Split
     rows: Rows
     origin: Origin
     may_overflow: bool  # whether a logit may become -inf and count as hidden
     verify: bool
+    exists: Array | None  # of this rank's rows, broadcastable to (..., H, T); None: all
 
     @property
     def positions(self) -> Array:
@@ -55,16 +74,16 @@ class Call:
         return self.queries.positions(0 if self.plan == "decode" else self.wire.rank)
 
     def check_counts(self, counts: Array, rows: Rows) -> str | None:
-        """What is wrong with the keys that rows saw; None: nothing."""
+        """What is wrong with the numbers of keys that rows saw; None: nothing."""
         return counted.wrong(counts, rows, self.keys.n, may_overflow=self.may_overflow)
 
     def confirm(self, trouble: str | None) -> None:
-        """Tells the others whether all is well, and raises where it is not, on every rank."""
+        """Exchanges whether the check passed, and raises on every rank where it failed on one."""
         refusal = None if trouble is None else _counts_error(f"{trouble}, on rank {self.wire.rank}")
         agree(self.wire, f"the check of call {self.number}", {}, {}, refusal, "keys seen")
 
     def complain(self, trouble: str) -> None:
-        """The same where every rank knows already."""
+        """The same where every rank has found it."""
         raise _counts_error(trouble)
 
 
@@ -75,40 +94,60 @@ def _counts_error(trouble: str) -> LevelheadRuntimeError:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the caller of one rank passed, checked as far as that can be done alone."""
+class Arguments:
+    """The arguments of a call on this rank, unchecked."""
+
+    q: Any
+    k: Any
+    v: Any
+    plan: Any
+    split: Any
+    threads: Any
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The same, checked as far as one rank can alone."""
 
     q: Tensor  # (..., H, T, D), here and below
     k: Tensor
     v: Tensor
-    options: Mapping[str, Any]
-    shape: scoring.Shape
+    options: Mapping[str, Any]  # every one of them
+    shape: Shape
     origin: Origin
-    core: Mapping[str, Any]  # the core's keywords, but for key_lengths and query_start
+    scoring: Scoring  # without `_WHOLE`
     ids: tuple[Array, Array] | None  # of this rank's queries and keys
     splits: tuple[Split | Runs | None, Split | Runs | None]
     threads: Any
 
 
-def ask(q: Tensor, k: Tensor, v: Tensor, plan: Any, split: Any, threads: Any, options: Mapping[str, Any]) -> Asked:
+def check(arguments: Arguments) -> Checked:
     """Checks what can be checked on one rank; every refusal names its argument."""
+    q, k, v, plan = arguments.q, arguments.k, arguments.v, arguments.plan
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            advice = "Convert it with torch.from_numpy"
+            raise LevelheadTypeError(expected(name, "a torch tensor", type(x).__name__, advice))
+    if q.dim() == k.dim() == v.dim() == 2:  # one head without its axis
+        q, k, v = q[None], k[None], v[None]
     if plan not in PLANS:
         advice = "all-gather is for training, ring saves memory, decode is for few queries"
         raise LevelheadValueError(expected("plan", f"one of {PLANS}", repr(plan), advice))
+    options = {**DEFAULTS, **arguments.options}
     with torch.no_grad():
         *views, origin = arrays.take(q, k, v)
-        shape = scoring.shape_of(*(tuple(x.shape) for x in views))
+        shape = shape_of(*(tuple(x.shape) for x in views))
         ids = None if options["segments"] is None else segment_pair(options["segments"], shape)
         columns = 1 if options["mask"] is None else np.shape(options["mask"])[-1]
-        alone = dict.fromkeys(("segments", "key_lengths", "query_start"))
         whole = replace(shape, S=columns if columns > 1 else shape.S)
-        core = options_for_core(whole, origin, **{**options, **alone})
-        team_for(threads, origin)
-    return Asked(q, k, v, options, shape, origin, core, ids, _splits(split), threads)
+        scoring = described(whole, origin, {**options, **dict.fromkeys(_WHOLE)})
+        team_for(arguments.threads, origin)
+    return Checked(q, k, v, options, shape, origin, scoring, ids, _splits(arguments.split), arguments.threads)
 
 
 def _splits(split: Any) -> tuple[Split | Runs | None, Split | Runs | None]:
-    """What is said about queries and about keys: one for both, or a pair."""
+    """The splits of queries and of keys: one for both, or a pair."""
     if split is None or isinstance(split, Split):
         return split, split
     if isinstance(split, tuple) and len(split) == 2:
@@ -125,59 +164,59 @@ def _splits(split: Any) -> tuple[Split | Runs | None, Split | Runs | None]:
 # ---- together
 
 
-def settle(wire: Wire, kind: str, plan: Any, asked: Asked | None, refusal: LevelheadError | None, verify: bool) -> Call:
+def agreed(
+    wire: Wire, kind: str, plan: Any, checked: Checked | None, refusal: LevelheadError | None, verify: bool
+) -> Agreement:
     """What all ranks agree on; an error on every rank where they do not."""
     count = next_call(wire)
-    same, own = ({}, {}) if asked is None else _said(asked, plan, verify)
+    same, own = ({}, {}) if checked is None else _message(checked, plan, verify)
     step = f"call {count} of this group, levelhead.distributed.{kind}"
-    if refusal is not None or asked is None:
+    if refusal is not None or checked is None:
         agree(wire, step, same, own, refusal)
         raise AssertionError("a refusal is raised by `agree`")
     table = agree(wire, step, same, own)
-    keys = _split(wire, table, "keys", asked.splits[1])
+    keys = _split(wire, table, "keys", checked.splits[1])
     if plan == "decode":
-        queries = Split((((0, asked.shape.T, 1),),))
+        queries = Split((((0, checked.shape.T, 1),),))
     else:
-        queries = _split(wire, table, "queries", asked.splits[0])
-    return _call(wire, plan, count, asked, table, queries, keys, verify)
+        queries = _split(wire, table, "queries", checked.splits[0])
+    return _agreement(wire, plan, count, checked, table, queries, keys, verify)
 
 
-def _said(asked: Asked, plan: str, verify: bool) -> tuple[dict[str, int], dict[str, int]]:
-    """What this rank tells the others: what must be the same, and what is its own."""
-    shape, options, core = asked.shape, asked.options, asked.core
-    tensors = (asked.q, asked.k, asked.v, *(options[x] for x in ("scale", "mask", "sinks")))
-    learns = torch.is_grad_enabled()
+def _message(checked: Checked, plan: str, verify: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """What this rank sends to the others: what must be the same, and what is its own."""
+    shape, options, scoring = checked.shape, checked.options, checked.scoring
+    tensors = (checked.q, checked.k, checked.v, *(options[x] for x in ("scale", "mask", "sinks")))
+    enabled = torch.is_grad_enabled()
     mask = options["mask"]
     same = {
         "plan": mark(plan),
-        "dtype": mark(asked.origin.dtype),
-        "batch": mark(shape.batch, len(asked.q.shape)),
+        "dtype": mark(checked.origin.dtype),
+        "batch": mark(shape.batch, len(checked.q.shape)),
         "heads of q": shape.H,
         "heads of k": shape.G,
         "width of keys": shape.D,
         "width of values": shape.E or 0,
-        "requires_grad": mark([learns and _learns(x) for x in tensors]),
+        "requires_grad": mark([enabled and _requires_grad(x) for x in tensors]),
         "verify": int(verify),
         "mask": mark(None if mask is None else (str(mask.dtype), *_without_rows(mask))),
-        "segments": int(asked.ids is not None),
-        "split": mark([_kind(x) for x in asked.splits]),
+        "segments": int(checked.ids is not None),
+        "split": mark([_kind(x) for x in checked.splits]),
         "seed": mark(options["seed"]),
+        "window": mark(scoring.left, scoring.right),
     }
-    for name in ("scale", "cosine", "log_n", "causal", "softcap", "sinks", "alibi", "dropout"):
-        same[name] = _option(core.get(name))
-    same["window"] = mark(core.get("left"), core.get("right"))
-    for name in ("key_lengths", "query_start"):
-        same[name] = _option(arrays.option(name, options[name]))
+    same |= {name: _option(getattr(scoring, name)) for name in fields(HEADS, FLAG, NUMBER, RATE)}
+    same |= {name: _option(arrays.option(name, options[name])) for name in _WHOLE if name != "segments"}
     if plan == "decode":
         same["queries"] = shape.T
-    runs = [len(x) if isinstance(x, tuple) else 0 for x in asked.splits]
-    seed = int(np.uint64(core.get("seed", 0)).astype(np.int64))
-    largest = [bits(_largest(x)) for x in (asked.q, asked.k)]
+    runs = [len(x) if isinstance(x, tuple) else 0 for x in checked.splits]
+    seed = int(np.uint64(scoring.seed).astype(np.int64))
+    largest = [bits(_largest(x)) for x in (checked.q, checked.k)]
     own = {"drawn": seed, "T": shape.T, "S": shape.S, "query runs": runs[0], "key runs": runs[1]}
     return same, own | dict(zip(("largest q", "largest k"), largest, strict=True))
 
 
-def _learns(x: Any) -> bool:
+def _requires_grad(x: Any) -> bool:
     return isinstance(x, Tensor) and x.requires_grad
 
 
@@ -193,8 +232,8 @@ def _kind(split: Split | Runs | None) -> Any:
 
 
 def _option(value: Any) -> int:
-    """0: absent. Arrays by their bits, so that a NaN equals itself."""
-    if value is None:
+    """0: absent or off. Arrays by their bits, so that a NaN equals itself."""
+    if value is None or value is False:
         return 0
     if isinstance(value, np.ndarray):
         return mark(value.shape, value.astype(value.dtype).tobytes())
@@ -236,40 +275,40 @@ def _split(wire: Wire, table: Table, of: str, said: Split | Runs | None) -> Spli
     return split
 
 
-def _call(
-    wire: Wire, plan: str, count: int, asked: Asked, table: Table, queries: Split, keys: Split, verify: bool
-) -> Call:
+def _agreement(
+    wire: Wire, plan: str, count: int, checked: Checked, table: Table, queries: Split, keys: Split, verify: bool
+) -> Agreement:
     """The call with its options checked against the whole sequence: the same on every rank."""
-    whole = replace(asked.shape, S=keys.n)
-    given = {**asked.options, "segments": None}
-    if given["dropout"] and given["seed"] is None:
-        given["seed"] = table[0]["drawn"] % 2**64
-    if given["query_start"] is None:
-        given["query_start"] = keys.n - queries.n
+    shape = replace(checked.shape, S=keys.n)
+    options = {**checked.options, "segments": None}
+    if options["dropout"] and options["seed"] is None:
+        options["seed"] = table[0]["drawn"] % 2**64
+    if options["query_start"] is None:
+        options["query_start"] = keys.n - queries.n
     with torch.no_grad():
-        core = options_for_core(whole, asked.origin, **given)
+        scoring = described(shape, checked.origin, options, queries=queries.n)
+    keywords = for_core(scoring, shape)
     rank = 0 if plan == "decode" else wire.rank
-    options = {name: core[name] for name in _SHARED & core.keys()}
-    options |= team_for(asked.threads, asked.origin)
+    shared = {name: x for name, x in keywords.items() if name not in _OWN}
     query_ids = key_ids = None
-    if asked.ids is not None:
-        query_ids = np.ascontiguousarray(asked.ids[0])
-        key_ids = gathered_ids(wire, keys, asked.ids[1])
-    sinks, scale = (_tensor(asked.options[x], core.get(x)) for x in ("sinks", "scale"))
-    mask = None if given["mask"] is None else torch.as_tensor(given["mask"])
+    if checked.ids is not None:
+        query_ids = np.ascontiguousarray(checked.ids[0])
+        key_ids = gathered_ids(wire, keys, checked.ids[1])
+    sinks, scale = (_tensor(checked.options[x], keywords.get(x)) for x in ("sinks", "scale"))
     assert scale is not None
     rows = Rows(
-        asked.q,
+        checked.q,
         queries.runs[rank],
-        scale.to(torch.float64).expand(asked.shape.H),
-        options,
-        mask,
+        scale.to(torch.float64).expand(checked.shape.H),
+        shared | team_for(checked.threads, checked.origin),
+        None if options["mask"] is None else torch.as_tensor(options["mask"]),
         sinks,
         query_ids,
         key_ids,
     )
-    overflows = _overflows(table, asked, core)
-    return Call(wire, plan, count, queries, keys, rows, asked.origin, overflows, verify)
+    may_overflow = _overflows(table, checked)
+    exists = scoring.existing_rows(shape, queries.positions(rank))
+    return Agreement(wire, plan, count, queries, keys, rows, checked.origin, may_overflow, verify, exists)
 
 
 def gathered_ids(wire: Wire, split: Split, ids: Array) -> Array:
@@ -289,11 +328,11 @@ def _tensor(given: Any, described: Any) -> Tensor | None:
     return torch.from_numpy(np.array(described))
 
 
-def _overflows(table: Table, asked: Asked, core: Mapping[str, Any]) -> bool:
+def _overflows(table: Table, checked: Checked) -> bool:
     """Whether the largest q and k that any rank has could make a logit of -inf."""
     largest = [max((number(row[name]) for row in table), key=_rank_of) for name in _LARGEST]
-    factor = float(np.abs(core["scale"]).max(initial=0.0)) * math.log(2 + len(table) * 2**40)
-    reach = largest[0] * largest[1] * max(asked.shape.D, 1) * max(factor, 1.0)
+    factor = float(np.abs(checked.scoring.scale).max(initial=0.0)) * math.log(2 + len(table) * 2**40)
+    reach = largest[0] * largest[1] * max(checked.shape.D, 1) * max(factor, 1.0)
     return not reach < _MOST
 
 

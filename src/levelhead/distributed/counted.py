@@ -6,14 +6,12 @@ mask leave. A shard left out, taken twice or put in a wrong place is thus an err
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from levelhead.call.arrays import Array
+from levelhead.call.options import BATCH, FLAG, INTEGER, Scoring, fields
 from levelhead.distributed.local import Rows
 from levelhead.distributed.split import positions
 
@@ -65,16 +63,9 @@ def keys_seen(rows: Rows, keys: int) -> Array:
 
 def _reach(rows: Rows, keys: int) -> tuple[Array, Array]:
     """The first and the last position that each row may see, (B, T) each."""
-    options: Mapping[str, Any] = rows.options
-    p = options["query_start"][:, None] + positions(rows.runs)
-    low, high = np.zeros_like(p), np.full_like(p, keys - 1)
-    if "left" in options:
-        low = np.maximum(low, p - options["left"])
-    if options.get("causal") or "right" in options:
-        high = np.minimum(high, p + (0 if options.get("causal") else options["right"]))
-    if "key_lengths" in options:
-        high = np.minimum(high, options["key_lengths"][:, None] - 1)
-    return low, high
+    present = {name: rows.options[name] for name in fields(FLAG, INTEGER, BATCH) if name in rows.options}
+    first, last = Scoring(rows.scale, **present).reach(positions(rows.runs))
+    return np.maximum(first, 0), np.minimum(last, keys - 1)
 
 
 def _sees(mask: Tensor) -> Tensor:

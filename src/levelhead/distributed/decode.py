@@ -18,14 +18,14 @@ from torch import Tensor
 from levelhead import state
 from levelhead.distributed import local
 from levelhead.distributed.agree import agree_about
-from levelhead.distributed.call import Call
+from levelhead.distributed.call import Agreement
 from levelhead.distributed.local import Block, Result
 from levelhead.distributed.plan import Seen, by_row, through_rows, zeros
 from levelhead.state import State
 from levelhead.torch.operators import wide
 
 
-def forward(call: Call, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
+def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
     """All rows over all keys, on every rank."""
     q = call.rows.q.detach().to(torch.float64)
     advice = "In plan decode every rank passes all queries"
@@ -44,7 +44,7 @@ def forward(call: Call, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
 
 
 def backward(
-    call: Call, k: Tensor, v: Tensor, result: Result, kept: tuple[Tensor, ...], wanted: set[str]
+    call: Agreement, k: Tensor, v: Tensor, result: Result, kept: tuple[Tensor, ...], wanted: set[str]
 ) -> dict[str, Tensor]:
     """Gradients by name: of keys and values from the rows everybody has, the rest summed."""
     dout = result.dout.to(torch.float64)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from levelhead import _core, state
 from levelhead.distributed import local
-from levelhead.distributed.call import Call
+from levelhead.distributed.call import Agreement
 from levelhead.distributed.local import Block, Result, Rows
 from levelhead.distributed.plan import Cargo, Seen
 from levelhead.distributed.trace import timed
@@ -24,7 +24,7 @@ from levelhead.state import State
 from levelhead.torch.operators import memory, wide
 
 
-def forward(call: Call, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
+def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
     """This rank's rows over all keys."""
     seen, made = attend(call, call.rows, _whole(call, k, v), stats=stats)
     if call.verify:
@@ -33,7 +33,7 @@ def forward(call: Call, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
     return seen
 
 
-def attend(call: Call, rows: Rows, block: Block, *, stats: bool) -> tuple[Seen, State | None]:
+def attend(call: Agreement, rows: Rows, block: Block, *, stats: bool) -> tuple[Seen, State | None]:
     """One kernel call over all keys, and the states if anybody looks at them."""
     shape = tuple(rows.q.shape[:-1])
     out = rows.q.new_empty((*shape, block.v.shape[-1]))
@@ -62,7 +62,7 @@ def attend(call: Call, rows: Rows, block: Block, *, stats: bool) -> tuple[Seen, 
 
 
 def backward(
-    call: Call, k: Tensor, v: Tensor, result: Result, kept: tuple[Tensor, ...], wanted: set[str]
+    call: Agreement, k: Tensor, v: Tensor, result: Result, kept: tuple[Tensor, ...], wanted: set[str]
 ) -> dict[str, Tensor]:
     """Gradients by name; those of keys and values from every rank's rows."""
     block = _whole(call, k, v)
@@ -88,7 +88,7 @@ def room(rows: Rows, wanted: set[str]) -> dict[str, Tensor]:
     return found
 
 
-def _whole(call: Call, k: Tensor, v: Tensor) -> Block:
+def _whole(call: Agreement, k: Tensor, v: Tensor) -> Block:
     """All keys and values, by position."""
     split = call.keys
     cargo = Cargo(k, v, split)
@@ -102,7 +102,7 @@ def _whole(call: Call, k: Tensor, v: Tensor) -> Block:
     return Block(whole[0], whole[1], ((0, split.n, 1),) if split.n else ())
 
 
-def _to_owners(call: Call, k: Tensor, v: Tensor, found: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
+def _to_owners(call: Agreement, k: Tensor, v: Tensor, found: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of this rank's keys and values, from the parts of all ranks."""
     split, wire = call.keys, call.wire
     none = {"k": k, "v": v}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from levelhead.distributed import counted
-from levelhead.distributed.call import Call
+from levelhead.distributed.call import Agreement
 from levelhead.distributed.local import Block, Rows
 from levelhead.distributed.split import Split
 from levelhead.state import State
@@ -43,7 +43,7 @@ def zeros(rows: Rows, wanted: set[str]) -> dict[str, Tensor]:
 # ---- the "log-n" rule, where no rank sees all keys
 
 
-def by_row(call: Call) -> tuple[Rows, Tensor | None]:
+def by_row(call: Agreement) -> tuple[Rows, Tensor | None]:
     """Rows for kernel calls over a part of the keys, and what their queries were multiplied with.
 
     The kernel counts the keys it is given; ln(n) of all keys goes into the queries instead, which

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from levelhead import state
 from levelhead.distributed import local
-from levelhead.distributed.call import Call
+from levelhead.distributed.call import Agreement
 from levelhead.distributed.local import Block, Result
 from levelhead.distributed.plan import Cargo, Seen, by_row, through_rows, zeros
 from levelhead.distributed.wire import Pending
@@ -25,7 +25,7 @@ from levelhead.torch.operators import wide
 class _Round:
     """Blocks of keys as they come by: two pieces of memory, one to read and one to receive."""
 
-    def __init__(self, call: Call, k: Tensor, v: Tensor, tag: int) -> None:
+    def __init__(self, call: Agreement, k: Tensor, v: Tensor, tag: int) -> None:
         self.wire, self.cargo, self._tag = call.wire, Cargo(k, v, call.keys), tag
         self._rooms = [self.wire.buffer(self.cargo.most, k.dtype) for _ in range(2)]
         self._here = self.cargo.pack(k, v, self._rooms[0])
@@ -51,7 +51,7 @@ class _Round:
             self._pending, self._here = None, self._coming
 
 
-def forward(call: Call, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
+def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
     """This rank's rows over all keys."""
     rows, _ = by_row(call)
     ring = _Round(call, k, v, tag=0)
@@ -72,7 +72,7 @@ def forward(call: Call, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
 
 
 def backward(
-    call: Call, k: Tensor, v: Tensor, result: Result, kept: tuple[Tensor, ...], wanted: set[str]
+    call: Agreement, k: Tensor, v: Tensor, result: Result, kept: tuple[Tensor, ...], wanted: set[str]
 ) -> dict[str, Tensor]:
     """Gradients by name; those of keys and values from every rank's rows."""
     rows, factor = by_row(call)
@@ -109,7 +109,7 @@ class _Sums:
     still being sent), what came from the rank before to one of two more.
     """
 
-    def __init__(self, call: Call, k: Tensor, v: Tensor, tag: int) -> None:
+    def __init__(self, call: Agreement, k: Tensor, v: Tensor, tag: int) -> None:
         self._wire, self._cargo, self._tag = call.wire, Cargo(k, v, call.keys), tag
         numbers, real = self._cargo.most, wide(k.dtype)
         self._home = torch.empty(self._cargo.numbers(self._wire.rank), dtype=real)

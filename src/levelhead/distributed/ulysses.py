@@ -17,15 +17,14 @@ import torch
 from torch import Tensor
 
 from levelhead import state
+from levelhead.call.options import HEADS, fields
 from levelhead.distributed import gathered, local
-from levelhead.distributed.call import Call, gathered_ids
+from levelhead.distributed.call import Agreement, gathered_ids
 from levelhead.distributed.local import Block, Result, Rows
 from levelhead.distributed.plan import Seen
 from levelhead.distributed.split import Split
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.state import State
-
-_PER_HEAD = ("alibi",)
 
 
 def refuse(H: int, G: int, world: int) -> None:
@@ -37,7 +36,7 @@ def refuse(H: int, G: int, world: int) -> None:
             raise LevelheadValueError(expected(name, what, f"{heads} heads", advice))
 
 
-def forward(call: Call, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
+def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
     """This rank's rows over all keys: some heads of all rows first, then all heads of its own."""
     rows, block, _ = _some_heads(call, k, v, ())
     seen, made = gathered.attend(call, rows, block, stats=stats)
@@ -57,7 +56,7 @@ def forward(call: Call, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
 
 
 def backward(
-    call: Call, k: Tensor, v: Tensor, result: Result, kept: tuple[Tensor, ...], wanted: set[str]
+    call: Agreement, k: Tensor, v: Tensor, result: Result, kept: tuple[Tensor, ...], wanted: set[str]
 ) -> dict[str, Tensor]:
     """Gradients by name. Those per head are of this rank's heads, and 0 for the others."""
     out, logsumexp = kept
@@ -87,20 +86,20 @@ def backward(
     return found
 
 
-def _heads(call: Call, heads: int) -> slice:
+def _heads(call: Agreement, heads: int) -> slice:
     """This rank's among so many heads."""
     each = heads // call.wire.world
     return slice(call.wire.rank * each, (call.wire.rank + 1) * each)
 
 
-def _some_heads(call: Call, k: Tensor, v: Tensor, more: Sequence[Tensor]) -> tuple[Rows, Block, list[Tensor]]:
+def _some_heads(call: Agreement, k: Tensor, v: Tensor, more: Sequence[Tensor]) -> tuple[Rows, Block, list[Tensor]]:
     """All rows and all keys for this rank's heads; `more` are tensors that lie like the queries."""
     rows, wire = call.rows, call.wire
     moved = [(rows.q, call.queries), (k, call.keys), (v, call.keys)]
     q, k, v, *rest = _to_heads(call, moved + [(x, call.queries) for x in more])
     own = _heads(call, rows.scale.shape[0])
     options: dict[str, Any] = dict(rows.options)
-    for name in _PER_HEAD:
+    for name in fields(HEADS):
         if name in options:
             options[name] = np.ascontiguousarray(options[name][own])
     if "dropout" in options:
@@ -126,7 +125,7 @@ def _all(split: Split) -> tuple[tuple[int, int, int], ...]:
 # ---- a mask: rows of this rank's queries, of one head or of all
 
 
-def _mask_over(call: Call) -> Tensor | None:
+def _mask_over(call: Agreement) -> Tensor | None:
     """The mask's rows of all queries, for this rank's heads."""
     mask = call.rows.mask
     if mask is None:
@@ -143,7 +142,7 @@ def _mask_over(call: Call) -> Tensor | None:
     return whole
 
 
-def _mask_home(call: Call, dmask: Tensor) -> Tensor:
+def _mask_home(call: Agreement, dmask: Tensor) -> Tensor:
     """The gradient of this rank's mask, from what its heads, or all ranks, found."""
     mask, split, wire = call.rows.mask, call.queries, call.wire
     assert mask is not None
@@ -157,7 +156,7 @@ def _mask_home(call: Call, dmask: Tensor) -> Tensor:
     return found.sum_to_size(mask.shape)
 
 
-def _with_rows(call: Call, mask: Tensor) -> Tensor:
+def _with_rows(call: Agreement, mask: Tensor) -> Tensor:
     """The mask with axes for heads and for every row."""
     while mask.dim() < 3:
         mask = mask[None]
@@ -167,7 +166,7 @@ def _with_rows(call: Call, mask: Tensor) -> Tensor:
 # ---- the two exchanges
 
 
-def _to_heads(call: Call, moved: Sequence[tuple[Tensor, Split]]) -> list[Tensor]:
+def _to_heads(call: Agreement, moved: Sequence[tuple[Tensor, Split]]) -> list[Tensor]:
     """(..., heads, own tokens, d) to (..., own heads, all tokens, d), all in one message."""
     world = call.wire.world
     parts = [torch.cat([x.detach().chunk(world, -3)[other].reshape(-1) for x, _ in moved]) for other in range(world)]
@@ -187,7 +186,7 @@ def _dealt(x: Tensor, world: int, tokens: int) -> tuple[int, ...]:
     return (*x.shape[:-3], x.shape[-3] // world, tokens, x.shape[-1])
 
 
-def _to_tokens(call: Call, moved: Sequence[tuple[Tensor, Split]]) -> list[Tensor]:
+def _to_tokens(call: Agreement, moved: Sequence[tuple[Tensor, Split]]) -> list[Tensor]:
     """The way back: (..., own heads, all tokens, d) to (..., heads, own tokens, d)."""
     world, rank = call.wire.world, call.wire.rank
     parts = [torch.cat([split.shard(x, other).reshape(-1) for x, split in moved]) for other in range(world)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from levelhead import stats
 from levelhead.attention import attention, observe
-from levelhead.call.scoring import Scoring
+from levelhead.call.options import Scoring
 from levelhead.explanation.head import Array, Gauge
 
 __all__ = ["gauges", "logits", "of_key", "weights"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from levelhead.call.options import Scoring
 from levelhead.call.scaling import Scale
-from levelhead.call.scoring import Scoring
 
 __all__ = ["changes", "meaning", "scale_words"]
 

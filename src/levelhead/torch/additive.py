@@ -11,16 +11,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from levelhead import _core
-from levelhead.additive import OCTAVES, check_weights, options_of
-from levelhead.attention import team_for
+from levelhead.additive import OCTAVES, check_weights, keywords_of
 from levelhead.call import arrays
+from levelhead.call.options import Options
+from levelhead.call.prepare import team_for
 from levelhead.torch.functorch import untraced
 from levelhead.torch.operators import memory, wide
 
 
 @untraced
 def additive_attention(
-    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, *, threads: int | None, **given: Any
+    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, options: Options, *, threads: int | None
 ) -> Tensor:
     """As `levelhead.additive_attention`."""
     with torch.no_grad():
@@ -33,8 +34,8 @@ def additive_attention(
         projected_q, projected_k = q.to(real) @ w_q.to(real).mT, k.to(real) @ w_k.to(real).mT
     with torch.no_grad():
         views = (memory(projected_q), memory(projected_k), memory(v))
-        options = options_of(*views, origin, given) | team_for(threads, origin)
-    out: Tensor = _Additive.apply(projected_q, projected_k, v.to(real), w_v.to(real), options)  # type: ignore[no-untyped-call]
+        keywords = keywords_of(*views, origin, options) | team_for(threads, origin)
+    out: Tensor = _Additive.apply(projected_q, projected_k, v.to(real), w_v.to(real), keywords)  # type: ignore[no-untyped-call]
     return out.to(q.dtype)
 
 
@@ -42,15 +43,15 @@ class _Additive(torch.autograd.Function):
     """Attention from projected queries and keys."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: dict[str, Any]) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, keywords: dict[str, Any]) -> Tensor:
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         logsumexp = q.new_empty(q.shape[:-1])
         q, k = q * OCTAVES, k * OCTAVES
         into: dict[str, Any] = {"out": memory(out), "logsumexp": memory(logsumexp)}
         additive = memory(weights.contiguous())
-        _core.forward(memory(q), memory(k), memory(v), additive=additive, **into, **options)
+        _core.forward(memory(q), memory(k), memory(v), additive=additive, **into, **keywords)
         ctx.save_for_backward(q, k, v, weights, out, logsumexp)
-        ctx.options = options
+        ctx.keywords = keywords
         return out
 
     @staticmethod
@@ -71,6 +72,6 @@ class _Additive(torch.autograd.Function):
             dv=memory(dv),
             dadditive=dweights,
             additive=memory(weights.contiguous()),
-            **ctx.options,
+            **ctx.keywords,
         )
         return dq, dk, dv, torch.from_numpy(dweights).to(weights.dtype), None

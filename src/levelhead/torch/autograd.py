@@ -1,8 +1,8 @@
-"""`levelhead.attention` and `levelhead.observe` for tensors that learn.
+"""`levelhead.attention` and `levelhead.observe` for tensors that PyTorch differentiates.
 
-The arguments are checked where they always are; what is learned (q, k, v, a number or one per head
-as scale, an additive mask, sinks) goes into the operator as it is, so that gradients find their way
-back. `levelhead.attention` leads here; nobody needs to call this file.
+The arguments are checked where they always are. What is differentiated (q, k, v, a number or one per head as scale, an
+additive mask, sinks) goes into the operator as it is, so that gradients reach it. `levelhead.attention` calls this
+file; users need not.
 """
 
 from __future__ import annotations
@@ -14,39 +14,44 @@ import torch
 from torch import Tensor
 
 from levelhead import _core
-from levelhead.attention import options_for_core, team_for
-from levelhead.call import arrays, scoring
+from levelhead.call import arrays
 from levelhead.call.arrays import Origin
+from levelhead.call.options import BATCH, HEADS, MASK, TOKENS, Options, Scoring, Shape, fields, shape_of
+from levelhead.call.prepare import described, for_core, team_for
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.observation import Observation
 from levelhead.state import COUNTS, SUMS, State
+from levelhead.torch import operators
 from levelhead.torch.functorch import attend, untraced
-from levelhead.torch.operators import Options, differentiate, for_core, memory, remember, wide
+from levelhead.torch.operators import ARGUMENTS, WANTED, differentiate, memory, remember, wide
 
 
 @untraced
-def attention(q: Tensor, k: Tensor, v: Tensor, *, threads: int | None, out: Any, **options: Any) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, *, threads: int | None, out: Any) -> Tensor:
     """As `levelhead.attention`, differentiable."""
     if out is not None:
         advice = "Leave it out, or compute under torch.no_grad() and outside torch.compile"
         raise LevelheadValueError(expected("out", "None with gradients", "an array", advice))
-    described, _, _ = _describe(q, k, v, threads, options)
-    found, _ = attend(q, k, v, described)
-    return found
+    scoring, _, _, team = _described(q, k, v, threads, options)
+    return attend(q, k, v, scoring, team)[0]
 
 
 @untraced
-def observe(q: Tensor, k: Tensor, v: Tensor | None, *, threads: int | None, **options: Any) -> Observation:
+def observe(q: Tensor, k: Tensor, v: Tensor | None, options: Options, *, threads: int | None) -> Observation[Tensor]:
     """As `levelhead.observe`; its output and its logsumexp are differentiable."""
-    described, origin, sinks = _describe(q, k, v, threads, options)
+    scoring, shape, origin, team = _described(q, k, v, threads, options)
     state: dict[str, Any] = {}
     values = k[..., :0] if v is None else v  # values of no width: statistics only
-    out, logsumexp = _Observe.apply(state, v is not None, q, k, values, *described)  # type: ignore[no-untyped-call]
-    seen = Observation(State(keys=k.shape[-2], **state), sinks, origin)
-    vars(seen)["logsumexp"] = logsumexp
+    out, logsumexp = _Observe.apply(state, v is not None, q, k, values, *scoring, team)  # type: ignore[no-untyped-call]
+    sinks = None if scoring.sinks is None else memory(scoring.sinks.detach().to(torch.float64))
+    exists = scoring.existing_rows(shape, torch.arange(shape.T))
+    observation: Observation[Tensor] = Observation(
+        State(keys=k.shape[-2], **state), sinks, origin, None if exists is None else exists.numpy()
+    )
+    vars(observation)["logsumexp"] = logsumexp
     if v is not None:
-        vars(seen)["output"] = out
-    return seen
+        vars(observation)["output"] = out
+    return observation
 
 
 class _Observe(torch.autograd.Function):
@@ -54,9 +59,10 @@ class _Observe(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, state: dict[str, Any], valued: bool, q: Tensor, k: Tensor, v: Tensor, *given: Any
+        ctx: Any, state: dict[str, Any], valued: bool, q: Tensor, k: Tensor, v: Tensor, *arguments: Any
     ) -> tuple[Tensor, Tensor]:
-        options, rows = Options(*given), tuple(q.shape[:-1])
+        *values, threads = arguments
+        rows = tuple(q.shape[:-1])
         out = q.new_empty((*rows, v.shape[-1]))
         logsumexp = q.new_empty(rows, dtype=wide(q.dtype))
         real = memory(logsumexp).dtype
@@ -64,57 +70,48 @@ class _Observe(torch.autograd.Function):
         state["counts"] = np.empty((*rows, len(COUNTS)), np.int64)
         state["acc"] = np.empty((*rows, v.shape[-1]), real) if valued else None
         into = {"out": memory(out), "logsumexp": memory(logsumexp)} | state
-        _core.forward(memory(q), memory(k), memory(v), **into, **for_core(options, q, k))
-        remember(ctx, q, k, v, options, (out, logsumexp))
+        keywords = operators.for_core(Scoring(*values), q, k, threads)
+        _core.forward(memory(q), memory(k), memory(v), **into, **keywords)
+        remember(ctx, q, k, v, arguments, (out, logsumexp))
         return out, logsumexp
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None) -> tuple[Any, ...]:
-        names = ("state", "valued", "q", "k", "v", *Options._fields)
+        names = ("state", "valued", *ARGUMENTS)
         needs = dict(zip(names, ctx.needs_input_grad, strict=True))
-        wanted = tuple(needs[name] for name in ("q", "k", "v", "scale", "mask", "sinks"))
-        call = torch.ops.levelhead.attend_backward
-        found = differentiate(ctx, dout, dlogsumexp, wanted, call)
-        return tuple(found.get(name) for name in names)
+        operator = torch.ops.levelhead.attend_backward
+        gradients = differentiate(ctx, dout, dlogsumexp, tuple(needs[name] for name in WANTED), operator)
+        return tuple(gradients.get(name) for name in names)
 
 
-def _describe(
-    q: Tensor, k: Tensor, v: Tensor | None, threads: int | None, options: dict[str, Any]
-) -> tuple[Options, Origin, Any]:
-    """The operator's options, where q came from, and the sinks as an observation keeps them."""
-    given = [x for x in (q, k, v) if x is not None]
-    if not all(isinstance(x, Tensor) for x in given):
-        kinds = ", ".join(type(x).__name__ for x in given)
-        wanted = "torch tensors, as an option is one that learns"
+def _described(
+    q: Tensor, k: Tensor, v: Tensor | None, threads: int | None, options: Options
+) -> tuple[Scoring, Shape, Origin, int | None]:
+    """The options as tensors, those of the caller where gradients are to reach them; shape, origin, threads."""
+    tensors = [x for x in (q, k, v) if x is not None]
+    if not all(isinstance(x, Tensor) for x in tensors):
+        kinds = ", ".join(type(x).__name__ for x in tensors)
+        wanted = "torch tensors, as an option requires gradients"
         advice = "Convert them with torch.from_numpy, or detach the option"
         raise LevelheadTypeError(expected("q, k, v", wanted, kinds, advice))
-    with torch.no_grad():  # what is checked here is not what is differentiated
-        if v is None:
-            seen_q, seen_k, origin = arrays.take_pair(q, k)
-            shape = scoring.shape_of(seen_q.shape, seen_k.shape, None)
-        else:
-            seen_q, seen_k, seen_v, origin = arrays.take(q, k, v)
-            shape = scoring.shape_of(seen_q.shape, seen_k.shape, seen_v.shape)
-        core = options_for_core(shape, origin, **options)
+    with torch.no_grad():  # the checks are not differentiated
+        *views, origin = arrays.take_pair(q, k) if v is None else arrays.take(q, k, v)
+        shape = shape_of(*(view.shape for view in views), *([None] if v is None else []))
+        scoring = described(shape, origin, options)
         team = team_for(threads, origin)
-    sinks = core.get("sinks")
-    found: dict[str, Any] = {name: core[name] for name in _PLAIN & core.keys()}
-    for name in _ARRAYS & core.keys():
-        found[name] = torch.from_numpy(np.array(core[name]))
+    keywords = for_core(scoring, shape)
+    changed: dict[str, Any] = {
+        name: torch.from_numpy(np.array(keywords[name]))
+        for name in fields(HEADS, MASK, BATCH, TOKENS)
+        if name in keywords
+    }
     for name in ("mask", "sinks"):
-        if isinstance(options[name], Tensor):
-            found[name] = options[name]
-    if "mask" in found and found["mask"].dim() > max(q.dim(), 2):
-        found["mask"] = found["mask"][0]  # q of rank 2 is one head without its axis
-    if isinstance(options["scale"], Tensor):
-        found["scale"] = options["scale"].to(torch.float64).expand(shape.H)
-    if "seed" in core:
-        found["seed"] = torch.tensor(np.uint64(core["seed"]).astype(np.int64))
-    if threads is not None:
-        found["threads"] = team["threads"]
-    return Options(**found), origin, sinks
-
-
-_ARRAYS = {"scale", "mask", "sinks", "alibi", "key_lengths", "query_segments", "key_segments"}
-_ARRAYS |= {"query_start"}
-_PLAIN = {"cosine", "log_n", "causal", "left", "right", "softcap", "dropout"}
+        if isinstance(options.get(name), Tensor):
+            changed[name] = options[name]
+    if "mask" in changed and changed["mask"].dim() > max(q.dim(), 2):
+        changed["mask"] = changed["mask"][0]  # q of rank 2 is one head without its axis
+    scale = options.get("scale")
+    if isinstance(scale, Tensor):
+        changed["scale"] = scale.to(torch.float64).expand(shape.H)
+    changed["seed"] = torch.tensor(np.uint64(scoring.seed).astype(np.int64)) if scoring.dropout else None
+    return scoring._replace(**changed), shape, origin, None if threads is None else team["threads"]

@@ -1,9 +1,9 @@
-"""The way into the operators, and what `torch.func` and vmap make of them.
+"""`attend` calls the operator, or its twin inside `torch.func`; the rules of vmap; what is kept out of compiled graphs.
 
-A call in eager mode or under compile is the operator's. Inside `torch.func.grad`, `jacrev` and
-their kin it is that of a Function with the same gradient, because PyTorch's own registration does
-not reach there. vmap joins the leading dimensions where the core can tell examples apart, and goes
-through them one by one where it cannot. Forward-mode derivatives are refused.
+In eager mode and under compile the operator runs. Inside `torch.func.grad`, `jacrev` and the like an autograd Function
+with the same gradient runs, because PyTorch's registration of gradients does not apply there. vmap adds a leading
+dimension where the core can tell examples apart, and loops over examples where it cannot. Forward-mode derivatives are
+refused.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.library import register_vmap
 
+from levelhead.call.options import BATCH, HEADS, SEED, TOKENS, Scoring, fields
 from levelhead.torch import operators
-from levelhead.torch.operators import LevelheadRuntimeError, Options
+from levelhead.torch.operators import LevelheadRuntimeError
 
 __all__ = ["attend", "untraced"]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | None = None) -> tuple[Tensor, Tensor]:
     """Output and logsumexp, differentiable by q, k, v, scale, a float mask and sinks."""
     if torch.compiler.is_compiling():
-        out, logsumexp = torch.ops.levelhead.attend(q, k, v, *options)
+        out, logsumexp = torch.ops.levelhead.attend(q, k, v, *scoring, threads)
     else:
-        _refuse_tangents(q, k, v, options.scale, options.mask, options.sinks)
-        out, logsumexp = _attend(q, k, v, *options)
+        _refuse_tangents(q, k, v, scoring.scale, scoring.mask, scoring.sinks)
+        out, logsumexp = _attend(q, k, v, *scoring, threads)
     return out, logsumexp
 
 
 def _refuse_tangents(*given: Any) -> None:
-    """Stops what is computed with dual numbers, whose other half would be lost."""
+    """Refuses dual numbers, whose tangents would be lost."""
     if forward_ad._current_level < 0:
         return
     unpack: Any = forward_ad.unpack_dual
@@ -92,16 +93,16 @@ class _AttendBackward(torch.autograd.Function):
 
 
 def untraced(call: Any) -> Any:
-    """The call as one break in the graph of whoever compiles it, for what cannot be traced."""
-    out_of_sight: list[Any] = []
+    """The call as one graph break under compile, for code that Dynamo cannot trace."""
+    disabled: list[Any] = []
 
     @wraps(call)
     def run(*given: Any, **options: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:  # a second to import, and nobody compiles yet
+        if "torch._dynamo" not in sys.modules:  # a second to import, and nothing is compiled yet
             return call(*given, **options)
-        if not out_of_sight:
-            out_of_sight.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
-        return out_of_sight[0](*given, **options)
+        if not disabled:
+            disabled.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
+        return disabled[0](*given, **options)
 
     return run
 
@@ -120,13 +121,14 @@ def _one_by_one(call: Any, info: Any, in_dims: Any, *given: Any) -> Any:
     return stacked, (0,) * len(stacked)
 
 
-def _joined(call: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Any:
-    """One more leading dimension; what is given per batch row is repeated or flattened."""
-    dims = dict(zip(("q", "k", "v", *Options._fields), in_dims, strict=True))
-    options = Options(*given)
-    own = any(dims[name] is not None for name in ("scale", "sinks", "alibi", "seed"))
-    if own or options.dropout:  # the core has one of each, and drops other weights in other rows
-        return _one_by_one(call, info, in_dims, q, k, v, *given)
+def _joined(operator: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Any:
+    """One more leading dimension; options with one value per batch row are repeated or flattened."""
+    dims = dict(zip(operators.ARGUMENTS, in_dims, strict=True))
+    *values, threads = arguments
+    scoring = Scoring(*values)
+    # The core has one value of these for the whole call, and drops other weights in other batch rows.
+    if scoring.dropout or any(dims[name] is not None for name in fields(HEADS, SEED)):
+        return _one_by_one(operator, info, in_dims, q, k, v, *arguments)
 
     def spread(name: str, x: Tensor) -> Tensor:
         if dims[name] is not None:
@@ -135,16 +137,16 @@ def _joined(call: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor,
 
     rank = q.dim() - (dims["q"] is not None)
     changed: dict[str, Any] = {}
-    if options.mask is not None and dims["mask"] is not None:
-        mask = spread("mask", options.mask)
+    if scoring.mask is not None and dims["mask"] is not None:
+        mask = spread("mask", scoring.mask)
         missing = (1,) * (rank + 1 - mask.dim())
         changed["mask"] = mask.reshape((mask.shape[0], *missing, *mask.shape[1:]))
-    for name in ("key_lengths", "query_segments", "key_segments", "query_start"):
-        x = getattr(options, name)
+    for name in fields(BATCH, TOKENS):
+        x = getattr(scoring, name)
         if x is not None:
             changed[name] = spread(name, x).flatten(0, 1)
     arrays = (spread(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    return call(*arrays, *options._replace(**changed)), (0, 0)
+    return operator(*arrays, *scoring._replace(**changed), threads), (0, 0)
 
 
 # Functions of torch.func cannot be called from inside the rule of an operator.

@@ -1,10 +1,9 @@
 """The core as PyTorch operators: `levelhead::attend` and its gradient, for autograd and compile.
 
-Operators take what the core takes: one scale per head, positions, flags; what a caller means by
-his arguments is settled above, in `sdpa` and in `levelhead.attention`. Tensors stay where they are,
-of any strides; the work runs on PyTorch's own threads. Registered are the CPU kernels, their shapes
-for tracing, the gradient, and the gradient's own gradient, which is that of `formula`. What
-`torch.func` makes of them is in `transforms`.
+Operators take q, k, v and the fields of `Scoring`; `sdpa` and `autograd` bring callers' arguments to that form. Tensors
+stay where they are, of any strides; the work runs on PyTorch's own threads. Registered are the CPU kernels, their
+shapes for tracing, the gradient, and the gradient's own gradient, from `second_order`. `functorch` registers the
+rules for `torch.func`.
 """
 
 from __future__ import annotations
@@ -20,56 +19,35 @@ from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
 
 from levelhead import _core
-from levelhead.call.arrays import Array
+from levelhead.call.arrays import Array, stretched
+from levelhead.call.options import BATCH, FLAG, HEADS, INTEGER, KINDS, MASK, NUMBER, RATE, SEED, TOKENS, Scoring, fields
 from levelhead.errors import LevelheadError
 from levelhead.state import COUNTS, SUMS
 from levelhead.torch import second_order
 
-__all__ = ["LevelheadRuntimeError", "Options"]
+__all__ = ["LevelheadRuntimeError"]
 
 
 class LevelheadRuntimeError(LevelheadError, RuntimeError):
     """What PyTorch's own operators would raise a RuntimeError for."""
 
 
-class Options(NamedTuple):
-    """Everything about a call but q, k and v, in the order of the operators' arguments."""
-
-    scale: Tensor  # (H,) float64
-    mask: Tensor | None = None  # boolean or additive, broadcastable to (..., H, T, S)
-    sinks: Tensor | None = None  # (H,)
-    alibi: Tensor | None = None  # (H,) float64
-    key_lengths: Tensor | None = None  # (B,) int64, B all leading dimensions as one
-    query_segments: Tensor | None = None  # (B, T) int64
-    key_segments: Tensor | None = None  # (B, S) int64
-    query_start: Tensor | None = None  # (B,) int64; None: 0
-    seed: Tensor | None = None  # () int64, of dropout
-    cosine: bool = False
-    log_n: bool = False
-    causal: bool = False
-    left: int | None = None
-    right: int | None = None
-    softcap: float | None = None
-    dropout: float = 0.0
-    threads: int | None = None  # None: PyTorch's own team
-
-
-_TENSORS = 9  # the first of the options are tensors
-_SCHEMA = (
-    "Tensor scale, Tensor? mask, Tensor? sinks, Tensor? alibi, Tensor? key_lengths,"
-    " Tensor? query_segments, Tensor? key_segments, Tensor? query_start, Tensor? seed, bool cosine,"
-    " bool log_n, bool causal, SymInt? left, SymInt? right, float? softcap, float dropout,"
-    " SymInt? threads"
-)
+# The type of a field of `Scoring` in the operators' schema, by its kind; what is absent is None.
+_TYPES = dict.fromkeys((HEADS, MASK, BATCH, TOKENS, SEED), "Tensor?")
+_TYPES |= {FLAG: "bool", INTEGER: "SymInt?", NUMBER: "float?", RATE: "float"}
+TENSORS = len(fields(HEADS, MASK, BATCH, TOKENS, SEED))  # the first fields are tensors
+SCHEMA = ", ".join(f"{_TYPES[KINDS[name]]} {name}" for name in Scoring._fields)
+_ARGUMENTS = f"{SCHEMA}, SymInt? threads"  # threads None: PyTorch's own team
+ARGUMENTS = ("q", "k", "v", *Scoring._fields, "threads")
 WANTED = ("q", "k", "v", "scale", "mask", "sinks")  # what has a gradient, in that order
 
 _library: Any = Library("levelhead", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
-    f"attend(Tensor q, Tensor k, Tensor v, {_SCHEMA}) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
+    f"attend(Tensor q, Tensor k, Tensor v, {_ARGUMENTS}) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
 )
 _library.define(
     "attend_backward(Tensor dout, Tensor? dlogsumexp, Tensor q, Tensor k, Tensor v, Tensor out,"
-    f" Tensor logsumexp, {_SCHEMA}, bool[] wanted)"
+    f" Tensor logsumexp, {_ARGUMENTS}, bool[] wanted)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
@@ -80,11 +58,11 @@ _core.meet_tensors(torch)
 
 
 class Pass(NamedTuple):
-    """A forward pass that somebody observed: what came in, and the states of its rows."""
+    """An observed forward pass: its inputs, and the states of its rows."""
 
     q: Tensor
     k: Tensor
-    options: Options
+    scoring: Scoring
     sums: Array
     counts: Array
     sinks: Array | None
@@ -99,17 +77,17 @@ _observers = _Observers()
 
 
 def observed() -> bool:
-    """Whether somebody in this thread wants to know about forward passes."""
+    """Whether an observer is active in this thread."""
     return bool(_observers.stack)
 
 
 @contextmanager
 def observing() -> Iterator[list[Pass]]:
-    """Every forward pass inside leaves its statistics in the list; results keep their bits."""
-    seen: list[Pass] = []
-    _observers.stack.append(seen)
+    """Every forward pass inside appends its statistics to the list; results keep their bits."""
+    passes: list[Pass] = []
+    _observers.stack.append(passes)
     try:
-        yield seen
+        yield passes
     finally:
         _observers.stack.pop()
 
@@ -131,38 +109,47 @@ def memory(x: Tensor) -> Array:
     return found
 
 
-def for_core(options: Options, q: Tensor, k: Tensor) -> dict[str, Any]:
-    """The options as the core's keywords, and whose threads it runs on."""
-    found = {name: x for name, x in options._asdict().items() if x is not None}
-    dtypes = {"scale": torch.float64, "sinks": torch.float64, "alibi": torch.float64}
-    for name in ("key_lengths", "query_segments", "key_segments", "query_start"):
-        dtypes[name] = torch.int64
-    for name in dtypes.keys() & found.keys():
-        found[name] = memory(found[name].to(dtypes[name]).contiguous())
-    if options.mask is not None:
-        found["mask"] = memory(options.mask.expand((*q.shape[:-1], k.shape[-2])))
-    if options.seed is not None:
-        found["seed"] = int(options.seed) % 2**64
-    if options.threads is None:
-        found |= {"threads": torch.get_num_threads(), "torchs_team": True}
-    return found
+def uniform(heads: int, factor: float, device: Any = "cpu") -> Tensor:
+    """One scale for all heads, as `Scoring` holds it."""
+    return torch.full((heads,), factor, dtype=torch.float64, device=device)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def for_core(scoring: Scoring, q: Tensor, k: Tensor, threads: int | None = None) -> dict[str, Any]:
+    """The options as the core's keywords, and the threads it runs on."""
+    keywords = scoring.keywords()
+    dtypes = dict.fromkeys(fields(HEADS), torch.float64) | dict.fromkeys(fields(BATCH, TOKENS), torch.int64)
+    for name in dtypes.keys() & keywords.keys():
+        keywords[name] = memory(keywords[name].to("cpu", dtypes[name]).contiguous())
+    if scoring.mask is not None:
+        keywords["mask"] = memory(scoring.mask.expand((*q.shape[:-1], k.shape[-2])))
+    if "seed" in keywords:
+        keywords["seed"] = int(scoring.seed) % 2**64
+    team = {"threads": torch.get_num_threads(), "torchs_team": True} if threads is None else {"threads": threads}
+    return keywords | team
+
+
+def _described(arguments: Any) -> tuple[Scoring, int | None]:
+    """The options in an operator's arguments, and its threads."""
+    *values, threads = arguments
+    return Scoring(*values), threads
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     out, logsumexp = _attend_shapes(q, k, v)
-    options = for_core(Options(*given), q, k)
+    scoring, threads = _described(arguments)
+    keywords = for_core(scoring, q, k, threads)
     into: dict[str, Any] = {"out": memory(out), "logsumexp": memory(logsumexp)}
     if observed():
         rows, real = tuple(q.shape[:-1]), into["logsumexp"].dtype
         into["sums"] = np.empty((*rows, len(SUMS)), real)
         into["counts"] = np.empty((*rows, len(COUNTS)), np.int64)
-        seen = Pass(q, k, Options(*given), into["sums"], into["counts"], options.get("sinks"))
-        _observers.stack[-1].append(seen)
-    _core.forward(memory(q), memory(k), memory(v), **into, **options)
+        done = Pass(q, k, scoring, into["sums"], into["counts"], keywords.get("sinks"))
+        _observers.stack[-1].append(done)
+    _core.forward(memory(q), memory(k), memory(v), **into, **keywords)
     return out, logsumexp
 
 
-def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     rows = q.shape[:-1]
     return q.new_empty((*rows, v.shape[-1])), q.new_empty(rows, dtype=wide(q.dtype))
 
@@ -170,40 +157,32 @@ def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor
 def _attend_backward(
     dout: Tensor, dlogsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
-    *given, wanted = rest
-    options = Options(*given)
-    found = _backward_shapes(dout, dlogsumexp, q, k, v, out, logsumexp, *rest)
-    into: dict[str, Any] = {f"d{name}": memory(x) for name, x, want in zip(WANTED, found, wanted, strict=True) if want}
+    *arguments, wanted = rest
+    scoring, threads = _described(arguments)
+    gradients = _backward_shapes(dout, dlogsumexp, q, k, v, out, logsumexp, *rest)
+    into: dict[str, Any] = {
+        f"d{name}": memory(x) for name, x, want in zip(WANTED, gradients, wanted, strict=True) if want
+    }
     if "dmask" in into:
-        found[WANTED.index("mask")].zero_()
-        shape = (*q.shape[:-1], k.shape[-2])
-        strides = np.broadcast_to(into["dmask"], shape).strides
-        into["dmask"] = np.lib.stride_tricks.as_strided(into["dmask"], shape, strides)
+        gradients[WANTED.index("mask")].zero_()
+        into["dmask"] = stretched(into["dmask"], (*q.shape[:-1], k.shape[-2]))
     per_row = None if dlogsumexp is None else memory(dlogsumexp.to(logsumexp.dtype).contiguous())
-    _core.backward(
-        memory(dout.to(q.dtype)),
-        memory(q),
-        memory(k),
-        memory(v),
-        memory(out),
-        memory(logsumexp.contiguous()),
-        dlogsumexp=per_row,
-        **into,
-        **for_core(options, q, k),
-    )
-    return found
+    keywords = for_core(scoring, q, k, threads) | into
+    lse = memory(logsumexp.contiguous())
+    forward = (memory(dout.to(q.dtype)), memory(q), memory(k), memory(v), memory(out), lse)
+    _core.backward(*forward, dlogsumexp=per_row, **keywords)
+    return gradients
 
 
 def _backward_shapes(
     dout: Tensor, dlogsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
-    """Room for every gradient; none for those that are not wanted."""
-    *given, wanted = rest
-    options = Options(*given)
-    of = options._asdict() | {"q": q, "k": k, "v": v}
+    """Memory for every gradient; none for those that are not wanted."""
+    *arguments, wanted = rest
+    inputs = _described(arguments)[0]._asdict() | {"q": q, "k": k, "v": v}
     dtypes = {"mask": wide(q.dtype), "scale": torch.float64, "sinks": torch.float64}
     return tuple(
-        q.new_empty(of[name].shape if want else (0,), dtype=dtypes.get(name, q.dtype))
+        q.new_empty(inputs[name].shape if want else (0,), dtype=dtypes.get(name, q.dtype))
         for name, want in zip(WANTED, wanted, strict=True)
     )
 
@@ -217,71 +196,62 @@ register_fake("levelhead::attend_backward", _backward_shapes, lib=_library)
 # ---- autograd
 
 
-def remember(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, out: Any) -> None:
+def remember(ctx: Any, q: Tensor, k: Tensor, v: Tensor, arguments: Any, out: Any) -> None:
     """Keeps in an autograd context what `differentiate` needs; `out` is output and logsumexp."""
-    ctx.save_for_backward(q, k, v, *out, *options[:_TENSORS])
-    ctx.plain = options[_TENSORS:]
+    ctx.save_for_backward(q, k, v, *out, *arguments[:TENSORS])
+    ctx.plain = arguments[TENSORS:]
     ctx.set_materialize_grads(False)
 
 
 def differentiate(
-    ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None, needs: tuple[bool, ...], call: Any
+    ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None, needs: tuple[bool, ...], operator: Any
 ) -> dict[str, Tensor]:
-    """Gradients by name, of what `needs` says about q, k, v, scale, mask and sinks; `call` is the
-    operator for them, or what stands for it."""
+    """Gradients by name, of those of `WANTED` that `needs` marks, from the operator or its `torch.func` twin."""
     q, k, v, out, logsumexp, *tensors = ctx.saved_tensors
-    options = Options(*tensors, *ctx.plain)
+    arguments = (*tensors, *ctx.plain)
     dout = torch.zeros_like(out) if dout is None else dout
-    found = call(dout, dlogsumexp, q, k, v, out, logsumexp, *options, list(needs))
-    of = options._asdict() | {"q": q, "k": k, "v": v}
-    return {name: x.to(of[name].dtype) for name, x, need in zip(WANTED, found, needs, strict=True) if need}
+    gradients = operator(dout, dlogsumexp, q, k, v, out, logsumexp, *arguments, list(needs))
+    inputs = _described(arguments)[0]._asdict() | {"q": q, "k": k, "v": v}
+    return {name: x.to(inputs[name].dtype) for name, x, need in zip(WANTED, gradients, needs, strict=True) if need}
 
 
 def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """The context of `attend`."""
-    q, k, v, *given = inputs
-    remember(ctx, q, k, v, Options(*given), output)
+    q, k, v, *arguments = inputs
+    remember(ctx, q, k, v, arguments, output)
 
 
-def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None, call: Any = None) -> Any:
+def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None, operator: Any = None) -> Any:
     """The gradient of `attend`."""
-    names = ("q", "k", "v", *Options._fields)
-    needs = tuple(bool(ctx.needs_input_grad[names.index(name)]) for name in WANTED)
-    call = torch.ops.levelhead.attend_backward if call is None else call
-    found = differentiate(ctx, dout, dlogsumexp, needs, call)
-    return tuple(found.get(name) for name in names)
+    needs = tuple(bool(ctx.needs_input_grad[ARGUMENTS.index(name)]) for name in WANTED)
+    operator = torch.ops.levelhead.attend_backward if operator is None else operator
+    gradients = differentiate(ctx, dout, dlogsumexp, needs, operator)
+    return tuple(gradients.get(name) for name in ARGUMENTS)
 
 
 def setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """The context of `attend_backward`."""
-    dout, dlogsumexp, q, k, v, _, _, *given, wanted = inputs
-    ctx.save_for_backward(dout, dlogsumexp, q, k, v, *given[:_TENSORS])
-    ctx.plain, ctx.wanted = given[_TENSORS:], wanted
+    dout, dlogsumexp, q, k, v, _, _, *arguments, wanted = inputs
+    ctx.save_for_backward(dout, dlogsumexp, q, k, v, *arguments[:TENSORS])
+    ctx.plain, ctx.wanted = arguments[TENSORS:], wanted
     ctx.set_materialize_grads(False)
 
 
-def backward_of_backward(ctx: Any, *asked: Tensor | None) -> tuple[Any, ...]:
+def backward_of_backward(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
     """The gradient of `attend_backward`, which is that of the formula's gradient.
 
     Output and logsumexp count as functions of q, k and v, not as arguments of their own.
     """
-    dout, dlogsumexp, *tensors = ctx.saved_tensors
-    names = ("q", "k", "v", *Options._fields)
-    given = dict(zip(names, (*tensors, *ctx.plain), strict=True))
-    pairs = zip(WANTED, ctx.wanted, asked, strict=True)
+    dout, dlogsumexp, q, k, v, *tensors = ctx.saved_tensors
+    pairs = zip(WANTED, ctx.wanted, incoming, strict=True)
     by = {name: x for name, want, x in pairs if want and x is not None}
     if not by:
         return (None,) * len(ctx.needs_input_grad)
-    found = second_order.second(given, dout, dlogsumexp, by, wide(given["q"].dtype))
-    return (
-        found["dout"],
-        found.get("dlogsumexp"),
-        *map(found.get, names[:3]),
-        None,
-        None,
-        *map(found.get, names[3:]),
-        None,
-    )
+    scoring, _ = _described((*tensors, *ctx.plain))
+    gradients = second_order.second((q, k, v), scoring, dout, dlogsumexp, by, wide(q.dtype))
+    first, rest = ARGUMENTS[:3], ARGUMENTS[3:]
+    outer = (gradients["dout"], gradients.get("dlogsumexp"))
+    return (*outer, *map(gradients.get, first), None, None, *map(gradients.get, rest), None)
 
 
 register_autograd("levelhead::attend", backward, setup_context=setup, lib=_library)

@@ -19,9 +19,10 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from levelhead import _core
+from levelhead.call.options import Scoring
 from levelhead.errors import LevelheadTypeError, expected
 from levelhead.torch.functorch import attend
-from levelhead.torch.operators import LevelheadRuntimeError, Options, observed
+from levelhead.torch.operators import LevelheadRuntimeError, observed, uniform
 from levelhead.torch.swap import Swap
 
 __all__ = ["patch", "scaled_dot_product_attention"]
@@ -56,7 +57,7 @@ def scaled_dot_product_attention(
     """
     plain = type(dropout_p) is float and type(is_causal) is bool and type(enable_gqa) is bool
     if plain and dropout_p == 0.0 and attn_mask is None:
-        done = _through_the_door(query, key, value, is_causal, scale)
+        done = _fast(query, key, value, is_causal, scale)
         if done is not None:
             return done
     given = (query, key, value, attn_mask)
@@ -77,13 +78,9 @@ def extended(
     is_causal: bool = False,
     scale: float | tuple[float, ...] | None = None,
     enable_gqa: bool = False,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    cosine: bool = False,
-    log_n: bool = False,
+    **more: Any,
 ) -> Tensor:
-    """As `scaled_dot_product_attention`, with what models have added since; scale may be one per
-    head, and cosine and log_n are those of `levelhead.call.scaling`."""
+    """As `scaled_dot_product_attention`; `more` are fields of `Scoring`, and scale may be one per head."""
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, bool):
             raise _not_a(name, "a bool", flag)
@@ -101,20 +98,17 @@ def extended(
         factors = torch.tensor(scale, dtype=torch.float64, device=q.device)
     else:
         factor = (1 / math.sqrt(D) if D else 1.0) if scale is None else _number("scale", scale)
-        factors = torch.full((H,), factor, dtype=torch.float64, device=q.device)
+        factors = uniform(H, factor, q.device)
     drops = 0.0 < dropout_p < 1.0
-    options = Options(
+    scoring = Scoring(
         scale=factors,
-        cosine=cosine,
-        log_n=log_n,
         mask=attn_mask,
-        sinks=sinks,
         causal=is_causal,
-        softcap=softcap,
         dropout=dropout_p if drops else 0.0,
         seed=torch.randint(_SEEDS, (), dtype=torch.int64, device=q.device) if drops else None,
+        **more,
     )
-    out, _ = attend(q, k, v, options)
+    out, _ = attend(q, k, v, scoring)
     if dropout_p == 1.0:  # nothing is kept
         out = out * 0.0
     for _ in range(out.dim() - rank):
@@ -122,7 +116,7 @@ def extended(
     return out
 
 
-def _through_the_door(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor | None:
+def _fast(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor | None:
     """Plain eager tensors go straight to the core, as long as both conventions say the same."""
     if torch.compiler.is_compiling() or not (scale is None or type(scale) is float):
         return None
@@ -131,13 +125,13 @@ def _through_the_door(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: f
         return None
     if q.shape[:-2] != k.shape[:-2]:  # to be broadcast, or grouped
         return None
-    if is_causal and q.shape[-2] != k.shape[-2]:  # the door aligns the last positions
+    if is_causal and q.shape[-2] != k.shape[-2]:  # the fast call aligns the last positions
         return None
     if torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack():
         return None
     if torch._C._is_torch_function_mode_enabled() or forward_ad._current_level >= 0:
         return None
-    if observed():  # the door gives no statistics
+    if observed():  # the fast call gives no statistics
         return None
     found: Tensor | None = _core.attend(q, k, v, scale, is_causal, None)
     return found

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from levelhead.call import scoring
+from levelhead.call import options as call_options
 from levelhead.errors import LevelheadError, LevelheadTypeError, LevelheadValueError
 
-SHAPE = scoring.shape_of((2, 3, 4, 5, 8), (2, 3, 2, 7, 8), (2, 3, 2, 7, 6))
-SQUARE = scoring.shape_of((2, 4, 5, 8), (2, 4, 5, 8), None)
+SHAPE = call_options.shape_of((2, 3, 4, 5, 8), (2, 3, 2, 7, 8), (2, 3, 2, 7, 6))
+SQUARE = call_options.shape_of((2, 4, 5, 8), (2, 4, 5, 8), None)
 
 
 def refuses(kind, argument, given, call, *arguments, **options):
@@ -36,15 +36,15 @@ def test_shape_of_grouped_heads():
 
 
 def test_two_dimensions_are_one_head():
-    shape = scoring.shape_of((5, 8), (7, 8), (7, 6))
+    shape = call_options.shape_of((5, 8), (7, 8), (7, 6))
     assert (shape.batch, shape.B, shape.H, shape.G, shape.T, shape.S) == ((), 1, 1, 1, 5, 7)
     assert shape.lead == ()
 
 
 def test_empty_dimensions_are_shapes():
-    shape = scoring.shape_of((0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0))
+    shape = call_options.shape_of((0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0))
     assert (shape.B, shape.H, shape.T, shape.S, shape.E) == (0, 0, 0, 0, 0)
-    assert scoring.shape_of((2, 0, 3, 4), (2, 2, 3, 4), None).H == 0
+    assert call_options.shape_of((2, 0, 3, 4), (2, 2, 3, 4), None).H == 0
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,15 @@ def test_empty_dimensions_are_shapes():
     ],
 )
 def test_bad_shapes(q, k, v, argument, given):
-    refuses(LevelheadValueError, argument, given, scoring.shape_of, q, k, v)
+    refuses(LevelheadValueError, argument, given, call_options.shape_of, q, k, v)
 
 
 # Normal forms
 
 
 def test_defaults():
-    plain = scoring.describe(SHAPE)
-    assert plain.scale.factor.tolist() == [1 / math.sqrt(8)] * 4
+    plain = call_options.describe(SHAPE)
+    assert plain.scale.tolist() == [1 / math.sqrt(8)] * 4
     assert plain.query_start.tolist() == [2] * 6  # S - T: the last query meets the last key
     assert (plain.causal, plain.left, plain.right, plain.softcap) == (False, None, None, None)
     assert (plain.dropout, plain.seed) == (0.0, 0)
@@ -92,7 +92,7 @@ def test_defaults():
 @pytest.mark.parametrize("dtype", [bool, np.float32, np.float16])
 def test_mask_is_a_view_of_the_callers(shape, dtype):
     mask = np.zeros(shape, dtype)
-    result = scoring.describe(SHAPE, mask=mask, dtype_name="float16").mask
+    result = call_options.describe(SHAPE, mask=mask, dtype_name="float16").mask
     assert result.shape == (2, 3, 4, 5, 7)
     assert result.dtype == dtype
     assert np.shares_memory(result, mask)
@@ -101,66 +101,66 @@ def test_mask_is_a_view_of_the_callers(shape, dtype):
 def test_bfloat16_mask_travels_as_bits():
     mask = np.full((5, 7), -1.5, ml_dtypes.bfloat16)
     for given in (mask, mask.view(np.uint16)):
-        result = scoring.describe(SHAPE, mask=given, dtype_name="bfloat16").mask
+        result = call_options.describe(SHAPE, mask=given, dtype_name="bfloat16").mask
         assert result.dtype == np.uint16
         assert np.shares_memory(result, mask)
 
 
 def test_window_sides():
-    both = scoring.describe(SHAPE, window=(3, np.int32(0)))
+    both = call_options.describe(SHAPE, window=(3, np.int32(0)))
     assert (both.left, both.right) == (3, 0)
-    open_sides = scoring.describe(SHAPE, window=[None, 2**70])
+    open_sides = call_options.describe(SHAPE, window=[None, 2**70])
     assert (open_sides.left, open_sides.right) == (None, None)
 
 
 def test_integers_per_batch_row():
-    options = scoring.describe(SHAPE, key_lengths=[[1], [7]], query_start=-3)
+    options = call_options.describe(SHAPE, key_lengths=[[1], [7]], query_start=-3)
     assert options.key_lengths.tolist() == [1, 1, 1, 7, 7, 7]
     assert options.query_start.tolist() == [-3] * 6
-    single = scoring.shape_of((2, 5, 8), (2, 7, 8), None)
+    single = call_options.shape_of((2, 5, 8), (2, 7, 8), None)
     for lengths in (4, [4], np.array([4], np.uint64)):
-        assert scoring.describe(single, key_lengths=lengths).key_lengths.tolist() == [4]
+        assert call_options.describe(single, key_lengths=lengths).key_lengths.tolist() == [4]
 
 
 def test_segments():
-    one = scoring.describe(SQUARE, segments=[0, 0, 1, 1, 1])
+    one = call_options.describe(SQUARE, segments=[0, 0, 1, 1, 1])
     assert one.query_segments.shape == one.key_segments.shape == (2, 5)
-    pair = scoring.describe(SHAPE, segments=(np.arange(5), np.zeros((2, 1, 7), np.int8)))
+    pair = call_options.describe(SHAPE, segments=(np.arange(5), np.zeros((2, 1, 7), np.int8)))
     assert pair.query_segments.tolist() == [[0, 1, 2, 3, 4]] * 6
     assert pair.key_segments.shape == (6, 7)
 
 
 def test_segment_ids_from_cumulative_lengths():
-    assert scoring.segment_ids([0, 2, 2, 5]).tolist() == [0, 0, 2, 2, 2]
-    assert scoring.segment_ids(np.array([0, 1], np.int32), total=3).tolist() == [0, -1, -1]
-    assert scoring.segment_ids([0]).tolist() == []
+    assert call_options.segment_ids([0, 2, 2, 5]).tolist() == [0, 0, 2, 2, 2]
+    assert call_options.segment_ids(np.array([0, 1], np.int32), total=3).tolist() == [0, -1, -1]
+    assert call_options.segment_ids([0]).tolist() == []
 
 
 def test_alibi_slopes():
-    np.testing.assert_array_equal(scoring.alibi_slopes(8), 0.5 ** np.arange(1, 9))
+    np.testing.assert_array_equal(call_options.alibi_slopes(8), 0.5 ** np.arange(1, 9))
     # the paper's rule for other head counts: those of 4, then every other one of 8
-    np.testing.assert_allclose(scoring.alibi_slopes(6), [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8])
-    assert scoring.alibi_slopes(1).tolist() == [2.0**-8]
-    assert scoring.alibi_slopes(0).shape == (0,)
-    assert scoring.describe(SHAPE, alibi=True).alibi.tolist() == scoring.alibi_slopes(4).tolist()
-    assert scoring.describe(SHAPE, alibi=False).alibi is None
+    np.testing.assert_allclose(call_options.alibi_slopes(6), [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8])
+    assert call_options.alibi_slopes(1).tolist() == [2.0**-8]
+    assert call_options.alibi_slopes(0).shape == (0,)
+    assert call_options.describe(SHAPE, alibi=True).alibi.tolist() == call_options.alibi_slopes(4).tolist()
+    assert call_options.describe(SHAPE, alibi=False).alibi is None
 
 
 def test_sinks_may_be_minus_infinity():
-    sinks = scoring.describe(SHAPE, sinks=[0, -math.inf, 1.5, -2]).sinks
+    sinks = call_options.describe(SHAPE, sinks=[0, -math.inf, 1.5, -2]).sinks
     assert sinks.tolist() == [0, -math.inf, 1.5, -2]
     assert sinks.dtype == np.float64
 
 
 def test_seed():
-    assert scoring.describe(SHAPE, dropout=0.5, seed=2**64 - 1).seed == 2**64 - 1
-    drawn = {scoring.describe(SHAPE, dropout=0.5).seed for _ in range(4)}
+    assert call_options.describe(SHAPE, dropout=0.5, seed=2**64 - 1).seed == 2**64 - 1
+    drawn = {call_options.describe(SHAPE, dropout=0.5).seed for _ in range(4)}
     assert len(drawn) == 4 and all(0 <= seed < 2**64 for seed in drawn)
 
 
 def test_float64_reaches_further():
-    wide = scoring.describe(SHAPE, scale=1e300, sinks=[1e300] * 4, softcap=1e-300, dtype_name="float64")
-    assert wide.scale.factor[0] == wide.sinks[0] == 1e300
+    wide = call_options.describe(SHAPE, scale=1e300, sinks=[1e300] * 4, softcap=1e-300, dtype_name="float64")
+    assert wide.scale[0] == wide.sinks[0] == 1e300
 
 
 # Refusals
@@ -237,12 +237,12 @@ VALUE, TYPE = LevelheadValueError, LevelheadTypeError
 )
 def test_bad_options(kind, options, given):
     (argument,) = options
-    refuses(kind, argument, given, scoring.describe, SHAPE, **options)
+    refuses(kind, argument, given, call_options.describe, SHAPE, **options)
 
 
 def test_integer_masks_are_told_to_become_bool():
     with pytest.raises(LevelheadTypeError, match="Use bool"):
-        scoring.describe(SHAPE, mask=np.ones((5, 7), np.int32))
+        call_options.describe(SHAPE, mask=np.ones((5, 7), np.int32))
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,9 @@ def test_integer_masks_are_told_to_become_bool():
 )
 def test_bad_cumulative_lengths(cu_seqlens):
     with pytest.raises(LevelheadError, match=r"^cu_seqlens: expected "):
-        scoring.segment_ids(cu_seqlens)
+        call_options.segment_ids(cu_seqlens)
 
 
 def test_total_must_hold_the_sequences():
-    refuses(LevelheadValueError, "total", "2", scoring.segment_ids, [0, 3], total=2)
-    refuses(LevelheadTypeError, "total", "4.0", scoring.segment_ids, [0, 3], total=4.0)
+    refuses(LevelheadValueError, "total", "2", call_options.segment_ids, [0, 3], total=2)
+    refuses(LevelheadTypeError, "total", "4.0", call_options.segment_ids, [0, 3], total=4.0)

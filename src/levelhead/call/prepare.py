@@ -1,0 +1,49 @@
+"""From a caller's arrays and options to the core's keywords, and the threads that a call runs on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from levelhead import _core, checks
+from levelhead.call import arrays, options
+from levelhead.call.arrays import Origin
+from levelhead.call.options import Scoring, Shape
+from levelhead.errors import LevelheadValueError, expected
+
+_MOST_THREADS = 2**15  # a C int in the core, which itself stops at far fewer
+
+
+def described(shape: Shape, origin: Origin, given: Mapping[str, Any], *, queries: int | None = None) -> Scoring:
+    """The options of a call, from any array family, checked and in their normal form."""
+    views = {**given, "mask": arrays.take_mask(given.get("mask"), origin)}
+    for name in options.ARRAYS:
+        views[name] = arrays.option(name, given.get(name))
+    return options.describe(shape, dtype_name=origin.dtype, queries=queries, **views)
+
+
+def for_core(scoring: Scoring, shape: Shape) -> dict[str, Any]:
+    """The normal form as the core's keywords; what is off is left out, which is cheaper to pass."""
+    keywords = scoring.keywords()
+    for name in options.fields(options.BATCH, options.TOKENS):
+        if name in keywords:  # one after another in memory; a broadcast view is not
+            keywords[name] = np.ascontiguousarray(keywords[name])
+    if "mask" in keywords and not shape.lead:  # (T, D) is one head without its axis
+        keywords["mask"] = keywords["mask"][0]
+    return keywords
+
+
+def team_for(threads: int | None, origin: Origin) -> dict[str, Any]:
+    """How many threads, and which: PyTorch's own are awake, so tensors run on them unless `threads` is a number."""
+    if threads is None:
+        if origin.family == "torch":
+            return {"threads": sys.modules["torch"].get_num_threads(), "torchs_team": True}
+        return {"threads": _core.default_threads()}
+    what, advice = "an integer of at least 1", "Leave it out to use what the machine allows"
+    team = checks.integer("threads", threads, what, advice)
+    if team < 1:
+        raise LevelheadValueError(expected("threads", what, team, advice))
+    return {"threads": min(team, _MOST_THREADS)}
