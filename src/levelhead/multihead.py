@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.attention import attention
+from levelhead.call.options import Options, documented, known
 from levelhead.errors import LevelheadValueError, expected
 
 Array = NDArray[Any]
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+PER_CALL = ("mask", "key_lengths", "query_lengths", "segments")  # options that change from call to call
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 NORM_EPSILON = 1e-6  # of the squares' mean, where queries and keys are normalised
 
@@ -46,7 +51,7 @@ class MultiHeadAttention:
         heads: query heads.
         kv_heads: key/value heads, shared by heads / kv_heads query heads each; None: heads.
         rotary: the base of rotary positions, such as 10000.0; None: no rotation.
-        options: what `attention` takes: causal, window, scale, softcap.
+        options: of `attention`, for every call.
     """
 
     weights: Mapping[str, Array]
@@ -65,20 +70,24 @@ class MultiHeadAttention:
                 wanted = f"{name}.weight with a multiple of {heads} rows"
                 raise LevelheadValueError(expected("weights", wanted, rows, "Check the heads"))
 
+    @documented(PER_CALL)
     def __call__(
         self,
         query: Array,
         key: Array | None = None,
         value: Array | None = None,
         *,
-        mask: Any = None,
-        key_lengths: Any = None,
         cache: KeyValueCache | None = None,
+        **options: Unpack[Options],
     ) -> Array:
         """(..., T, in) to (..., T, out); keys and values are the query's unless given.
 
         With a cache, `query` holds new tokens, which are appended and see those before them.
+
+        Args:
+            {options}
         """
+        known("__call__", options, PER_CALL)
         key = query if key is None else key
         value = key if value is None else value
         groups = self.kv_heads or self.heads
@@ -94,7 +103,7 @@ class MultiHeadAttention:
                 v = np.concatenate([cache.values, v], -2)
             cache.keys, cache.values = k, v
         sinks = self.weights.get("sinks")
-        out = attention(q, k, v, mask=mask, key_lengths=key_lengths, sinks=sinks, **self.options)
+        out = attention(q, k, v, sinks=sinks, **{**self.options, **options})
         return self._projected("out_proj", np.swapaxes(out, -3, -2).reshape(*query.shape[:-1], -1))
 
     def _projected(self, name: str, x: Array) -> Array:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import levelhead as lh
+from levelhead import old_paths
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "levelhead"
 
@@ -71,7 +74,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
-    """Dotted names a file imports; with lazy=False only those that importing the file loads."""
+    """Dotted names a file imports, those given as strings too; with lazy=False only those that importing it loads."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree) if lazy else _executed(tree.body):
         if isinstance(node, ast.Import):
@@ -79,6 +82,19 @@ def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}: imports are absolute in this project"
             yield from (f"{node.module}.{name.name}" for name in node.names)
+        elif lazy and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value.removeprefix("levelhead.")  # for import_module, or in a table of such names
+            if name != node.value and {name, f"{name}.__init__"} & modules().keys():
+                yield node.value
+
+
+def computed_imports(path: Path) -> Iterator[str]:
+    """Calls that import a module whose name is computed, which no reader of the text can follow."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not node.args or isinstance(node.args[0], ast.Constant):
+            continue
+        if ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            yield ast.unparse(node.args[0])
 
 
 def _executed(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -121,11 +137,37 @@ def texts() -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_imports_go_one_way(name: str) -> None:
-    for other in own_imports(name):
+    for other in own_imports(name) - {name}:
         below = layer(other) < layer(name)
         inside = "." in name and name.split(".")[0] == other.split(".")[0]
         leaves = layer(name) == layer(other) == 0
         assert below or inside or leaves, f"{name} must not import {other}"
+
+
+# Modules that import by a computed name, and why that points downwards.
+COMPUTED = {
+    "__init__": "names of `_ON_DEMAND` and `_FUNCTIONS`, held to the layers below",
+    "old_paths": "the table of old paths; a name of the layers below, see the test of its table",
+    "torch.__init__": "its own submodule",
+    "runs.needs": "packages of others",
+    "lab.registry": "the table of claims, inside the lab",
+    "lab.worker": "a claim that the registry named",
+}
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_computed_imports_are_known(name: str) -> None:
+    assert not list(computed_imports(modules()[name])) or name in COMPUTED
+
+
+def test_names_imported_on_demand_lie_below() -> None:
+    targets = [f"{name}.__init__" if f"{name}.__init__" in modules() else name for name in lh._ON_DEMAND]
+    targets = [name for name in targets if name != "health"]  # a namespace of old paths
+    targets += [name if name in modules() else f"{name}.__init__" for name in lh._FUNCTIONS.values()]
+    assert [name for name in targets if layer(name) >= layer("__init__")] == []
+    new = [path.removeprefix("levelhead.") for path in old_paths.NEW_PATHS.values()]
+    new = [name if name in modules() else f"{name}.__init__" for name in new]
+    assert [name for name in new if layer(name) >= layer("old_paths")] == []
 
 
 def test_no_two_modules_need_each_other() -> None:

@@ -68,7 +68,9 @@ def call_of(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
         torch.randn(sizes, dtype=dtype, requires_grad=True) for sizes in ((2, 4, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3))
     )
     scale = torch.full((4,), 0.5, dtype=torch.float64, requires_grad=True)
-    return (q, k, v, *Scoring(scale=scale, **OPTIONS[name]), None)
+    options = dict(OPTIONS[name])
+    threads = options.pop("threads", None)
+    return (q, k, v, *Scoring(scale=scale, **options), threads)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -13,6 +13,7 @@ logit and copies no mask.
 from __future__ import annotations
 
 import inspect
+import re
 import secrets
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -217,8 +218,10 @@ def documented(only: Collection[str] = NAMES) -> Callable[[F], F]:
         ]
         parameters = [*first, *listed, *(x for x in own if x not in first)]
         vars(function)["__signature__"] = signature.replace(parameters=parameters)
-        lines = "\n        ".join(f"{name}: {_MEANING[name]}" for name in NAMES if name in only)
         if function.__doc__:
+            indent = re.search(r"^ *(?=\{options\})", function.__doc__, re.MULTILINE)
+            between = "\n" + (indent[0] if indent else "")
+            lines = between.join(f"{name}: {_MEANING[name]}" for name in NAMES if name in only)
             function.__doc__ = function.__doc__.replace("{options}", lines)
         return function
 

@@ -7,15 +7,19 @@ that whatever adapts or quantises those works here. Masks are levelhead's: True 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from levelhead import multihead
 from levelhead.attention import attention
+from levelhead.call.options import Options, documented, known
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.multihead import KeyValueCache
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["KeyValueCache", "MultiHeadAttention"]
 
@@ -86,21 +90,24 @@ class MultiHeadAttention(nn.Module):
         self.k_norm = nn.RMSNorm(width, epsilon, **made) if qk_norm else nn.Identity()
         self.sinks = nn.Parameter(torch.zeros(num_heads, **made)) if sinks else None
 
+    @documented(multihead.PER_CALL)
     def forward(
         self,
         query: Tensor,
         key: Tensor | None = None,
         value: Tensor | None = None,
         *,
-        mask: Tensor | None = None,
-        key_lengths: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        **options: Unpack[Options],
     ) -> Tensor:
         """The result, of the query's shape; keys and values are the query's unless given.
 
-        `mask` broadcasts to (batch, heads, T, S). With a cache, `query` holds new tokens, which are
-        appended and see those before them.
+        With a cache, `query` holds new tokens, which are appended and see those before them.
+
+        Args:
+            {options}
         """
+        known("forward", options, multihead.PER_CALL)
         key = query if key is None else key
         value = key if value is None else value
         turned = not self.batch_first and query.dim() > 2
@@ -118,9 +125,8 @@ class MultiHeadAttention(nn.Module):
             cache.keys, cache.values = k, v
         drops = self.dropout if self.training else 0.0
         seed = int(torch.randint(2**62, ())) if drops else None
-        out: Tensor = attention(
-            q, k, v, mask=mask, key_lengths=key_lengths, sinks=self.sinks, dropout=drops, seed=seed, **self.options
-        )
+        own = {**self.options, "sinks": self.sinks, "dropout": drops, "seed": seed}
+        out: Tensor = attention(q, k, v, **own, **options)
         out = self.out_proj(out.transpose(-3, -2).flatten(-2))
         return out.transpose(0, 1) if turned else out
 
