@@ -212,6 +212,8 @@ VALUE, TYPE = LevelheadValueError, LevelheadTypeError
         (VALUE, {"alibi": [0.5, 0.5, math.nan, 0.5]}, "nan"),
         (TYPE, {"alibi": "yes"}, "'yes' of type str"),
         (VALUE, {"key_lengths": 8}, "8"),
+        (VALUE, {"query_lengths": 60}, "60"),
+        (TYPE, {"query_lengths": 1.5}, "1.5"),
         (VALUE, {"key_lengths": [-1, 0, 0]}, "-1"),
         (VALUE, {"key_lengths": [1, 2]}, "shape (2,)"),
         (TYPE, {"key_lengths": 3.0}, "3.0 of type float"),

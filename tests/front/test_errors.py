@@ -144,6 +144,8 @@ OPTIONS: list[Case] = [
     ("lengths below", {"key_lengths": -1}, V, ("key_lengths:", "from 0", "-1")),
     ("lengths float", {"key_lengths": [1.0, 2.0]}, T, ("key_lengths:", "integers", "[1.0, 2.0]")),
     ("lengths shape", {"key_lengths": [1, 2, 3]}, V, ("key_lengths:", "(2,)", "(3,)")),
+    ("query lengths above", {"query_lengths": [3, 6]}, V, ("query_lengths:", "queries of q", "6")),
+    ("query lengths below", {"query_lengths": -1}, V, ("query_lengths:", "from 0", "-1")),
     ("segments one", {"segments": np.zeros(6, int)}, V, ("segments", "(query", "6")),
     ("query_start float", {"query_start": 0.5}, T, ("query_start:", "integers", "0.5")),
     ("query_start shape", {"query_start": [0, 0, 0]}, V, ("query_start:", "(2,)", "(3,)")),

@@ -161,6 +161,8 @@ def options_by_name() -> dict[str, dict[str, Any]]:
         "diagonal": dict(window=(0, 0)),
         "lengths": dict(key_lengths=np.array([S, 33])),
         "no keys in one row": dict(key_lengths=np.array([0, 64])),
+        "query lengths": dict(query_lengths=np.array([T, 11])),
+        "no queries in one row": dict(query_lengths=np.array([0, 30])),
         "segments": dict(segments=(ids[:, -T:], ids)),
         "scattered segments": dict(segments=(rng.integers(0, 3, T), rng.integers(0, 3, S))),
         "keys of one segment": dict(segments=(rng.integers(0, 2, T), np.zeros(S, int))),
@@ -335,6 +337,12 @@ def test_key_lengths_of_every_size() -> None:
     run(q, k, v, key_lengths=np.arange(34), query_start=np.arange(34) - 3, causal=True)
 
 
+def test_query_lengths_of_every_size() -> None:
+    q, k, v = qkv((34, 2), 33, 20, 8, 4)
+    run(q, k, v, query_lengths=np.arange(34))
+    run(q, k, v, query_lengths=np.arange(34), query_start=np.arange(34) - 3, causal=True)
+
+
 def test_packed_sequences_from_cumulative_lengths() -> None:
     ids = scoring.segment_ids([0, 1, 1, 18, 50, 64], total=70)
     q, k, v = qkv((2, 2), 70, 70, D=8)
@@ -386,7 +394,7 @@ def forward_at(q: Array, k: Array, v: Array, queries: Any, keys: Any, **options:
     wide = np.float64 if q.dtype == np.float64 else np.float32
     sums, counts = np.empty((*q.shape[:-1], 8), wide), np.empty((*q.shape[:-1], 2), np.int64)
     plain = ("causal", "left", "right", "mask", "softcap", "sinks", "alibi", "dropout", "seed")
-    ids = ("key_lengths", "query_segments", "key_segments", "query_start")
+    ids = ("key_lengths", "query_lengths", "query_segments", "key_segments", "query_start")
     given = {name: getattr(scored, name) for name in plain + ids}
     given |= {name: np.ascontiguousarray(given[name]) for name in ids if given[name] is not None}
     memory = map(storage, (q, k, v))
@@ -406,6 +414,7 @@ def test_positions_given_as_runs(queries: str, keys: str) -> None:
         dict(window=(20, 9), query_start=np.array([3, -7]), sinks=np.array([0.5, -1.0])),
         dict(causal=True, window=(64, None), mask=rng.random((29, 41)) < 0.8, softcap=3.0),
         dict(key_lengths=np.array([41, 17]), query_start=0, dropout=0.4, seed=9),
+        dict(query_lengths=np.array([23, 9]), causal=True),
         dict(segments=(rng.integers(0, 2, 29), rng.integers(0, 2, 41)), causal=True),
         {} if "far" in queries + keys else dict(alibi=np.array([2e-3, -1e-3]), query_start=1),
     ):

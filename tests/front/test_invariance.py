@@ -40,6 +40,7 @@ def options_for(lead: tuple[int, ...], T: int, S: int) -> dict[str, dict[str, An
         "bool mask": dict(mask=rng.random((1, T, S)) < 0.6),
         "float mask": dict(mask=rng.standard_normal((B, 1, T, S)).astype("f4"), softcap=4.0),
         "lengths": dict(key_lengths=rng.integers(0, S + 1, B), alibi=True),
+        "query lengths": dict(query_lengths=rng.integers(0, T + 1, B), alibi=True),
         "segments": dict(segments=(rng.integers(0, 3, (B, T)), rng.integers(0, 3, (B, S)))),
         "starts": dict(query_start=rng.integers(-T, S, B), causal=True, scale="log-n"),
     }
@@ -106,7 +107,7 @@ def test_statistics_without_values_for_any_number_of_threads(isa: str) -> None:
 def own(options: dict[str, Any], b: int, B: int) -> dict[str, Any]:
     """The options of batch row b alone."""
     mine = dict(options)
-    for name in ("key_lengths", "query_start"):
+    for name in ("key_lengths", "query_lengths", "query_start"):
         if name in mine:
             mine[name] = mine[name][b : b + 1]
     if "segments" in mine:

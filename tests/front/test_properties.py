@@ -110,6 +110,8 @@ def options(
         found["alibi"] = draw(st.sampled_from([True, rng.uniform(-0.1, 0.5, H)]))
     if "key_lengths" in wanted:
         found["key_lengths"] = rng.integers(0, S + 1, draw(st.sampled_from([(), batch])))
+    if "query_lengths" in wanted:
+        found["query_lengths"] = rng.integers(0, T + 1, draw(st.sampled_from([(), batch])))
     if "query_start" in wanted:
         shape = draw(st.sampled_from([(), batch]))
         found["query_start"] = rng.integers(-T - 3, S + 4, shape)
@@ -123,7 +125,7 @@ def options(
 
 
 NAMES = ("scale", "causal", "window", "mask", "softcap", "sinks", "alibi", "key_lengths")
-NAMES += ("query_start", "segments", "dropout")
+NAMES += ("query_lengths", "query_start", "segments", "dropout")
 
 
 @st.composite

@@ -46,6 +46,7 @@ def loop_logit(q, k, o, b, h, i, j, S):
             or (left is not None and j < p - left)
             or (right is not None and j > p + right)
             or ("key_lengths" in o and j >= o["key_lengths"][b])
+            or ("query_lengths" in o and i >= o["query_lengths"][b])
             or ("segments" in o and o["segments"][0][i] != o["segments"][1][j])
         )
 
@@ -118,6 +119,7 @@ SEGMENTS = (np.array([0, 0, 1, 1, 3]), np.array([0, 0, 0, 1, 1, 1, 2]))
         {"mask": BIAS[0, :1], "softcap": 0.8},
         {"softcap": 0.5, "alibi": [0.5, 0.25, 0.0, -1.0]},
         {"key_lengths": [0, 4], "sinks": [0.5] * 4},
+        {"query_lengths": [0, 3], "sinks": [0.5] * 4, "scale": "log-n"},
         {"segments": SEGMENTS, "scale": "log-n"},
         {"causal": True, "query_start": 1, "scale": "log-n", "mask": MASK},
         {
@@ -144,7 +146,8 @@ def test_against_plain_loops(options):
     for b, h, i in np.ndindex(B, H, T):
         s = [loop_logit(q, k, options, b, h, i, j, S) for j in range(S)]
         np.testing.assert_allclose(logits[b, h, i], s, rtol=1e-12, atol=1e-13)
-        row, output = loop_row(s, v[b, h // 2], options.get("sinks", [-INF] * H)[h])
+        absent = i >= options.get("query_lengths", [T] * B)[b]
+        row, output = loop_row(s, v[b, h // 2], -INF if absent else options.get("sinks", [-INF] * H)[h])
         np.testing.assert_allclose(seen.output[b, h, i], output, rtol=1e-11, atol=1e-13)
         for name, value in row.items():
             told = getattr(seen.rows, name)[b, h, i]

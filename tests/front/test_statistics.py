@@ -38,7 +38,10 @@ __all__ = ["isa"]  # a fixture: pytest finds it by name
 def observed(q: Array, k: Array, v: Array | None, **options: Any) -> None:
     """Rows, heads, logsumexp and output of observe() on every path, against the reference."""
     truth = reference.observe(q, k, v, **options)
-    heads, sinks = stats.heads(truth.rows), options.get("sinks")
+    sinks, T = options.get("sinks"), q.shape[-2]
+    lengths = options.get("query_lengths")
+    exists = None if lengths is None else (np.arange(T) < np.asarray(lengths)[..., None])[..., None, :]
+    heads = stats.heads(truth.rows, exists)
     tightened = q.dtype == np.float64
     M = max(magnitude(truth.rows.min), magnitude(truth.rows.max))
     M = M if sinks is None else max(M, magnitude(np.asarray(sinks)))
@@ -89,6 +92,7 @@ def options_by_name() -> dict[str, dict[str, Any]]:
         "causal from before": dict(causal=True, query_start=-8),
         "window": dict(window=(6, 2)),
         "lengths": dict(key_lengths=np.array([40, 0])),
+        "query lengths": dict(query_lengths=np.array([1, 7]), sinks=np.array([-np.inf, 1.0, 4.0])),
         "first key hidden": dict(window=(5, None), query_start=20),
         "segments": dict(segments=(rng.integers(0, 5, T), rng.integers(0, 5, S))),
         "alibi": dict(alibi=True),

@@ -39,6 +39,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "scale": {"scale": torch.tensor(0.7, dtype=torch.float64)},
     "scales": {"scale": torch.linspace(0.2, 1.2, H, dtype=torch.float64)},
     "lengths": {"key_lengths": torch.tensor([3, 5])},
+    "query lengths": {"query_lengths": torch.tensor([3, 1])},
     "segments": {"segments": (torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1, 1, 1]))},
     "query_start": {"query_start": torch.tensor([1, 0]), "causal": True},
 }

@@ -51,6 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 2.0},
     "alibi": {"alibi": torch.ones(4, dtype=torch.float64)},
     "lengths": {"key_lengths": torch.tensor([5, 7])},
+    "query lengths": {"query_lengths": torch.tensor([5, 2])},
     "starts": {"query_start": torch.tensor([2, -1]), "causal": True},
     "segments": {
         "query_segments": torch.tensor([[0, 0, 1, 1, 1]] * 2),
