@@ -22,7 +22,6 @@ from levelhead.errors import LevelheadValueError
 from levelhead.lab import figures
 from levelhead.lab.figure import Figure
 from levelhead.page import assets, server
-from levelhead.page.follow import Follower
 
 IDS = ("logits", "attack", "online", "training", "sentence", "heads", "speed")
 DEPENDS = {
@@ -143,7 +142,7 @@ def everything(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def serving(port: int = 0, *, run: Follower | None = None) -> Iterator[Running]:
+def serving(port: int = 0, *, run: Path | None = None) -> Iterator[Running]:
     page = server.open_page(port, run=run)
     thread = threading.Thread(target=page.serve)
     thread.start()

@@ -23,7 +23,8 @@ import page_server
 import runs
 from levelhead.lab import figures
 from levelhead.lab.figure import Figure
-from levelhead.page import assets, server
+from levelhead.page import assets, routes
+from levelhead.page.follow import Follower
 from levelhead.runs.jsonl import JSONL
 from levelhead.runs.record import Run, Snapshot
 from page_server import SECONDS, Running, served_page, serving, stubbed_page  # noqa: F401
@@ -194,10 +195,9 @@ def test_two_are_computed_at_once_and_abandoned_ones_never(stubbed: Path, monkey
 def test_answers_leave_at_once(page: Running) -> None:
     # With Nagle's algorithm on, each waits 40 ms for the client's acknowledgement.
     with page.connect():
-        while not (open_ones := list(page.page.server.server_state.connections)):
+        while not (connections := page.page.listener.open_connections()):
             time.sleep(0.01)
-        sock = open_ones[0].transport.get_extra_info("socket")
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert connections[0].socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 # ---- work on demand
@@ -330,7 +330,7 @@ def run_file(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("stubbed")
 def test_a_run_is_shown_and_followed(file: Path) -> None:
-    with serving(run=server.follower(file)) as page:
+    with serving(run=file) as page:
         assert page.get("/api/about").json["run"] is True
         assert page.get("/api/figure/heads").json["extra"] == {"model": "Made up", "steps": 1}
         stream = Stream(page)
@@ -345,7 +345,7 @@ def test_a_run_is_shown_and_followed(file: Path) -> None:
 
 @pytest.mark.usefixtures("stubbed")
 def test_half_a_file_changes_nothing(file: Path) -> None:
-    with serving(run=server.follower(file)) as page:
+    with serving(run=file) as page:
         stream = Stream(page)
         assert stream.next()["steps"] == 1
         whole = file.read_bytes()
@@ -365,7 +365,7 @@ def test_a_run_being_recorded_is_followed_line_by_line(tmp_path: Path) -> None:
     sink = JSONL(path, model="Recorded")
     (first,) = run_of(0).snapshots
     sink(first)
-    with serving(run=server.follower(path)) as page:
+    with serving(run=path) as page:
         stream = Stream(page)
         assert stream.next() == {"model": "Recorded", "steps": 1}
         sink(dataclasses.replace(first, step=1))
@@ -376,8 +376,8 @@ def test_a_run_being_recorded_is_followed_line_by_line(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("stubbed")
 def test_streams_have_a_bound_and_end_with_the_server(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "FOLLOWERS", 2)
-    with serving(run=server.follower(file)) as page:
+    monkeypatch.setattr(routes, "FOLLOWERS", 2)
+    with serving(run=file) as page:
         first, second = Stream(page), Stream(page)
         assert (first.next()["steps"], second.next()["steps"]) == (1, 1)
         assert page.get("/api/run/events").status == 503
@@ -415,7 +415,7 @@ def test_a_foreign_file_is_refused_at_the_start(tmp_path: Path, text: str) -> No
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(lh.LevelheadError, match="expected"):
-        server.follower(path)
+        Follower(path)
 
 
 @pytest.mark.usefixtures("stubbed")
@@ -430,11 +430,11 @@ def test_a_damaged_run_is_refused_at_the_start(file: Path) -> None:
     ):
         file.write_text(json.dumps(whole | damage))
         with pytest.raises(lh.LevelheadError, match="expected"):
-            server.follower(file)
+            Follower(file)
     with pytest.raises(lh.LevelheadError, match="No such file"):
-        server.follower(file.with_name("none.json"))
+        Follower(file.with_name("none.json"))
     with pytest.raises(lh.LevelheadError, match="directory"):
-        server.follower(file.parent)
+        Follower(file.parent)
 
 
 # ---- the command
