@@ -108,5 +108,5 @@ class Deadlines:
         try:
             await self._app(scope, receive, send_in_time)
         finally:
-            if not complete:  # else the next request may have begun, and the deadline is its own
+            if not complete:  # else the next request may have started, and the deadline belongs to it
                 connection.expire_in(READ_SECONDS)
