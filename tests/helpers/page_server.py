@@ -1,7 +1,7 @@
-"""A page on a real socket, for tests: the server in a thread, figures made up, bytes by hand.
+"""A page on a real socket, for tests: the server in a thread, stub figures, raw requests.
 
-Requests are written byte by byte, because what is tested is what a hostile client may write. The
-figures are stubs: tests of the server ask how it answers, not what the lab computes.
+Requests are raw bytes, because a hostile client may send any bytes. The figures are stubs, because these tests check
+the server and not the lab.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from levelhead.errors import LevelheadValueError
 from levelhead.lab import figures
 from levelhead.lab.figure import Figure
 from levelhead.page import assets, server
-from levelhead.page.follow import Follower
 
 IDS = ("logits", "attack", "online", "training", "sentence", "heads", "speed")
 DEPENDS = {
@@ -68,7 +67,7 @@ def parsed(raw: bytes) -> Reply:
 
 @dataclass(frozen=True)
 class Running:
-    """A page that is being served, and the words to talk to it."""
+    """A page that is being served, and a client of it."""
 
     page: server.Page
 
@@ -92,7 +91,7 @@ class Running:
         return socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
 
     def raw(self, request: bytes) -> Reply:
-        """These bytes, and what comes back until the server hangs up."""
+        """Sends these bytes; returns the reply once the server has closed the connection."""
         with self.connect() as connection:
             connection.sendall(request)
             return parsed(everything(connection))
@@ -100,7 +99,7 @@ class Running:
     def ask(
         self, method: str, target: str, headers: Mapping[str, str | None] | None = None, body: bytes = b""
     ) -> Reply:
-        """A well-meant request; `headers` change it, and None leaves one out."""
+        """A valid request, changed by `headers`; None removes one."""
         sent: dict[str, str | None] = {"Host": self.host, "Cookie": self.cookie}
         if method == "POST":
             sent |= {"Origin": f"http://{self.host}", "Content-Type": "application/json"}
@@ -131,7 +130,7 @@ def one_reply(connection: socket.socket) -> Reply:
             if len(reply.body) >= int(reply.headers["content-length"]):
                 return reply
         piece = connection.recv(65536)
-        assert piece, "hung up in the middle of a reply"
+        assert piece, "closed in the middle of a reply"
         raw += piece
 
 
@@ -143,7 +142,7 @@ def everything(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def serving(port: int = 0, *, run: Follower | None = None) -> Iterator[Running]:
+def serving(port: int = 0, *, run: Path | None = None) -> Iterator[Running]:
     page = server.open_page(port, run=run)
     thread = threading.Thread(target=page.serve)
     thread.start()
@@ -155,11 +154,11 @@ def serving(port: int = 0, *, run: Follower | None = None) -> Iterator[Running]:
         assert not thread.is_alive()
 
 
-calls: list[tuple[str, dict[str, Any]]] = []  # of the stub, in their order
+calls: list[tuple[str, dict[str, Any]]] = []  # of the stub, in order
 
 
 def stub(id: str, **parameters: Any) -> Figure:
-    """A figure that says what it was asked; `seed=13` fails, and `d_k=0` is refused."""
+    """A figure that returns its parameters; `seed=13` fails, and `d_k=0` is refused."""
     calls.append((id, dict(parameters)))
     if parameters.get("seed") == 13:
         raise RuntimeError("a secret of the server")
@@ -171,12 +170,12 @@ def stub(id: str, **parameters: Any) -> Figure:
     return Figure(id, f"The figure {id}", (), f"lh.lab.figure({id!r})", extra=parameters)
 
 
-# Fixtures are named apart from their functions: tests import the functions and ask for the names.
+# Fixtures have other names than their functions: tests import the functions and request the names.
 
 
 @pytest.fixture(scope="module", name="stubbed")
 def stubbed_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Stub figures and a small page; gives the directory of the page's files."""
+    """Stub figures and a small page; returns the directory of its files."""
     static = tmp_path_factory.mktemp("static")
     (static / "index.html").write_text(
         "<!doctype html>\n<html><head><title>√d</title>\n"

@@ -58,8 +58,8 @@ LAYERS = [
 MODELS = {"distributed", "remedies", "watching"}  # rooms that meet models and tensors: torch is loaded with them
 LEARNING = {"lab.training", "lab.transformer", "cluster.measure"}  # loaded when something is trained or measured
 # The modules that serve the page need a web server; its assets and its export do without one.
-_SERVING = {"starlette", "uvicorn", "h11"}
-SERVING = {"page.server": _SERVING, "page.protocol": _SERVING}
+SERVING = {f"page.{name}": {"starlette"} for name in ("bodies", "connections", "guard", "responses", "routes")}
+SERVING |= {"page.server": {"uvicorn"}}
 LINES = 450
 WRITTEN = {".py", ".pyi", ".h", ".cpp", ".txt", ".toml", ".md", ".cff", ".js", ".css", ".html"}  # what people write
 NAMED = {"Makefile", "run", ".gitignore"}

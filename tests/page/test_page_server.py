@@ -1,4 +1,4 @@
-"""The page's server: what each route answers, to good questions and to bad ones."""
+"""The server of the page: the answers of each route to valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ import page_server
 import runs
 from levelhead.lab import figures
 from levelhead.lab.figure import Figure
-from levelhead.page import assets, server
+from levelhead.page import assets, routes
+from levelhead.page.follow import Follower
 from levelhead.runs.jsonl import JSONL
 from levelhead.runs.record import Run, Snapshot
 from page_server import SECONDS, Running, served_page, serving, stubbed_page  # noqa: F401
@@ -65,13 +66,13 @@ def test_head_is_get_without_the_body(page: Running) -> None:
     assert (reply.status, reply.body) == (200, b"")
 
 
-def test_about_tells_the_machine(page: Running) -> None:
-    found = page.get("/api/about").json
-    assert set(found) == {"version", "isa", "cpu", "threads", "export", "run", "models"}
-    assert (found["version"], found["isa"]) == (lh.__version__, lh.info().isa)
-    assert (found["export"], found["run"]) == (False, False)
-    assert set(found["models"]) == {"minilm", "smollm2"}
-    assert all(isinstance(there, bool) for there in found["models"].values())
+def test_about_describes_the_machine(page: Running) -> None:
+    about = page.get("/api/about").json
+    assert set(about) == {"version", "isa", "cpu", "threads", "export", "run", "models"}
+    assert (about["version"], about["isa"]) == (lh.__version__, lh.info().isa)
+    assert (about["export"], about["run"]) == (False, False)
+    assert set(about["models"]) == {"minilm", "smollm2"}
+    assert all(isinstance(installed, bool) for installed in about["models"].values())
 
 
 # ---- figures
@@ -79,24 +80,24 @@ def test_about_tells_the_machine(page: Running) -> None:
 
 def test_a_figure_gets_its_parameters_with_their_types(page: Running) -> None:
     query = "d_k=128&divide=power&power=0.25&keys=16&seed=4294967295"
-    found = page.get(f"/api/figure/logits?{query}").json
-    asked = {"d_k": 128, "divide": "power", "power": 0.25, "keys": 16, "seed": 2**32 - 1}
-    assert (found["id"], found["extra"]) == ("logits", asked)
-    own = "sigma=0.5&rho=1e-2&growth=8&cure=qk-norm&cap=30"
-    found = page.get(f"/api/figure/attack?{own}").json["extra"]
-    assert found == {"sigma": 0.5, "rho": 0.01, "growth": 8.0, "cure": "qk-norm", "cap": 30.0}
-    found = page.get("/api/figure/training?task=retrieval&width=256&depth=2").json["extra"]
-    assert found == {"task": "retrieval", "width": 256, "depth": 2}
+    figure = page.get(f"/api/figure/logits?{query}").json
+    options = {"d_k": 128, "divide": "power", "power": 0.25, "keys": 16, "seed": 2**32 - 1}
+    assert (figure["id"], figure["extra"]) == ("logits", options)
+    query = "sigma=0.5&rho=1e-2&growth=8&cure=qk-norm&cap=30"
+    options = page.get(f"/api/figure/attack?{query}").json["extra"]
+    assert options == {"sigma": 0.5, "rho": 0.01, "growth": 8.0, "cure": "qk-norm", "cap": 30.0}
+    options = page.get("/api/figure/training?task=retrieval&width=256&depth=2").json["extra"]
+    assert options == {"task": "retrieval", "width": 256, "depth": 2}
     assert page.get("/api/figure/attack?cure=1/d_k").json["extra"] == {"cure": "1/d_k"}
 
 
-def test_what_makes_no_difference_is_not_computed_again(page: Running) -> None:
+def test_unused_parameters_are_dropped_before_the_cache(page: Running) -> None:
     everything = "d_k=128&divide=sqrt&power=0.5&keys=16&seed=5&tile=4&order=1&sigma=1"
-    found = {id: page.get(f"/api/figure/{id}?{everything}").json["extra"] for id in page_server.IDS}
-    assert found["training"] == found["sentence"] == found["heads"] == found["speed"] == {}
-    assert found["online"] == {"keys": 16, "seed": 5, "tile": 4, "order": 1}
+    options = {id: page.get(f"/api/figure/{id}?{everything}").json["extra"] for id in page_server.IDS}
+    assert options["training"] == options["sentence"] == options["heads"] == options["speed"] == {}
+    assert options["online"] == {"keys": 16, "seed": 5, "tile": 4, "order": 1}
     page_server.calls.clear()
-    for keys in (16, 32, 64):  # which attack does not depend on
+    for keys in (16, 32, 64):  # attack does not depend on them
         page.get(f"/api/figure/attack?d_k=77&keys={keys}")
     assert page_server.calls == [("attack", {"d_k": 77})]
 
@@ -133,7 +134,7 @@ def test_what_makes_no_difference_is_not_computed_again(page: Running) -> None:
         "d_k[]=1",
     ],
 )
-def test_bad_parameters_get_a_clear_word(page: Running, query: str) -> None:
+def test_bad_parameters_get_a_clear_error(page: Running, query: str) -> None:
     quoted = "".join(letter if ord(letter) < 128 else "%D9%A3" for letter in query)
     reply = page.get(f"/api/figure/logits?{quoted}")
     assert reply.status == 400
@@ -147,7 +148,9 @@ def test_an_unknown_figure_is_not_found(page: Running) -> None:
     assert "logits" in reply.json["error"]
 
 
-def test_a_failure_is_one_line_and_the_server_goes_on(page: Running, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_answered_in_one_line_and_the_server_goes_on(
+    page: Running, capfd: pytest.CaptureFixture[str]
+) -> None:
     reply = page.get("/api/figure/logits?seed=13")
     assert reply.status == 500
     assert reply.json == {"error": "The server failed with RuntimeError: see its terminal."}
@@ -155,59 +158,60 @@ def test_a_failure_is_one_line_and_the_server_goes_on(page: Running, capfd: pyte
     assert page.is_alive()
 
 
-def test_two_are_computed_at_once_and_abandoned_ones_never(stubbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside, most, seeds = 0, 0, []
+def test_two_figures_are_computed_at_once_and_abandoned_ones_never(
+    stubbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most, seeds = 0, 0, []
     lock, go = threading.Lock(), threading.Event()
 
     def slow(id: str, **parameters: Any) -> Figure:
-        nonlocal inside, most
+        nonlocal running, most
         with lock:
-            inside += 1
-            most = max(most, inside)
+            running += 1
+            most = max(most, running)
             seeds.append(parameters["seed"])
         assert go.wait(SECONDS)
         with lock:
-            inside -= 1
+            running -= 1
         return page_server.stub(id, **parameters)
 
     monkeypatch.setattr(figures, "figure", slow)
     with serving() as page:
-        asking = [page.connect() for _ in range(6)]
-        for seed, connection in enumerate(asking):
+        clients = [page.connect() for _ in range(6)]
+        for seed, connection in enumerate(clients):
             head = f"Host: {page.host}\r\nCookie: {page.cookie}\r\nConnection: close\r\n\r\n"
             connection.sendall(f"GET /api/figure/logits?seed={seed} HTTP/1.1\r\n{head}".encode())
         while len(seeds) < 2:
             time.sleep(0.01)
         waiting = [n for n in range(6) if n not in seeds]
         for n in waiting[:2]:
-            asking[n].close()
-        assert page.is_alive()  # a round through the loop: it knows that they are gone
+            clients[n].close()
+        assert page.is_alive()  # one turn of the event loop: the server has noticed that they are gone
         go.set()
-        replies = [page_server.everything(asking[n]) for n in range(6) if n not in waiting[:2]]
-        for connection in asking:
+        replies = [page_server.everything(clients[n]) for n in range(6) if n not in waiting[:2]]
+        for connection in clients:
             connection.close()
     assert all(reply.startswith(b"HTTP/1.1 200") for reply in replies)
     assert most == 2
     assert sorted(seeds) == sorted(set(range(6)) - set(waiting[:2]))
 
 
-def test_answers_leave_at_once(page: Running) -> None:
-    # With Nagle's algorithm on, each waits 40 ms for the client's acknowledgement.
+def test_answers_are_sent_at_once(page: Running) -> None:
+    # With Nagle's algorithm, each answer waits 40 ms for the client's acknowledgement.
     with page.connect():
-        while not (open_ones := list(page.page.server.server_state.connections)):
+        while not (connections := page.page.listener.open_connections()):
             time.sleep(0.01)
-        sock = open_ones[0].transport.get_extra_info("socket")
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert connections[0].socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 # ---- work on demand
 
 
 def test_a_sentence_is_passed_on(page: Running) -> None:
-    asked = {"text": "The cat sat because it was tired.", "model": "minilm", "layer": 1, "head": 2, "token": "it"}
-    assert page.post("/api/sentence", asked).json["extra"] == asked
-    bare = page.post("/api/sentence", {"text": "it √ 猫", "layer": None, "token": 3})
-    assert bare.json["extra"] == {"text": "it √ 猫", "model": "random", "token": 3}
+    options = {"text": "The cat sat because it was tired.", "model": "minilm", "layer": 1, "head": 2, "token": "it"}
+    assert page.post("/api/sentence", options).json["extra"] == options
+    reply = page.post("/api/sentence", {"text": "it √ 猫", "layer": None, "token": 3})
+    assert reply.json["extra"] == {"text": "it √ 猫", "model": "random", "token": 3}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +249,7 @@ def test_a_sentence_is_passed_on(page: Running) -> None:
     ],
     ids=lambda body: body[:30].decode("latin-1"),
 )
-def test_a_bad_sentence_gets_a_clear_word(page: Running, body: bytes) -> None:
+def test_a_bad_sentence_gets_a_clear_error(page: Running, body: bytes) -> None:
     reply = page.post("/api/sentence", body)
     assert reply.status == 400
     assert "expected" in reply.json["error"]
@@ -253,30 +257,30 @@ def test_a_bad_sentence_gets_a_clear_word(page: Running, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"seconds": 1e9}', b"1", b"[" * 100_000])
-def test_speed_is_asked_nothing(page: Running, body: bytes) -> None:
+def test_speed_takes_no_parameters(page: Running, body: bytes) -> None:
     assert page.post("/api/speed", body).status == 400
 
 
 def test_speed_is_measured_once_at_a_time(stubbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go = threading.Event(), threading.Event()
+    started, go = threading.Event(), threading.Event()
 
     def slow(id: str, **parameters: Any) -> Figure:
         if id == "speed":
-            begun.set()
+            started.set()
             assert go.wait(SECONDS)
         return page_server.stub(id, **parameters)
 
     monkeypatch.setattr(figures, "figure", slow)
     with serving() as page:
         first: list[page_server.Reply] = []
-        asking = threading.Thread(target=lambda: first.append(page.post("/api/speed", {})))
-        asking.start()
-        assert begun.wait(SECONDS)
+        client = threading.Thread(target=lambda: first.append(page.post("/api/speed", {})))
+        client.start()
+        assert started.wait(SECONDS)
         second = page.post("/api/speed", {})
         assert (second.status, list(second.json)) == (409, ["error"])
-        assert page.get("/api/figure/logits?seed=99").status == 200  # sliders go on
+        assert page.get("/api/figure/logits?seed=99").status == 200  # sliders still work
         go.set()
-        asking.join(SECONDS)
+        client.join(SECONDS)
         assert first[0].json["extra"] == {"live": True}
         assert page.post("/api/speed", {}).status == 200
 
@@ -292,7 +296,7 @@ def run_of(*steps: int, model: str = "Made up") -> Run:
 
 
 class Stream:
-    """The events of `/api/run/events`, one after the other."""
+    """The events of `/api/run/events`, in order."""
 
     def __init__(self, page: Running) -> None:
         self.connection = page.connect()
@@ -309,11 +313,11 @@ class Stream:
 
     def next(self) -> dict[str, Any]:
         line = next(line for line in self._lines if line.startswith("data: "))
-        found: dict[str, Any] = json.loads(line.removeprefix("data: "))["extra"]
-        return found
+        extra: dict[str, Any] = json.loads(line.removeprefix("data: "))["extra"]
+        return extra
 
     def rest(self) -> list[str]:
-        """Every line until the server hangs up."""
+        """Every line until the server closes the connection."""
         return list(self._lines)
 
     def close(self) -> None:
@@ -330,7 +334,7 @@ def run_file(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("stubbed")
 def test_a_run_is_shown_and_followed(file: Path) -> None:
-    with serving(run=server.follower(file)) as page:
+    with serving(run=file) as page:
         assert page.get("/api/about").json["run"] is True
         assert page.get("/api/figure/heads").json["extra"] == {"model": "Made up", "steps": 1}
         stream = Stream(page)
@@ -344,8 +348,8 @@ def test_a_run_is_shown_and_followed(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("stubbed")
-def test_half_a_file_changes_nothing(file: Path) -> None:
-    with serving(run=server.follower(file)) as page:
+def test_an_incomplete_file_changes_nothing(file: Path) -> None:
+    with serving(run=file) as page:
         stream = Stream(page)
         assert stream.next()["steps"] == 1
         whole = file.read_bytes()
@@ -365,7 +369,7 @@ def test_a_run_being_recorded_is_followed_line_by_line(tmp_path: Path) -> None:
     sink = JSONL(path, model="Recorded")
     (first,) = run_of(0).snapshots
     sink(first)
-    with serving(run=server.follower(path)) as page:
+    with serving(run=path) as page:
         stream = Stream(page)
         assert stream.next() == {"model": "Recorded", "steps": 1}
         sink(dataclasses.replace(first, step=1))
@@ -375,9 +379,9 @@ def test_a_run_being_recorded_is_followed_line_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("stubbed")
-def test_streams_have_a_bound_and_end_with_the_server(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "FOLLOWERS", 2)
-    with serving(run=server.follower(file)) as page:
+def test_streams_are_bounded_and_end_with_the_server(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "FOLLOWERS", 2)
+    with serving(run=file) as page:
         first, second = Stream(page), Stream(page)
         assert (first.next()["steps"], second.next()["steps"]) == (1, 1)
         assert page.get("/api/run/events").status == 503
@@ -387,7 +391,7 @@ def test_streams_have_a_bound_and_end_with_the_server(file: Path, monkeypatch: p
             assert time.monotonic() < deadline
         assert third.next()["steps"] == 1
         page.page.server.should_exit = True
-        assert second.rest()[-2:] == third.rest()[-2:] == ["0", ""]  # whole answers, not cut off
+        assert second.rest()[-2:] == third.rest()[-2:] == ["0", ""]  # complete answers
 
 
 def test_without_a_run_there_are_no_events(page: Running) -> None:
@@ -415,7 +419,7 @@ def test_a_foreign_file_is_refused_at_the_start(tmp_path: Path, text: str) -> No
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(lh.LevelheadError, match="expected"):
-        server.follower(path)
+        Follower(path)
 
 
 @pytest.mark.usefixtures("stubbed")
@@ -430,11 +434,11 @@ def test_a_damaged_run_is_refused_at_the_start(file: Path) -> None:
     ):
         file.write_text(json.dumps(whole | damage))
         with pytest.raises(lh.LevelheadError, match="expected"):
-            server.follower(file)
+            Follower(file)
     with pytest.raises(lh.LevelheadError, match="No such file"):
-        server.follower(file.with_name("none.json"))
+        Follower(file.with_name("none.json"))
     with pytest.raises(lh.LevelheadError, match="directory"):
-        server.follower(file.parent)
+        Follower(file.parent)
 
 
 # ---- the command
@@ -451,17 +455,17 @@ def command(*arguments: str, **rest: Any) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("asked", ["any port", "a port"])
-def test_the_command_prints_the_link_and_ends_well(asked: str) -> None:
+@pytest.mark.parametrize("choice", ["any port", "a port"])
+def test_the_command_prints_the_link_and_ends_well(choice: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    given = () if asked == "any port" else ("--port", str(port))
-    process = command("--no-open", *given)
+    options = () if choice == "any port" else ("--port", str(port))
+    process = command("--no-open", *options)
     assert process.stdout is not None and process.stderr is not None
     link = process.stdout.readline()
     start, _, token = link.rstrip("\n").partition("/?token=")
     assert start.startswith("http://127.0.0.1:") and len(token) == 43
-    assert asked == "any port" or start == f"http://127.0.0.1:{port}"
+    assert choice == "any port" or start == f"http://127.0.0.1:{port}"
     with socket.create_connection(("127.0.0.1", int(start.rpartition(":")[2])), 10) as connection:
         connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert connection.recv(20).startswith(b"HTTP/1.1 403")
@@ -477,8 +481,8 @@ def test_ctrl_c_does_not_wait_for_a_measurement(stubbed: Path) -> None:
         "from levelhead.cli import main; from levelhead.lab import figures\n"
         "from levelhead.page import assets\n"
         f"assets.STATIC = Path({str(stubbed)!r})\n"
-        "def measure(*given, **options):\n"
-        "    print('begun', file=sys.stderr, flush=True); time.sleep(90)\n"
+        "def measure(*args, **options):\n"
+        "    print('started', file=sys.stderr, flush=True); time.sleep(90)\n"
         "figures.figure = measure\n"
         "sys.exit(main(['page', '--no-open']))"
     )
@@ -493,7 +497,7 @@ def test_ctrl_c_does_not_wait_for_a_measurement(stubbed: Path) -> None:
             f"Origin: http://{host}\r\nContent-Type: application/json\r\n"
             "Content-Length: 2\r\n\r\n{}".encode()
         )
-        assert any(line == "begun\n" for line in process.stderr)
+        assert any(line == "started\n" for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert b"503" in connection.recv(100)
     out, err = process.communicate(timeout=SECONDS)
@@ -509,25 +513,25 @@ def refused(*arguments: str) -> str:
     return err
 
 
-def test_a_taken_port_is_told() -> None:
+def test_a_taken_port_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"a port that is free, got {port}" in refused("--no-open", "--port", str(port))
 
 
 @pytest.mark.parametrize("port", ["80", "-1", "65536", "x"])
-def test_a_port_that_is_none_is_told(port: str) -> None:
+def test_an_invalid_port_is_reported(port: str) -> None:
     assert "--port" in refused("--no-open", "--port", port)
 
 
-def test_a_bad_run_is_told(tmp_path: Path) -> None:
+def test_a_bad_run_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     run_of(0).save(path)
     path.write_bytes(path.read_bytes()[:-20])
     assert "cut off" in refused("--no-open", "--run", str(path))
 
 
-def test_a_missing_package_is_told_with_its_remedy(tmp_path: Path) -> None:
+def test_a_missing_package_is_reported_with_its_remedy(tmp_path: Path) -> None:
     for name in ("starlette", "uvicorn", "plotly"):
         code = (
             "import importlib.util as u, sys; find = u.find_spec\n"

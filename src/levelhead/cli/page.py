@@ -58,8 +58,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
         raise LevelheadValueError(expected("--port", wanted, arguments.port, advice))
     from levelhead.page import server
 
-    followed = None if arguments.file is None else server.follower(Path(arguments.file))
-    page = server.open_page(arguments.port, run=followed)
+    page = server.open_page(arguments.port, run=None if arguments.file is None else Path(arguments.file))
     yield page.url
     _tell("serving this machine alone; Ctrl-C ends it")
     if not arguments.no_open:

@@ -1,4 +1,4 @@
-"""What the page says about the machine that computes for it."""
+"""The version, the machine and the models, as the page shows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["about"]
 
 
 def about(*, export: bool, run: bool) -> dict[str, Any]:
-    """`export`: saved to a file. `run`: a run is followed."""
+    """`export`: the page is a saved file. `run`: the page follows a run."""
     machine = info()
     return {
         "version": machine.version,

@@ -1,6 +1,6 @@
-"""What the page is made of: every file of `static/` and plotly.js, read once, at the start.
+"""The files of the page: everything in `static/`, and plotly.js, read once at the start.
 
-A request names an asset; it never names a file. What is not in the dictionary does not exist.
+A request names a key of this dictionary, never a path.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from pathlib import Path
 
 from levelhead.errors import LevelheadError, expected
 
-__all__ = ["INDEX", "INSTALL", "PLOTLY", "Asset", "assets", "missing"]
+__all__ = ["INDEX", "PLOTLY", "Asset", "assets", "missing"]
 
 STATIC = Path(__file__).with_name("static")
 INDEX, PLOTLY = "index.html", "plotly.js"
-INSTALL = 'pip install "levelhead[page]"'
 
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -35,7 +34,7 @@ class Asset:
 
 
 def assets() -> Mapping[str, Asset]:
-    """All of them, by name."""
+    """All files, by name."""
     files = {path.name: path for path in STATIC.iterdir() if path.suffix in _KINDS}
     files[PLOTLY] = _plotly()
     return {name: Asset(name, _KINDS[path.suffix], path.read_bytes()) for name, path in sorted(files.items())}
@@ -47,16 +46,18 @@ def missing() -> LevelheadError | None:
     absent = [name for name in needed if find_spec(name) is None]
     if not absent:
         return None
-    wanted, given = f"the packages {', '.join(needed)}", f"no {', '.join(absent)}"
-    return LevelheadError(expected("levelhead page", wanted, given, f"Run: {INSTALL}"))
+    return _not_installed(f"the packages {', '.join(needed)}", f"no {', '.join(absent)}")
 
 
 def _plotly() -> Path:
-    """The script inside the installed package, found without importing the package."""
+    """The script in the installed package, located without importing the package."""
     spec = find_spec("plotly")
-    places = (spec and spec.submodule_search_locations) or ()
-    for place in places:
-        path = Path(place) / "package_data" / "plotly.min.js"
+    for folder in (spec and spec.submodule_search_locations) or ():
+        path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
             return path
-    raise LevelheadError(expected("levelhead page", "plotly", "none", f"Run: {INSTALL}"))
+    raise _not_installed("plotly", "none")
+
+
+def _not_installed(wanted: str, got: str) -> LevelheadError:
+    return LevelheadError(expected("levelhead page", wanted, got, 'Run: pip install "levelhead[page]"'))

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from levelhead.lab import figures
-from levelhead.page.headers import encoded
+from levelhead.page.encoding import encoded
 
 __all__ = ["AbandonedError", "Computing"]
 

@@ -19,7 +19,7 @@ from levelhead.lab import figures
 from levelhead.page import follow
 from levelhead.page.about import about
 from levelhead.page.assets import INDEX, PLOTLY, Asset, assets
-from levelhead.page.headers import encoded
+from levelhead.page.encoding import encoded
 
 __all__ = ["GRID", "LARGEST", "exported"]
 

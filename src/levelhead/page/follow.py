@@ -1,8 +1,7 @@
 """The run given by `--run`: read at the start, and again whenever its file changes.
 
-Reads what `watch(...).save`, `levelhead doctor --json` and the JSONL sink write. At the start a
-file that is not a whole run is an error; later it is a file being written, and the last good state
-stands. Nothing here writes, and the file's name never comes from a browser.
+Reads the files of `watch(...).save`, `levelhead doctor --json` and the JSONL sink. At the start a file that is not a
+complete run is an error. Later it is a file being written, and the last complete state is kept.
 """
 
 from __future__ import annotations
@@ -11,67 +10,63 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
 
 from levelhead.errors import LevelheadError, LevelheadValueError, expected
-from levelhead.page.headers import encoded
+from levelhead.lab import figures
+from levelhead.page.encoding import encoded
 from levelhead.runs import jsonl, record
 from levelhead.runs.record import Run
 
-__all__ = ["Follower", "Render", "events"]
+__all__ = ["Follower", "events", "read"]
 
-Render: TypeAlias = Callable[[Run], dict[str, object]]  # a run -> the JSON of its figure
-
-PAUSE = 0.5  # seconds between two looks at the file
-_SHARE = 5  # of the time, at most one part goes into reading
-_HEARTBEAT = 15.0  # seconds after which a silent stream says that it is there
+PAUSE = 0.5  # seconds between two checks of the file
+_PAUSE_PER_READ = 5  # the pause is at least this many times the duration of the last reading
+_HEARTBEAT = 15.0  # seconds without an event after which a comment keeps the stream open
 
 
 class Follower:
-    """The figure of a run as it is on the disk now. Any thread may ask."""
+    """The figure of a run as it is on the disk. Safe to use from any thread."""
 
-    def __init__(self, path: Path, render: Render) -> None:
-        self._path, self._render = path, render
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.Lock()
-        self._seen: tuple[int, ...] | None = None
         self._version = 0
-        self._pause = PAUSE
         self._read(self._stamp())
 
     @property
     def pause(self) -> float:
-        """Seconds to wait before looking again: longer where reading takes long."""
+        """Seconds to wait before the next check: longer if reading takes long."""
         return self._pause
 
     def now(self) -> tuple[int, bytes]:
         """A number that grows with every change, and the figure as JSON."""
         with self._lock:
-            try:
-                stamp = self._stamp()
-                if stamp != self._seen:
+            stamp = self._stamp()
+            if stamp not in (None, self._last_stamp):
+                with suppress(LevelheadError):  # incomplete for the moment
                     self._read(stamp)
-            except LevelheadError:  # half written, or gone for a moment
-                pass
             return self._version, self._figure
 
-    def _stamp(self) -> tuple[int, ...]:
+    def _stamp(self) -> tuple[int, ...] | None:
+        """Changes with the file; None if it cannot be accessed."""
         try:
-            found = self._path.stat()
-        except OSError as error:
-            raise _wrong(self._path, error.strerror or str(error), "Check the path") from None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
-    def _read(self, stamp: tuple[int, ...]) -> None:
-        self._seen = stamp
+    def _read(self, stamp: tuple[int, ...] | None) -> None:
+        self._last_stamp = stamp
         began = time.monotonic()
-        self._figure = encoded(self._render(read(self._path)))
+        self._figure = encoded(figures.figure("heads", run=read(self._path)).json())
         self._version += 1
-        self._pause = max(PAUSE, _SHARE * (time.monotonic() - began))
+        self._pause = max(PAUSE, _PAUSE_PER_READ * (time.monotonic() - began))
 
 
 def read(path: Path) -> Run:
-    """The run in a file, whichever of the two formats it has."""
+    """The run in a file of either format."""
     try:
         with path.open("rb") as file:
             head = file.read(80)
@@ -79,27 +74,26 @@ def read(path: Path) -> Run:
     except LevelheadError:
         raise
     except OSError as error:
-        raise _wrong(path, error.strerror or str(error), "Check the path") from None
+        raise _not_a_run(path, error.strerror or str(error), "Check the path") from None
     except (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
-        advice = "The file was cut off or changed; record it again"
-        raise _wrong(path, "another, or half of one", advice) from None
+        raise _not_a_run(path, "another, or half of one", "The file was cut off or changed; record it again") from None
 
 
-async def events(follower: Follower, ended: threading.Event) -> AsyncIterator[bytes]:
+async def events(follower: Follower, ending: Callable[[], bool]) -> AsyncIterator[bytes]:
     """Server-sent events: the figure now, and again after every change, until the server ends."""
-    sent, silent = 0, 0.0
-    while not ended.is_set():
+    sent_version, silent_seconds = 0, 0.0
+    while not ending():
         version, figure = await asyncio.to_thread(follower.now)
-        if version != sent:
-            sent, silent = version, 0.0
+        if version != sent_version:
+            sent_version, silent_seconds = version, 0.0
             yield b"data: " + figure + b"\n\n"
-        elif silent >= _HEARTBEAT:
-            silent = 0.0
+        elif silent_seconds >= _HEARTBEAT:
+            silent_seconds = 0.0
             yield b": still here\n\n"
-        silent += follower.pause
+        silent_seconds += follower.pause
         await asyncio.sleep(follower.pause)
 
 
-def _wrong(path: Path, given: str, advice: str) -> LevelheadValueError:
+def _not_a_run(path: Path, got: str, advice: str) -> LevelheadValueError:
     wanted = "a run that watch(...).save, levelhead doctor --json or the JSONL sink wrote"
-    return LevelheadValueError(expected(f"--run {path}", wanted, given, advice))
+    return LevelheadValueError(expected(f"--run {path}", wanted, got, advice))
