@@ -653,9 +653,9 @@ def test_the_command_writes_json_and_draws_it(
 ) -> None:
     monkeypatch.setattr(run, "FULL", EFFORT)
     path = tmp_path / "results" / "one-machine.json"
-    assert main.main(["bench", "--case", "tiny-numpy", "--threads", "1", "--json", str(path)]) == 0
+    assert main(["bench", "--case", "tiny-numpy", "--threads", "1", "--json", str(path)]) == 0
     captured = capsys.readouterr()
     assert "tiny-numpy" in captured.out and "tiny-numpy" in captured.err
     assert json.loads(path.read_text(encoding="utf-8"))["cells"][0]["name"] == "tiny-numpy"
-    assert main.main(["bench", "--plot", str(path), str(tmp_path)]) == 0
+    assert main(["bench", "--plot", str(path), str(tmp_path)]) == 0
     assert (tmp_path / "one-dark.svg").exists()
