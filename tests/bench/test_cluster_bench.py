@@ -129,7 +129,7 @@ def test_without_torchrun_it_says_how() -> None:
         (("--threads", "0"), "threads: expected 1 to"),
         (("--threads", "10000"), "threads: expected 1 to"),
         (("--json", "no/such/directory/x.json"), "--json: expected a file in a directory"),
-        (("--json", "."), "--json: expected a file in a directory"),
+        (("--json", "."), "--json: expected a file, got the directory"),
     ],
 )
 def test_bad_input_is_refused_before_ranks_meet(

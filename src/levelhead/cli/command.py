@@ -1,32 +1,47 @@
-"""Files that commands write: refused before any work, put in place in one go."""
+"""What commands share: exit codes, a parser with examples, files checked before any work and written whole."""
 
 from __future__ import annotations
 
+import argparse
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 from levelhead.errors import LevelheadValueError, expected
 
-__all__ = ["STDOUT", "check_writable", "write"]
+BAD_INPUT = 2  # exit code; argparse uses the same for wrong usage
+STDOUT = "-"  # in place of a file's name
 
-STDOUT = "-"
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Run: TypeAlias = Callable[[argparse.Namespace], Iterator[str]]  # yields what to print, may return the exit code
 
 
-def check_writable(option: str, file: str | None) -> None:
-    """Refuses a place where nothing can be written, before minutes of work."""
+def add_command(
+    commands: Commands, name: str, run: Run | None = None, *, help: str, description: str | None = None, examples: str
+) -> argparse.ArgumentParser:
+    """A command whose errors are bad input, and whose help ends with examples."""
+    parser = commands.add_parser(
+        name, help=help, description=description, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(run=run, failed=BAD_INPUT)
+    return parser
+
+
+def check_writable(option: str, file: str | Path | None) -> None:
+    """Refuses a file that cannot be written, before minutes of work."""
     if file is None or file == STDOUT:
         return
     path = Path(file)
     if path.is_dir():
-        raise LevelheadValueError(expected(option, "a file", f"the directory {file!r}", "Name a file in it"))
+        raise LevelheadValueError(expected(option, "a file", f"the directory {str(file)!r}", "Name a file in it"))
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        given = f"{file!r}"
         wanted = "a file in a directory that can be written to"
-        raise LevelheadValueError(expected(option, wanted, given, "Make the directory first"))
+        raise LevelheadValueError(expected(option, wanted, repr(str(file)), "Make the directory first"))
 
 
 def write(option: str, file: str, content: str) -> None:
-    """Writes the file whole, or says why not."""
+    """Writes the whole file at once. If that fails, the error names the option and the reason."""
     from levelhead.runs.record import write_whole
 
     try:
