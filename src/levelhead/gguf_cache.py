@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from levelhead.errors import LevelheadError, LevelheadValueError, expected
+from levelhead.terminal import message
 
 __all__ = ["directory", "safetensors_of"]
 
@@ -136,14 +136,14 @@ def _tensors_told(progress: Callable[[int, int, str], None]) -> Iterator[None]:
 
 def _lines(file: Path) -> Callable[[int, int, str], None]:
     """Progress for people: a line at each step, and at every quarter of the tensors."""
-    said: set[tuple[str, int]] = set()
+    printed: set[tuple[str, int]] = set()
 
-    def progress(done: int, total: int, what: str) -> None:
-        step = (what, 4 * done // total)
-        if step not in said:
-            said.add(step)
+    def progress(done: int, total: int, step_name: str) -> None:
+        quarter = (step_name, 4 * done // total)
+        if quarter not in printed:
+            printed.add(quarter)
             share = f" {100 * done // total} %" if total > 1 else ""
-            print(f"levelhead: {file.name}, once: {what}{share} …", file=sys.stderr, flush=True)
+            message(f"{file.name}, once: {step_name}{share} …")
 
     return progress
 

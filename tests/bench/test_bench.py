@@ -5,7 +5,6 @@ NumPy and PyTorch take part; other peers do where they are installed, and are na
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
@@ -35,7 +34,6 @@ from levelhead.bench import (
     peers,
     plot,
     problems,
-    progress,
     report,
     run,
     training,
@@ -606,23 +604,6 @@ def test_plots_are_svg_for_light_and_dark(result: dict[str, Any], tmp_path: Path
         root = ET.fromstring(path.read_text(encoding="utf-8"))
         words = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
         assert {c["name"] for c in result["cells"] if not c["observed"]} <= set(words)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("stream", "escapes"), [(io.StringIO(), False), (Terminal(), True)])
-def test_progress_is_a_bar_only_on_a_terminal(stream: io.StringIO, escapes: bool) -> None:
-    shown = progress.Progress(2, stream)
-    for case, doing in (("limits", "peak"), ("a", "x"), ("a", "y"), ("b", "x")):
-        shown.tell(case, doing)
-    shown.close()
-    text = stream.getvalue()
-    assert ("\x1b" in text) is escapes
-    if not escapes:
-        assert [line.split()[1:] for line in text.splitlines()] == [["limits"], ["1/2", "a"], ["2/2", "b"]]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,6 @@ import pytest
 
 import levelhead as lh
 from levelhead.cli import main, tour
-from levelhead.show.text import colour_wanted
 
 
 def levelhead(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -146,19 +145,6 @@ def test_tour_tells_how_to_get_a_real_model(
 
 def test_no_escape_codes_where_there_is_no_terminal(shown_tour: str) -> None:
     assert "\x1b" not in shown_tour
-
-
-class Terminal:
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("value", "colour"), [(None, True), ("", True), ("1", False)])
-def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, value: str | None, colour: bool) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    if value is not None:
-        monkeypatch.setenv("NO_COLOR", value)
-    assert colour_wanted(Terminal()) is colour  # type: ignore[arg-type]
 
 
 def test_an_error_of_the_library_is_1_and_one_line(

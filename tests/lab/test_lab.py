@@ -6,7 +6,6 @@ Claims are written for the occasion here, as files that the lab's processes impo
 from __future__ import annotations
 
 import doctest
-import io
 import json
 import os
 import signal
@@ -26,7 +25,6 @@ from levelhead.cli import main
 from levelhead.errors import LevelheadTypeError, LevelheadValueError
 from levelhead.lab import cache, pool, registry, report, runner
 from levelhead.lab.claim import VERDICTS
-from levelhead.lab.progress import Progress
 from levelhead.lab.result import Result, plain
 from support import on_every_isa
 
@@ -597,30 +595,6 @@ def test_numbers_are_told_beside_theory(fields: Any, line: str) -> None:
     lines = list(report.result_lines(a_result(**fields), colour=False))
     assert any(told.strip().endswith(line.strip()) for told in lines), lines
     assert lines[-1] == "" and all(lines[:-1])
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_a_bar_on_a_terminal() -> None:
-    stream = Terminal()
-    shown = Progress(["C1", "C2"], stream)
-    shown.tell("C1", 0.5, "halfway")
-    assert stream.getvalue() == "\r\x1b[2K" + "█" * 6 + "░" * 18 + " 0/2 C1: halfway"
-    shown.finished(a_result())
-    shown.clear()
-    assert stream.getvalue().endswith("\r\x1b[2K")
-
-
-def test_progress_is_a_line_per_claim_elsewhere() -> None:
-    stream = io.StringIO()
-    shown = Progress(["C1", "C2"], stream)
-    shown.tell("C1", 0.5, "halfway")
-    shown.finished(a_result())
-    shown.clear()
-    assert stream.getvalue() == "  0:00 1/2 C1 confirmed\n"
 
 
 # ---- from Python ------------------------------------------------------------

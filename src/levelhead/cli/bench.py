@@ -52,5 +52,5 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
         effort = run.QUICK if quick else run.FULL
         result = run.bench(chosen, threads=arguments.threads, effort=effort, tell=shown.tell, save=save)
     finally:
-        shown.close()
+        shown.clear()
     yield from report.report(result)

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
         tell = shown.tell if rank == 0 else _silent
         result = session.bench(effort, threads, tell=tell, save=save)
     finally:
-        shown.close()
+        shown.clear()
     if result is None:
         return 0
     yield from report.report(result)

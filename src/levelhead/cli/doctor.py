@@ -10,12 +10,12 @@ import argparse
 import json
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.terminal import StatusLine, colour_wanted
 
 if TYPE_CHECKING:
     from levelhead.diagnosis.compare import Comparison
@@ -58,8 +58,11 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     for name, file in files.items():
         check_writable(f"--{name}", file)
     text = None if arguments.text is None else _read(arguments.text)
-    with _progress() as tell:
-        examined, earlier, comparison = _examined(arguments, text, tell)
+    line = StatusLine()
+    try:
+        examined, earlier, comparison = _examined(arguments, text, line.show)
+    finally:
+        line.clear()
     written = _contents(files, examined, earlier, comparison)
     for name, content in written.items():
         if files[name] != STDOUT:
@@ -120,11 +123,9 @@ def _contents(
 
 
 def _report(examined: Examination, comparison: Comparison | None, table: bool) -> Iterator[str]:
-    from levelhead.show import text as report
-    from levelhead.show import view
+    from levelhead.show import text, view
 
-    colour = report.colour_wanted(sys.stdout)
-    yield report.text(examined.run, examined.findings, colour=colour, table=table)
+    yield text.text(examined.run, examined.findings, colour=colour_wanted(sys.stdout), table=table)
     if comparison is not None:
         yield "\n" + "\n".join(comparison.lines())
     yield ""
@@ -144,18 +145,3 @@ def _read(file: str) -> str:
     except UnicodeDecodeError as error:
         given = f"{file!r}, which is not: {error.reason} at byte {error.start}"
     raise LevelheadValueError(expected("--text", "a readable text", given, advice))
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """A line on stderr that is wiped at the end; nothing where there is no terminal."""
-    terminal = sys.stderr.isatty()
-
-    def show(words: str) -> None:
-        if terminal:
-            print(f"\r\x1b[2K{words}"[:100], end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        show("")

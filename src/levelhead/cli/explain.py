@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.terminal import NARROW, colour_wanted
 
 if TYPE_CHECKING:
     from levelhead.explanation import TextExplanation
 
-_NARROWEST, _WIDEST = 80, 1000
+_WIDEST = 1000  # columns
 _EXAMPLES = """examples:
   levelhead explain "The dog chased the ball because it was fast." --token it
   levelhead explain "Love Apple phones" --model random
@@ -51,7 +52,6 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> Iterator[str]:
     """Explains, writes the files, yields what to print."""
     from levelhead.explanation import explain_text
-    from levelhead.show.text import colour_wanted
 
     files = {name: getattr(arguments, name) for name in ("json", "html", "svg")}
     for name, file in files.items():
@@ -80,8 +80,8 @@ def _content(name: str, explained: TextExplanation) -> str:
 
 def _check(arguments: argparse.Namespace) -> None:
     width = arguments.width
-    if width is not None and not _NARROWEST <= width <= _WIDEST:
-        wanted = f"a number of columns from {_NARROWEST} to {_WIDEST}"
+    if width is not None and not NARROW <= width <= _WIDEST:
+        wanted = f"a number of columns from {NARROW} to {_WIDEST}"
         raise LevelheadValueError(expected("--width", wanted, width, "Leave it out for yours"))
     if [arguments.json, arguments.html, arguments.svg].count(STDOUT) > 1:
         advice = "Give the others a file"

@@ -13,7 +13,7 @@ from typing import Any
 
 from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.show.text import colour_wanted
+from levelhead.terminal import colour_wanted
 
 _EXAMPLES = """examples:
   levelhead lab list
@@ -94,7 +94,7 @@ def _run(arguments: argparse.Namespace) -> Generator[str, None, int]:
             tell=shown.tell,
         ):
             results.append(result)
-            shown.finished(result)
+            shown.add(result.id, result.verdict)
             shown.clear()
             if arguments.json == STDOUT:
                 yield _line(result.json())

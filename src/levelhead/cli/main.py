@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import levelhead as lh
 from levelhead.cli import bench, cluster_bench, doctor, explain, lab, page, tour
+from levelhead.terminal import message
 
 _EXAMPLES = """examples:
   levelhead info --json
@@ -38,10 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _print(arguments.run(arguments))
     except lh.LevelheadError as error:
-        print(f"levelhead: {error}", file=sys.stderr)
+        message(error)
         return int(arguments.failed)
     except KeyboardInterrupt:
-        print("levelhead: interrupted", file=sys.stderr)
+        message("interrupted")
         return 128 + signal.SIGINT  # as shells have it
     except BrokenPipeError:  # the reader has seen enough (`levelhead tour | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

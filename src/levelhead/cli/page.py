@@ -16,6 +16,7 @@ from pathlib import Path
 
 from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.terminal import message
 
 _PORTS = (1024, 65535)
 _EXAMPLES = """examples:
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     followed = None if arguments.file is None else server.follower(Path(arguments.file))
     page = server.open_page(arguments.port, run=followed)
     yield page.url
-    _tell("serving this machine alone; Ctrl-C ends it")
+    message("serving this machine alone; Ctrl-C ends it")
     if not arguments.no_open:
         threading.Thread(target=_open, args=(page.url,), daemon=True).start()
     page.serve()
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
 def _open(url: str) -> None:
     # In a thread of its own: some browsers return only when they are closed.
     if not webbrowser.open(url):
-        _tell("found no browser to open; use the link above")
+        message("found no browser to open; use the link above")
 
 
 def _export(arguments: argparse.Namespace) -> Generator[str, None, None]:
@@ -84,13 +85,9 @@ def _export(arguments: argparse.Namespace) -> Generator[str, None, None]:
 
     check_writable("--export", arguments.export)
     run = None if arguments.file is None else Path(arguments.file)
-    text = exported(run=run, tell=_tell)
+    text = exported(run=run, tell=message)
     if arguments.export == STDOUT:
         yield text
     else:
         write("--export", arguments.export, text)
         yield f"wrote {arguments.export}"
-
-
-def _tell(words: str) -> None:
-    print(f"levelhead: {words}", file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ import numpy as np
 import levelhead as lh
 from levelhead.cli import doctor
 from levelhead.cli.command import Commands
-from levelhead.show.text import colour_wanted
+from levelhead.terminal import colour_wanted, paint, width_of
 
 _WORDS = "Love Apple phones"  # the worked example
 _HEADS, _TOKENS, _D = 4, 256, 64  # the problem whose heads are measured
@@ -73,8 +72,8 @@ def _three_words() -> Iterator[str]:
     from levelhead.explanation import terminal
 
     explained = lh.explain_text(_WORDS, model="random")
-    story, width = explained.story(), shutil.get_terminal_size((100, 24)).columns
-    yield from terminal.steps(story, colour=colour_wanted(sys.stdout), width=width)
+    story = explained.story()
+    yield from terminal.steps(story, colour=colour_wanted(sys.stdout), width=width_of())
     head = story.head
     error = np.abs(head.weights @ head.v - head.output).max()
     yield f"  lh.attention(Q, K, V) does all of it in one pass; weights V differs by {error:.0e}."
@@ -109,4 +108,4 @@ def _keys(observation: lh.Observation) -> float:
 
 
 def _heading(text: str) -> str:
-    return f"\n\x1b[1m{text}\x1b[0m" if colour_wanted(sys.stdout) else f"\n{text}"
+    return "\n" + paint(text, "bold", colour_wanted(sys.stdout))
