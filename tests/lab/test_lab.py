@@ -23,7 +23,7 @@ import pytest
 import levelhead as lh
 from levelhead.cli import main
 from levelhead.errors import LevelheadTypeError, LevelheadValueError
-from levelhead.lab import cache, pool, registry, report, runner
+from levelhead.lab import pool, registry, report, result_cache, runner
 from levelhead.lab.claim import VERDICTS
 from levelhead.lab.result import Result, plain
 from support import on_every_isa
@@ -379,18 +379,18 @@ def test_full_means_the_full_parameters(bench: Bench) -> None:
 def test_other_code_is_measured_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.claim("C1")
     one()
-    monkeypatch.setattr(cache, "_code", lambda isa: "other code")
+    monkeypatch.setattr(result_cache, "_code", lambda isa: "other code")
     one()
     assert bench.runs("C1") == 2
 
 
 def test_code_is_everything_that_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_PACKAGE", tmp_path)
-    for file in ("core.so", "lab/claims/c01.py", "commands/lab.py", "page/server.py", "cli.py"):
+    monkeypatch.setattr(result_cache, "_PACKAGE", tmp_path)
+    for file in ("core.so", "lab/claims/c01.py", "cli/lab.py", "page/server.py", "__main__.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("first")
     words = [code("avx2")]
-    for file in ("commands/lab.py", "page/server.py", "cli.py"):  # these only show
+    for file in ("cli/lab.py", "page/server.py", "__main__.py"):  # these only show
         (tmp_path / file).write_text("second")
     assert code("avx2") == words[0]
     for file in ("core.so", "lab/claims/c01.py"):
@@ -401,18 +401,18 @@ def test_code_is_everything_that_computes(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def code(isa: str) -> str:
-    cache._code.cache_clear()
+    result_cache._code.cache_clear()
     try:
-        return cache._code(isa)
+        return result_cache._code(isa)
     finally:
-        cache._code.cache_clear()
+        result_cache._code.cache_clear()
 
 
 def test_timings_belong_to_a_machine(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.claim("C1", alone=True)
     bench.claim("C2")
     list(runner.run())
-    monkeypatch.setattr(cache, "_machine", lambda: ["another CPU", 64])
+    monkeypatch.setattr(result_cache, "_machine", lambda: ["another CPU", 64])
     list(runner.run())
     assert (bench.runs("C1"), bench.runs("C2")) == (2, 1)
 
@@ -429,13 +429,13 @@ def damage_digit(text: str) -> str:
 def test_a_damaged_file_is_measured_again(bench: Bench, damage: Callable[[str], str]) -> None:
     bench.claim("C1")
     before = one()
-    (file,) = cache.directory().iterdir()
+    (file,) = result_cache.directory().iterdir()
     whole = file.read_text()
     assert damage(whole) != whole
     file.write_text(damage(whole))
     assert one() == before
     assert bench.runs("C1") == 2
-    assert file.read_text() == whole and list(cache.directory().iterdir()) == [file]
+    assert file.read_text() == whole and list(result_cache.directory().iterdir()) == [file]
 
 
 def test_a_cache_that_cannot_be_is_told_before_any_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
+from levelhead.cache import write_whole
 from levelhead.errors import LevelheadValueError, expected
 
 BAD_INPUT = 2  # exit code; argparse uses the same for wrong usage
@@ -42,8 +43,6 @@ def check_writable(option: str, file: str | Path | None) -> None:
 
 def write(option: str, file: str, content: str) -> None:
     """Writes the whole file at once. If that fails, the error names the option and the reason."""
-    from levelhead.runs.record import write_whole
-
     try:
         write_whole(Path(file), content)
     except OSError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from levelhead._version import __version__
+from levelhead.cache import write_whole
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.runs import tally
 from levelhead.runs.tally import Floats, Heads
@@ -164,25 +164,6 @@ def load(path: str | os.PathLike[str]) -> Run:
     else:
         return from_json(found)
     raise LevelheadValueError(expected(f"{os.fspath(path)}", "a JSON file", given, advice))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Puts a file in place in one go, so that nobody finds half of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 # ---- JSON: numbers that JSON has no word for are null (NaN), "inf" and "-inf"
