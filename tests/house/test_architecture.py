@@ -17,7 +17,7 @@ PACKAGE = ROOT / "src" / "levelhead"
 # From the ground up. A module may import from the layers below its own, and leaves from each other;
 # a package (bench) is one layer, and its modules may import each other.
 LEAVES = (
-    "_version cache errors checks state stats terminal words reference "
+    "_version cache errors checks json_numbers state stats terminal words reference "
     "call.__init__ call.dropout call.scaling call.scoring call.segments call.shapes"
 )
 LAYERS = [

@@ -24,8 +24,8 @@ import levelhead as lh
 from levelhead.cli import main
 from levelhead.errors import LevelheadTypeError, LevelheadValueError
 from levelhead.lab import pool, registry, report, result_cache, runner
-from levelhead.lab.claim import VERDICTS
-from levelhead.lab.result import Result, plain
+from levelhead.lab.claim import VERDICTS, Outcome
+from levelhead.lab.result import Result, outcome_json
 from support import on_every_isa
 
 IDS = [
@@ -163,9 +163,12 @@ def test_what_is_as_expected(bench: Bench, verdict: str, expected: str) -> None:
 
 def test_json_values_alone() -> None:
     given = {1: (np.float32(0.5), np.arange(2)), "x": [float("nan"), np.inf, -np.inf, True, None]}
-    assert plain(given) == {"1": [0.5, [0, 1]], "x": [None, "inf", "-inf", True, None]}
-    with pytest.raises(TypeError, match="a result cannot hold a set"):
-        plain({"x": {1}})
+    assert outcome_json(Outcome(given, 1, None, "confirmed"))["theory"] == {
+        "1": [0.5, [0, 1]],
+        "x": [None, "inf", "-inf", True, None],
+    }
+    with pytest.raises(TypeError, match="JSON cannot hold a set"):
+        outcome_json(Outcome({"x": {1}}, 1, None, "confirmed"))
 
 
 # ---- where experiments run --------------------------------------------------
