@@ -6,7 +6,7 @@
 Launches `levelhead cluster-bench` through torchrun, one thread per rank: once per world, then with
 two ranks in two network namespaces whose only connection is a pair of virtual interfaces, held to a
 rate by a token bucket on both ends. The namespaces need root; they are made here and removed again.
-Where that is not allowed, the file says so. Nothing is merged or fitted here: `levelhead.cluster`
+Where that is not allowed, the file says so. Nothing is merged or fitted here: `cluster`
 makes tables and constants from the file.
 """
 
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from levelhead.cluster import tables, winners, winners_plot
+from cluster import tables, winners, winners_plot
 
 WORLDS = (1, 2, 3, 4)
 GBITS = (1.0, 0.25)  # rates of the links

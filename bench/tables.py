@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from cluster import paper_tables
+from cluster import tables as cluster_tables
 from levelhead.bench.bars import Bar
 from levelhead.bench.cases import OFF
 from levelhead.bench.report import seconds
-from levelhead.cluster import paper_tables
-from levelhead.cluster import tables as cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -56,7 +56,7 @@ def table(file: str, name: str) -> str:
         return "\n".join(verdicts(RESULTS / f"{file}.jsonl")) + "\n"
     result = json.loads((RESULTS / f"{file}.json").read_text())
     computed = {"families": families, "cells": cells, "memory": memory, "some": some}
-    computed |= {"added": added} | cluster.TABLES | paper_tables.TABLES
+    computed |= {"added": added} | cluster_tables.TABLES | paper_tables.TABLES
     lines = computed[name](result) if name in computed else result["tables"][name]
     return "\n".join(lines) + "\n"
 

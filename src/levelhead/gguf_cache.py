@@ -8,30 +8,20 @@ This file reads weights and writes weights; it knows nothing about attention or 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from levelhead import cache
 from levelhead.errors import LevelheadError, LevelheadValueError, expected
+from levelhead.terminal import message
 
-__all__ = ["directory", "safetensors_of"]
+__all__ = ["safetensors_of"]
 
 _FORMAT = 1  # to be raised when what is written here changes
 _MAGIC = b"GGUF"
-
-
-def directory() -> Path:
-    """Where levelhead keeps what it can make again."""
-    given = os.environ.get("LEVELHEAD_CACHE")
-    if given:
-        return Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "levelhead"
 
 
 def safetensors_of(
@@ -48,7 +38,7 @@ def safetensors_of(
         key = hashlib.blake2b(digest_size=16)
         while chunk := stream.read(1 << 22):
             key.update(chunk)
-    place = directory() / "gguf" / f"{file.stem}-{key.hexdigest()}-{_FORMAT}"
+    place = cache.directory("gguf") / f"{file.stem}-{key.hexdigest()}-{_FORMAT}"
     if place.exists():
         try:
             check(place)
@@ -61,12 +51,7 @@ def safetensors_of(
 
 
 def _make(file: Path, place: Path, progress: Callable[[int, int, str], None]) -> None:
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        making = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
-    except OSError as error:
-        advice = "Set LEVELHEAD_CACHE to a directory that can be written to"
-        raise _wrong("a cache directory", error, advice) from error
+    making = cache.unfinished(place.parent)
     try:
         _convert(file, making, progress)
         try:
@@ -136,14 +121,14 @@ def _tensors_told(progress: Callable[[int, int, str], None]) -> Iterator[None]:
 
 def _lines(file: Path) -> Callable[[int, int, str], None]:
     """Progress for people: a line at each step, and at every quarter of the tensors."""
-    said: set[tuple[str, int]] = set()
+    printed: set[tuple[str, int]] = set()
 
-    def progress(done: int, total: int, what: str) -> None:
-        step = (what, 4 * done // total)
-        if step not in said:
-            said.add(step)
+    def progress(done: int, total: int, step_name: str) -> None:
+        quarter = (step_name, 4 * done // total)
+        if quarter not in printed:
+            printed.add(quarter)
             share = f" {100 * done // total} %" if total > 1 else ""
-            print(f"levelhead: {file.name}, once: {what}{share} …", file=sys.stderr, flush=True)
+            message(f"{file.name}, once: {step_name}{share} …")
 
     return progress
 

@@ -5,7 +5,6 @@ NumPy and PyTorch take part; other peers do where they are installed, and are na
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
@@ -26,6 +25,7 @@ from levelhead.bench import (
     bars,
     cases,
     cell,
+    gradients,
     inputs,
     judge,
     limits,
@@ -35,10 +35,8 @@ from levelhead.bench import (
     peers,
     plot,
     problems,
-    progress,
     report,
     run,
-    training,
 )
 from levelhead.cli import main
 
@@ -189,9 +187,9 @@ def test_seeds_change_numbers_but_not_masks() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_truth_about_a_step_does_not_depend_on_its_blocks(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = training.make(replace(SMALL["training-gqa-2048"], causal=causal))
+    step = gradients.make(replace(SMALL["training-gqa-2048"], causal=causal))
     whole = lh.reference.attention_backward(step.dout, step.q, step.k, step.v, **step.options)
-    monkeypatch.setattr(training, "_BLOCK", 7)
+    monkeypatch.setattr(gradients, "_BLOCK", 7)
     found = step.truth()
     for name in "qkv":
         np.testing.assert_allclose(found[f"d{name}"], whole[name], rtol=1e-12, atol=1e-12)
@@ -218,7 +216,7 @@ def test_the_truth_about_additive_attention_is_its_derivative(monkeypatch: pytes
 
 def test_a_step_is_seven_products_where_a_forward_pass_is_two() -> None:
     case = SMALL["training-dense-d64-512"]
-    step, forward = training.make(case), inputs.make(replace(case, gradients=False))
+    step, forward = gradients.make(case), inputs.make(replace(case, gradients=False))
     assert step.flops() * 2 == forward.flops() * 7
     assert step.output_bytes == 4 * forward.output_bytes
 
@@ -357,7 +355,7 @@ def test_every_step_has_a_row_and_a_bar_in_the_plot(steps: dict[str, Any], tmp_p
 
 
 def test_a_wrong_gradient_is_not_timed() -> None:
-    step = training.make(SMALL["training-dense-d64-512"])
+    step = gradients.make(SMALL["training-dense-d64-512"])
     truth = step.truth()
     found, reasons = cell.contender(peers.OURS, step, 1, truth | {"dk": truth["dk"] * 1.01})
     assert found is None
@@ -372,7 +370,7 @@ def test_the_plain_formulation_can_be_compiled() -> None:
 
 
 def test_flexattention_says_why_it_does_not_train() -> None:
-    step = training.make(SMALL["training-causal-d128-512"])
+    step = gradients.make(SMALL["training-causal-d128-512"])
     flex = next(peer for peer in peers.PEERS if peer.name == "FlexAttention")
     found, reasons = cell.contender(flex, step, 1, step.truth())
     assert found is None and "backward on CPU" in reasons["FlexAttention"]
@@ -608,23 +606,6 @@ def test_plots_are_svg_for_light_and_dark(result: dict[str, Any], tmp_path: Path
         assert {c["name"] for c in result["cells"] if not c["observed"]} <= set(words)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("stream", "escapes"), [(io.StringIO(), False), (Terminal(), True)])
-def test_progress_is_a_bar_only_on_a_terminal(stream: io.StringIO, escapes: bool) -> None:
-    shown = progress.Progress(2, stream)
-    for case, doing in (("limits", "peak"), ("a", "x"), ("a", "y"), ("b", "x")):
-        shown.tell(case, doing)
-    shown.close()
-    text = stream.getvalue()
-    assert ("\x1b" in text) is escapes
-    if not escapes:
-        assert [line.split()[1:] for line in text.splitlines()] == [["limits"], ["1/2", "a"], ["2/2", "b"]]
-
-
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-X", "utf8", "-m", "levelhead", "bench", *arguments],
@@ -653,9 +634,9 @@ def test_the_command_writes_json_and_draws_it(
 ) -> None:
     monkeypatch.setattr(run, "FULL", EFFORT)
     path = tmp_path / "results" / "one-machine.json"
-    assert main.main(["bench", "--case", "tiny-numpy", "--threads", "1", "--json", str(path)]) == 0
+    assert main(["bench", "--case", "tiny-numpy", "--threads", "1", "--json", str(path)]) == 0
     captured = capsys.readouterr()
     assert "tiny-numpy" in captured.out and "tiny-numpy" in captured.err
     assert json.loads(path.read_text(encoding="utf-8"))["cells"][0]["name"] == "tiny-numpy"
-    assert main.main(["bench", "--plot", str(path), str(tmp_path)]) == 0
+    assert main(["bench", "--plot", str(path), str(tmp_path)]) == 0
     assert (tmp_path / "one-dark.svg").exists()

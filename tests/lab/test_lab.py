@@ -6,7 +6,6 @@ Claims are written for the occasion here, as files that the lab's processes impo
 from __future__ import annotations
 
 import doctest
-import io
 import json
 import os
 import signal
@@ -24,10 +23,9 @@ import pytest
 import levelhead as lh
 from levelhead.cli import main
 from levelhead.errors import LevelheadTypeError, LevelheadValueError
-from levelhead.lab import cache, pool, registry, report, runner
-from levelhead.lab.claim import VERDICTS
-from levelhead.lab.progress import Progress
-from levelhead.lab.result import Result, plain
+from levelhead.lab import pool, registry, report, result_cache, runner
+from levelhead.lab.claim import VERDICTS, Outcome
+from levelhead.lab.result import Result, outcome_json
 from support import on_every_isa
 
 IDS = [
@@ -165,9 +163,12 @@ def test_what_is_as_expected(bench: Bench, verdict: str, expected: str) -> None:
 
 def test_json_values_alone() -> None:
     given = {1: (np.float32(0.5), np.arange(2)), "x": [float("nan"), np.inf, -np.inf, True, None]}
-    assert plain(given) == {"1": [0.5, [0, 1]], "x": [None, "inf", "-inf", True, None]}
-    with pytest.raises(TypeError, match="a result cannot hold a set"):
-        plain({"x": {1}})
+    assert outcome_json(Outcome(given, 1, None, "confirmed"))["theory"] == {
+        "1": [0.5, [0, 1]],
+        "x": [None, "inf", "-inf", True, None],
+    }
+    with pytest.raises(TypeError, match="JSON cannot hold a set"):
+        outcome_json(Outcome({"x": {1}}, 1, None, "confirmed"))
 
 
 # ---- where experiments run --------------------------------------------------
@@ -381,18 +382,18 @@ def test_full_means_the_full_parameters(bench: Bench) -> None:
 def test_other_code_is_measured_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.claim("C1")
     one()
-    monkeypatch.setattr(cache, "_code", lambda isa: "other code")
+    monkeypatch.setattr(result_cache, "_code", lambda isa: "other code")
     one()
     assert bench.runs("C1") == 2
 
 
 def test_code_is_everything_that_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_PACKAGE", tmp_path)
-    for file in ("core.so", "lab/claims/c01.py", "commands/lab.py", "page/server.py", "cli.py"):
+    monkeypatch.setattr(result_cache, "_PACKAGE", tmp_path)
+    for file in ("core.so", "lab/claims/c01.py", "cli/lab.py", "page/server.py", "__main__.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("first")
     words = [code("avx2")]
-    for file in ("commands/lab.py", "page/server.py", "cli.py"):  # these only show
+    for file in ("cli/lab.py", "page/server.py", "__main__.py"):  # these only show
         (tmp_path / file).write_text("second")
     assert code("avx2") == words[0]
     for file in ("core.so", "lab/claims/c01.py"):
@@ -403,18 +404,18 @@ def test_code_is_everything_that_computes(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def code(isa: str) -> str:
-    cache._code.cache_clear()
+    result_cache._code.cache_clear()
     try:
-        return cache._code(isa)
+        return result_cache._code(isa)
     finally:
-        cache._code.cache_clear()
+        result_cache._code.cache_clear()
 
 
 def test_timings_belong_to_a_machine(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.claim("C1", alone=True)
     bench.claim("C2")
     list(runner.run())
-    monkeypatch.setattr(cache, "_machine", lambda: ["another CPU", 64])
+    monkeypatch.setattr(result_cache, "_machine", lambda: ["another CPU", 64])
     list(runner.run())
     assert (bench.runs("C1"), bench.runs("C2")) == (2, 1)
 
@@ -431,13 +432,13 @@ def damage_digit(text: str) -> str:
 def test_a_damaged_file_is_measured_again(bench: Bench, damage: Callable[[str], str]) -> None:
     bench.claim("C1")
     before = one()
-    (file,) = cache.directory().iterdir()
+    (file,) = result_cache.directory().iterdir()
     whole = file.read_text()
     assert damage(whole) != whole
     file.write_text(damage(whole))
     assert one() == before
     assert bench.runs("C1") == 2
-    assert file.read_text() == whole and list(cache.directory().iterdir()) == [file]
+    assert file.read_text() == whole and list(result_cache.directory().iterdir()) == [file]
 
 
 def test_a_cache_that_cannot_be_is_told_before_any_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,7 +471,7 @@ PARAMS = {"size": 1, "rate": 0.5, "rule": "none", "flag": True, "widths": [1, 2]
 )
 def test_set_changes_a_parameter(bench: Bench, capsys: pytest.CaptureFixture[str], text: str, value: Any) -> None:
     bench.claim("C1", 'return Outcome(1, params, None, "confirmed")', quick=PARAMS)
-    assert main.main(["lab", "run", "C1", "--json", "-", "--set", text]) == 0
+    assert main(["lab", "run", "C1", "--json", "-", "--set", text]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["params"] == found["measured"] == PARAMS | {text.split("=")[0]: value}
 
@@ -502,7 +503,7 @@ def test_bad_input_is_2_and_one_line_before_any_work(
     bench: Bench, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     bench.claim("C1", quick=PARAMS)
-    assert main.main(["lab", "run", *arguments]) == 2
+    assert main(["lab", "run", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and bench.runs("C1") == 0
     assert err.startswith(f"levelhead: {told}") and err.count("\n") == 1
@@ -519,12 +520,12 @@ def test_the_exit_code_is_1_for_a_verdict_against_expectation(
     bench.claim("C1")
     bench.claim("C2", f"return Outcome(1, 1, None, {verdict!r})")
     for _ in range(2):  # also from the cache
-        assert main.main(["lab", "run", "all", *json_given]) == code
+        assert main(["lab", "run", "all", *json_given]) == code
 
 
 def test_a_crash_is_2_and_shows_where(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.claim("C1", 'raise ZeroDivisionError("of ours")')
-    assert main.main(["lab", "run", "C1"]) == 2
+    assert main(["lab", "run", "C1"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "levelhead: C1: the experiment crashed." in err and "of ours" in err
 
@@ -533,7 +534,7 @@ def test_stdout_has_json_lines_and_nothing_else(bench: Bench, capfd: pytest.Capt
     noisy = f'print("noise")\nos.system("echo noise")\ntell(0.5, "words")\nreturn {FOUND}'
     bench.claim("C1", noisy)
     bench.claim("C2", f'tell(0.5, "words")\nreturn {FOUND}', alone=True)
-    assert main.main(["lab", "run", "all", "--json", "-"]) == 0
+    assert main(["lab", "run", "all", "--json", "-"]) == 0
     out, err = capfd.readouterr()
     assert [list(json.loads(line)) for line in out.splitlines()] == [KEYS, KEYS]
     assert err.count("noise") == 2
@@ -542,7 +543,7 @@ def test_stdout_has_json_lines_and_nothing_else(bench: Bench, capfd: pytest.Capt
 def test_a_json_file_is_written_beside_the_report(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.claim("C1")
     file = bench.folder / "results.jsonl"
-    assert main.main(["lab", "run", "C1", "--json", str(file)]) == 0
+    assert main(["lab", "run", "C1", "--json", str(file)]) == 0
     (line,) = file.read_text().splitlines()
     assert json.loads(line) == one().json()
     out = capsys.readouterr().out
@@ -553,13 +554,13 @@ def test_a_json_file_is_written_beside_the_report(bench: Bench, capsys: pytest.C
 def test_list_and_show(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.claim("C1")
     bench.claim("C2", expected="caveat", full={"size": 64}, alone=True)
-    assert main.main(["lab", "list"]) == 0
+    assert main(["lab", "list"]) == 0
     assert capsys.readouterr().out == "C1   confirmed  It is so.\nC2   caveat     It is so.\n"
-    assert main.main(["lab", "show", "c2"]) == 0
+    assert main(["lab", "show", "c2"]) == 0
     shown = capsys.readouterr().out
     for words in ("It is so.", "Because.", "If it is.", "caveat", "size=1", "size=64", "last"):
         assert words in shown
-    assert main.main(["lab", "show", "C9"]) == 2
+    assert main(["lab", "show", "C9"]) == 2
 
 
 def a_result(**fields: Any) -> Result:
@@ -597,30 +598,6 @@ def test_numbers_are_told_beside_theory(fields: Any, line: str) -> None:
     lines = list(report.result_lines(a_result(**fields), colour=False))
     assert any(told.strip().endswith(line.strip()) for told in lines), lines
     assert lines[-1] == "" and all(lines[:-1])
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_a_bar_on_a_terminal() -> None:
-    stream = Terminal()
-    shown = Progress(["C1", "C2"], stream)
-    shown.tell("C1", 0.5, "halfway")
-    assert stream.getvalue() == "\r\x1b[2K" + "█" * 6 + "░" * 18 + " 0/2 C1: halfway"
-    shown.finished(a_result())
-    shown.clear()
-    assert stream.getvalue().endswith("\r\x1b[2K")
-
-
-def test_progress_is_a_line_per_claim_elsewhere() -> None:
-    stream = io.StringIO()
-    shown = Progress(["C1", "C2"], stream)
-    shown.tell("C1", 0.5, "halfway")
-    shown.finished(a_result())
-    shown.clear()
-    assert stream.getvalue() == "  0:00 1/2 C1 confirmed\n"
 
 
 # ---- from Python ------------------------------------------------------------

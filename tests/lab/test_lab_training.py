@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import levelhead as lh
+from levelhead import cache
 from levelhead.errors import LevelheadValueError
 from levelhead.lab import curves as reading
 from levelhead.lab import grid, recorded, recording, tasks, training, training_cache
@@ -278,7 +279,7 @@ def test_what_was_trained_is_kept_until_it_is_forgotten(trainings: list[Plan]) -
     assert trainings == [SHORT, other, SHORT]
     training_cache.forget()
     assert training_cache.trained([other], silent) == first[1:2]
-    assert trainings[-1] == other and not list(training_cache.directory().glob(".making*"))
+    assert trainings[-1] == other and not list(training_cache.directory().glob(".*"))
 
 
 def test_changed_code_is_trained_again(trainings: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +293,7 @@ def test_two_processes_divide_the_work(trainings: list[Plan], monkeypatch: pytes
     """What somebody else is at is left for later, and then taken from them."""
     other = replace(SHORT, seed=4)
     elsewhere = training.train(SHORT)
-    theirs = training_cache._locked(training_cache._place(SHORT).with_suffix(".lock"), wait=False)
+    theirs = cache.locked(training_cache._place(SHORT).with_suffix(".lock"), wait=False)
     train = training.train
 
     def finish_theirs(plan: Plan) -> Curves:

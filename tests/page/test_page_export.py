@@ -159,7 +159,7 @@ def test_every_way_to_import_is_known(statement: str) -> None:
 def test_the_command_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], whole: str) -> None:
     path = tmp_path / "page.html"
     path.write_text("older")
-    assert main.main(["page", "--export", str(path)]) == 0
+    assert main(["page", "--export", str(path)]) == 0
     said = capsys.readouterr()
     assert said.out == f"wrote {path}\n"
     assert "logits: 156 settings" in said.err
@@ -171,7 +171,7 @@ def test_a_run_takes_the_place_of_the_sample(tmp_path: Path) -> None:
     run = runs.run(runs.record("layer.0"), model="Mine <b>")
     run.save(tmp_path / "run.json")
     path = tmp_path / "page.html"
-    assert main.main(["page", "--run", str(tmp_path / "run.json"), "--export", str(path)]) == 0
+    assert main(["page", "--run", str(tmp_path / "run.json"), "--export", str(path)]) == 0
     heads = data_in(path.read_text())["figures"]["heads"][""]
     assert heads["extra"] == {"model": "Mine <b>", "steps": 1}
 
@@ -179,10 +179,10 @@ def test_a_run_takes_the_place_of_the_sample(tmp_path: Path) -> None:
 def test_an_unwritable_place_is_refused_before_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page_server.calls.clear()
     for place in (tmp_path, tmp_path / "none" / "page.html"):
-        assert main.main(["page", "--export", str(place)]) == 2
+        assert main(["page", "--export", str(place)]) == 2
     bad = tmp_path / "run.json"
     bad.write_text("{")
-    assert main.main(["page", "--run", str(bad), "--export", str(tmp_path / "page.html")]) == 2
+    assert main(["page", "--run", str(bad), "--export", str(tmp_path / "page.html")]) == 2
     assert page_server.calls == []
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("expected") == 3
@@ -193,6 +193,6 @@ def test_what_is_too_large_is_not_written(
 ) -> None:
     monkeypatch.setattr(export, "LARGEST", 1_000_000)
     path = tmp_path / "page.html"
-    assert main.main(["page", "--export", str(path)]) == 2
+    assert main(["page", "--export", str(path)]) == 2
     assert "logits 0." in capsys.readouterr().err
     assert not path.exists()

@@ -118,7 +118,7 @@ def test_smollm2_is_fine() -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    code = main.main(["doctor", *map(str, arguments)])
+    code = main(["doctor", *map(str, arguments)])
     captured = capsys.readouterr()
     assert captured.err == ""
     return code, captured.out

@@ -23,12 +23,12 @@ from levelhead import _core
 from levelhead.attention import attention, observe
 from levelhead.bench import (
     peers_additive,
+    peers_gradients,
     peers_jax,
     peers_models,
     peers_onnx,
     peers_openvino,
     peers_torch,
-    peers_training,
 )
 from levelhead.bench.calls import Array, Call, Question, Refused, Variants, refuse_large_scores
 from levelhead.bench.cases import OFF, Case, Work
@@ -146,7 +146,7 @@ OURS = Implementation(
     "levelhead",
     (),
     _own_session,
-    {"attention": _ours, "training": peers_training.ours, "additive": peers_additive.ours, "model": peers_models.ours},
+    {"attention": _ours, "training": peers_gradients.ours, "additive": peers_additive.ours, "model": peers_models.ours},
 )
 OURS_OFF = Implementation(OFF, (), _own_session, {"attention": _ours_off})
 
@@ -157,7 +157,7 @@ PEERS = (
         peers_torch.session,
         {
             "attention": peers_torch.sdpa,
-            "training": peers_training.sdpa,
+            "training": peers_gradients.sdpa,
             "additive": peers_additive.plain,
             "model": peers_models.sdpa,
         },
@@ -166,7 +166,7 @@ PEERS = (
         "FlexAttention",
         ("torch",),
         peers_torch.session,
-        {"attention": peers_torch.flex, "training": peers_training.flex},
+        {"attention": peers_torch.flex, "training": peers_gradients.flex},
     ),
     Implementation("ONNX Runtime", ("onnxruntime", "onnx"), peers_onnx.session, {"attention": peers_onnx.variants}),
     Implementation("OpenVINO", ("openvino",), peers_openvino.session, {"attention": peers_openvino.variants}),

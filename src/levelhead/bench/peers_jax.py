@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from levelhead.bench.calls import Array, Call, Parts, Refused, Variants, refuse_large_scores
+from levelhead.bench.gradients import Step
 from levelhead.bench.inputs import Problem
-from levelhead.bench.training import Step
 
 
 @contextmanager

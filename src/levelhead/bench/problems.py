@@ -1,16 +1,16 @@
-"""Which problem a case is: the one place that knows all kinds of work."""
+"""The problem of a case, by its kind of work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from levelhead.bench import additive, inputs, models, training
+from levelhead.bench import additive, gradients, inputs, models
 from levelhead.bench.calls import Question
 from levelhead.bench.cases import Case, Work
 
 _MAKERS: dict[Work, Callable[[Case, int], Question]] = {
     "attention": inputs.make,
-    "training": training.make,
+    "training": gradients.make,
     "additive": additive.make,
     "model": models.make,
 }

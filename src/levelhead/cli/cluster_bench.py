@@ -1,20 +1,18 @@
 """`levelhead cluster-bench`: its arguments and its file. Runs on every rank that torchrun starts.
 
-Only rank 0 prints and writes. What is measured is `levelhead.cluster`'s business.
+Only rank 0 prints and writes. The measurement is `levelhead.cluster`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.cli.command import Commands, add_command, check_writable
 
-BAD_INPUT = 2
 _EXAMPLES = """examples:
   torchrun --nproc-per-node 2 -m levelhead cluster-bench
   torchrun --nnodes 2 --node-rank 0 --master-addr HOST --nproc-per-node 1 -m levelhead cluster-bench --full
@@ -22,14 +20,15 @@ exit code: 0 fine, 1 if an answer was wrong, 2 bad input
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """The command and its options."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "cluster-bench",
+        run,
         help="attention over ranks: scaling, bytes moved, waiting; under torchrun",
         description="Strong and weak scaling of every plan over the ranks that torchrun started.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--tiny", action="store_true", help="a few tokens: does it run at all?")
@@ -37,7 +36,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     size.add_argument("--full", action="store_true", help="several minutes")
     parser.add_argument("--threads", type=int, metavar="N", help="per rank; default: CPUs / ranks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
-    parser.set_defaults(run=run, failed=BAD_INPUT)
 
 
 def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
@@ -49,7 +47,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     threads = session.checked_threads(arguments.threads)
     file: Path | None = arguments.json if rank == 0 else None
     if file is not None:
-        _require_writable(file)
+        check_writable("--json", file)
     size = next((name for name in ("tiny", "full") if getattr(arguments, name)), "quick")
     effort = cases.EFFORTS[size]
     shown = Progress(len({cell.about for cell in cases.cells(effort, world)}))
@@ -59,21 +57,15 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
             file.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
     try:
-        tell = shown.tell if rank == 0 else _nobody
+        tell = shown.tell if rank == 0 else _silent
         result = session.bench(effort, threads, tell=tell, save=save)
     finally:
-        shown.close()
+        shown.clear()
     if result is None:
         return 0
     yield from report.report(result)
     return int(not all(cell["right"] for cell in result["cells"]))
 
 
-def _nobody(cell: str, doing: str) -> None:
-    """Progress of the ranks that keep quiet."""
-
-
-def _require_writable(file: Path) -> None:
-    if file.is_dir() or not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
-        what, advice = "a file in a directory that can be written to", "Make the directory first"
-        raise LevelheadValueError(expected("--json", what, f"{str(file)!r}", advice))
+def _silent(cell: str, doing: str) -> None:
+    """Progress of the ranks other than 0."""

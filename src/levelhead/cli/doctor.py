@@ -1,7 +1,7 @@
 """`levelhead doctor`: its arguments, its files, its exit code.
 
-Everything it says comes from `levelhead.health`. Bad input is refused before any work; files are
-made whole before the first is written, and put in place in one go each.
+The examination is `levelhead.watching.doctor`. Bad input is refused before any work. The content of all files is
+ready before the first is written; each is written whole.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import argparse
 import json
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from levelhead.cli.files import STDOUT, check_writable, write
+from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.terminal import StatusLine, colour_wanted
 
 if TYPE_CHECKING:
     from levelhead.diagnosis.compare import Comparison
     from levelhead.watching.doctor import Examination, Tell
 
-BAD_INPUT = 2
 _EXAMPLES = """examples:
   levelhead doctor minilm
   levelhead doctor checkpoint/ --text notes.txt --html heads.html
@@ -30,14 +29,15 @@ exit code: 0 fine, 1 if a finding is a warning or an error, 2 bad input
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """The command and its options."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "doctor",
+        run,
         help="is every head of a local model level?",
         description="Has a local model read a text and examines every head of it.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     parser.add_argument("model", metavar="MODEL", help="minilm, smollm2, a directory, a GGUF file")
     parser.add_argument("--text", metavar="FILE", help="UTF-8 to read, - is stdin; default: ours")
@@ -50,7 +50,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="default: as many as torch takes")
     parser.add_argument("--deep", action="store_true", help="see hand-written attention, too")
     parser.add_argument("--scale", metavar="S", help="the scale that is right, where not 1/√d_k")
-    parser.set_defaults(run=run, failed=BAD_INPUT)
 
 
 def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
@@ -59,18 +58,21 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     for name, file in files.items():
         check_writable(f"--{name}", file)
     text = None if arguments.text is None else _read(arguments.text)
-    with _progress() as tell:
-        seen, earlier, comparison = _examined(arguments, text, tell)
-    written = _contents(files, seen, earlier, comparison)
+    line = StatusLine()
+    try:
+        examined, earlier, comparison = _examined(arguments, text, line.show)
+    finally:
+        line.clear()
+    written = _contents(files, examined, earlier, comparison)
     for name, content in written.items():
         if files[name] != STDOUT:
             write(f"--{name}", files[name], content)
     if arguments.json == STDOUT:
         yield written["json"].rstrip("\n")
     else:
-        yield from _told(seen, comparison, arguments.table)
+        yield from _report(examined, comparison, arguments.table)
         yield from (f"wrote {files[name]}" for name in written)
-    return int(not (seen.healthy and (earlier is None or earlier.healthy)))
+    return int(not (examined.healthy and (earlier is None or earlier.healthy)))
 
 
 def _examined(
@@ -87,15 +89,15 @@ def _examined(
         "expected_scale": _number(arguments.scale),
         "tell": tell,
     }
-    seen = doctor(arguments.model, text, **options)
+    examined = doctor(arguments.model, text, **options)
     if arguments.against is None:
-        return seen, None, None
+        return examined, None, None
     earlier = doctor(arguments.against, text, **options)
-    return seen, earlier, compare(earlier.run, seen.run)
+    return examined, earlier, compare(earlier.run, examined.run)
 
 
 def _number(scale: str | None) -> float | str | None:
-    """A scale as people type it: a number, or else a rule's name."""
+    """A scale from the command line: a number, or else a rule's name."""
     try:
         return None if scale is None else float(scale)
     except ValueError:
@@ -103,33 +105,31 @@ def _number(scale: str | None) -> float | str | None:
 
 
 def _contents(
-    files: dict[str, str | None], seen: Examination, earlier: Examination | None, comparison: Comparison | None
+    files: dict[str, str | None], examined: Examination, earlier: Examination | None, comparison: Comparison | None
 ) -> dict[str, str]:
-    """What each file that was asked for will hold."""
+    """The content of each requested file."""
     from levelhead.show import html
 
     contents = {}
     if files["json"]:
-        found = seen.to_json()
+        content = examined.to_json()
         if earlier is not None and comparison is not None:
-            found["against"] = earlier.to_json()
-            found["comparison"] = comparison.to_json()
-        contents["json"] = json.dumps(found, allow_nan=False) + "\n"
+            content["against"] = earlier.to_json()
+            content["comparison"] = comparison.to_json()
+        contents["json"] = json.dumps(content, allow_nan=False) + "\n"
     if files["html"]:
-        contents["html"] = html.html(seen.run, seen.findings, comparison)
+        contents["html"] = html.html(examined.run, examined.findings, comparison)
     return contents
 
 
-def _told(seen: Examination, comparison: Comparison | None, table: bool) -> Iterator[str]:
-    from levelhead.show import text as report
-    from levelhead.show import view
+def _report(examined: Examination, comparison: Comparison | None, table: bool) -> Iterator[str]:
+    from levelhead.show import text, view
 
-    colour = report.colour_wanted(sys.stdout)
-    yield report.text(seen.run, seen.findings, colour=colour, table=table)
+    yield text.text(examined.run, examined.findings, colour=colour_wanted(sys.stdout), table=table)
     if comparison is not None:
         yield "\n" + "\n".join(comparison.lines())
     yield ""
-    yield f"{seen.run.model}: {view.verdict(seen.findings)}"
+    yield f"{examined.run.model}: {view.verdict(examined.findings)}"
 
 
 # ---- files ------------------------------------------------------------------
@@ -145,18 +145,3 @@ def _read(file: str) -> str:
     except UnicodeDecodeError as error:
         given = f"{file!r}, which is not: {error.reason} at byte {error.start}"
     raise LevelheadValueError(expected("--text", "a readable text", given, advice))
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """A line on stderr that is wiped at the end; nothing where there is no terminal."""
-    terminal = sys.stderr.isatty()
-
-    def show(words: str) -> None:
-        if terminal:
-            print(f"\r\x1b[2K{words}"[:100], end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        show("")

@@ -1,7 +1,7 @@
 """`levelhead explain`: its arguments, its files, what it prints.
 
-Everything it says comes from `levelhead.explanation`. Bad input is refused before a model is
-opened; with `--json -` there is nothing but JSON on stdout.
+The explanation is `levelhead.explanation`. Bad input is refused before a model is opened; with `--json -` stdout has
+JSON and nothing else.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from levelhead.cli import files as places
+from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.terminal import NARROW, colour_wanted
 
 if TYPE_CHECKING:
     from levelhead.explanation import TextExplanation
 
-BAD_INPUT = 2
-_NARROWEST, _WIDEST = 80, 1000
+_WIDEST = 1000  # columns
 _EXAMPLES = """examples:
   levelhead explain "The dog chased the ball because it was fast." --token it
   levelhead explain "Love Apple phones" --model random
@@ -27,15 +27,16 @@ _EXAMPLES = """examples:
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """The command and its options."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "explain",
+        run,
         help="a sentence through attention, step by step",
         description="Shows one head at work on a sentence: five steps with their numbers and "
         "shapes, with the scale and without.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     parser.add_argument("sentence", metavar="SENTENCE", help="up to 2,000 characters")
     parser.add_argument("--model", metavar="M", help="minilm, smollm2 or random; default: minilm if installed")
@@ -46,27 +47,25 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--json", metavar="FILE", help="write every number there; - is stdout")
     parser.add_argument("--html", metavar="FILE", help="write a self-contained page there")
     parser.add_argument("--svg", metavar="FILE", help="write block and weights there, as a drawing")
-    parser.set_defaults(run=run, failed=BAD_INPUT)
 
 
 def run(arguments: argparse.Namespace) -> Iterator[str]:
     """Explains, writes the files, yields what to print."""
     from levelhead.explanation import explain_text
-    from levelhead.show.text import colour_wanted
 
     files = {name: getattr(arguments, name) for name in ("json", "html", "svg")}
     for name, file in files.items():
-        places.check_writable(f"--{name}", file)
+        check_writable(f"--{name}", file)
     _check(arguments)
     explained = explain_text(
         arguments.sentence, model=arguments.model, layer=arguments.layer, head=arguments.head, token=arguments.token
     )
     contents = {name: _content(name, explained) for name, file in files.items() if file}
     for name, content in contents.items():
-        if files[name] != places.STDOUT:
-            places.write(f"--{name}", files[name], content)
-    if places.STDOUT in files.values():
-        name = next(name for name, file in files.items() if file == places.STDOUT)
+        if files[name] != STDOUT:
+            write(f"--{name}", files[name], content)
+    if STDOUT in files.values():
+        name = next(name for name, file in files.items() if file == STDOUT)
         yield contents[name].rstrip("\n")
         return
     yield explained.text(colour=colour_wanted(sys.stdout), width=arguments.width)
@@ -81,9 +80,9 @@ def _content(name: str, explained: TextExplanation) -> str:
 
 def _check(arguments: argparse.Namespace) -> None:
     width = arguments.width
-    if width is not None and not _NARROWEST <= width <= _WIDEST:
-        wanted = f"a number of columns from {_NARROWEST} to {_WIDEST}"
+    if width is not None and not NARROW <= width <= _WIDEST:
+        wanted = f"a number of columns from {NARROW} to {_WIDEST}"
         raise LevelheadValueError(expected("--width", wanted, width, "Leave it out for yours"))
-    if [arguments.json, arguments.html, arguments.svg].count(places.STDOUT) > 1:
+    if [arguments.json, arguments.html, arguments.svg].count(STDOUT) > 1:
         advice = "Give the others a file"
         raise LevelheadValueError(expected("-", "one thing on stdout", "several", advice))

@@ -1,7 +1,6 @@
-"""`levelhead lab`: its arguments, its output, its exit code.
+"""`levelhead lab`: its arguments, its output, its exit code. Results come from `levelhead.lab`.
 
-Everything it says comes from `levelhead.lab`. With `--json -`, stdout has one JSON object a line
-and nothing else; progress is on stderr.
+With `--json -`, stdout has one JSON object a line and nothing else; progress is on stderr.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from levelhead.cli.files import STDOUT, check_writable, write
+from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.show.text import colour_wanted
+from levelhead.terminal import colour_wanted
 
-BAD_INPUT = 2
 _EXAMPLES = """examples:
   levelhead lab list
   levelhead lab show C1
@@ -28,28 +26,26 @@ exit code: 0 fine, 1 if a verdict other than undecided is not the expected one,
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command, what it can do, and the options of that."""
-    parser = commands.add_parser(
+def add(commands: Commands) -> None:
+    """The command, its actions and their options."""
+    parser = add_command(
+        commands,
         "lab",
         help="every claim about √d_k, measured",
         description="Claims about scaled dot-product attention as experiments on the real core.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
     listed = actions.add_parser("list", help="ids, expected verdicts and sentences")
-    listed.set_defaults(run=_list, failed=BAD_INPUT)
+    listed.set_defaults(run=_list)
     shown = actions.add_parser("show", help="derivation, criterion and parameters of claims")
     shown.add_argument("ids", nargs="+", metavar="ID", help="C1, c7a, …, or all")
-    shown.set_defaults(run=_show, failed=BAD_INPUT)
+    shown.set_defaults(run=_show)
     _add_run(actions)
 
 
-def _add_run(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    run = actions.add_parser(
-        "run", help="measure claims", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _add_run(actions: Commands) -> None:
+    run = add_command(actions, "run", _run, help="measure claims", examples=_EXAMPLES)
     run.add_argument("ids", nargs="+", metavar="ID", help="C1, c7a, …, or all")
     run.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random")
     run.add_argument(
@@ -63,7 +59,6 @@ def _add_run(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     run.add_argument("--jobs", type=int, metavar="N", help="side by side; default: 2 at most")
     run.add_argument("--full", action="store_true", help="the sizes of the committed results")
     run.add_argument("--fresh", action="store_true", help="measure even what is cached")
-    run.set_defaults(run=_run, failed=BAD_INPUT)
 
 
 def _list(arguments: argparse.Namespace) -> Iterator[str]:
@@ -99,7 +94,7 @@ def _run(arguments: argparse.Namespace) -> Generator[str, None, int]:
             tell=shown.tell,
         ):
             results.append(result)
-            shown.finished(result)
+            shown.add(result.id, result.verdict)
             shown.clear()
             if arguments.json == STDOUT:
                 yield _line(result.json())
@@ -116,14 +111,14 @@ def _run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     return int(not all(result.as_expected for result in results))
 
 
-def _line(found: dict[str, Any]) -> str:
-    return json.dumps(found, ensure_ascii=False, allow_nan=False)
+def _line(result: dict[str, Any]) -> str:
+    return json.dumps(result, ensure_ascii=False, allow_nan=False)
 
 
-def _changes(given: Sequence[str]) -> dict[str, Any]:
-    """`name=value` as people type it: a value is JSON, or else a word."""
+def _changes(options: Sequence[str]) -> dict[str, Any]:
+    """Parameters from `name=value`: a value is JSON, or else a word."""
     changes = {}
-    for text in given:
+    for text in options:
         name, equals, value = text.partition("=")
         if not (name and equals):
             advice = "Write it like samples=1000"

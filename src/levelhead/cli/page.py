@@ -1,7 +1,7 @@
 """`levelhead page`: its arguments, its one line on stdout, its exit code.
 
-The line is the link, complete and flushed, so that a program can wait for it; everything else that
-is said goes to stderr. Bad input is refused before a port is taken or a figure computed.
+The line is the link, complete and flushed, so that a program can wait for it; all other messages go to stderr.
+Bad input is refused before a port is taken or a figure computed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import webbrowser
 from collections.abc import Generator
 from pathlib import Path
 
-from levelhead.cli.files import STDOUT, check_writable, write
+from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.terminal import message
 
-BAD_INPUT = 2
 _PORTS = (1024, 65535)
 _EXAMPLES = """examples:
   levelhead page
@@ -27,20 +27,20 @@ exit code: 0 after Ctrl-C, 2 bad input
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """The command and its options."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "page",
+        run,
         help="play with √d_k in the browser",
         description="Serves a local page where every number comes from the core.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     parser.add_argument("--port", type=int, default=0, metavar="N", help="default: any free one")
     parser.add_argument("--no-open", action="store_true", help="print the link, open no browser")
     parser.add_argument("--run", metavar="FILE", dest="file", help="show this run, follow it live")
     parser.add_argument("--export", metavar="FILE", help="write one HTML file instead of serving")
-    parser.set_defaults(run=run, failed=BAD_INPUT)
 
 
 def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
@@ -60,13 +60,13 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
 
     page = server.open_page(arguments.port, run=None if arguments.file is None else Path(arguments.file))
     yield page.url
-    _tell("serving this machine alone; Ctrl-C ends it")
+    message("serving this machine alone; Ctrl-C ends it")
     if not arguments.no_open:
         threading.Thread(target=_open, args=(page.url,), daemon=True).start()
     page.serve()
     if page.computing.is_busy:
-        # A model or a measurement takes seconds that nobody will wait for, and cannot be stopped;
-        # the page writes no files, so nothing is left half done.
+        # A model or a measurement takes seconds and cannot be stopped. The page writes no files, so nothing
+        # is left half done.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
 def _open(url: str) -> None:
     # In a thread of its own: some browsers return only when they are closed.
     if not webbrowser.open(url):
-        _tell("found no browser to open; use the link above")
+        message("found no browser to open; use the link above")
 
 
 def _export(arguments: argparse.Namespace) -> Generator[str, None, None]:
@@ -84,13 +84,9 @@ def _export(arguments: argparse.Namespace) -> Generator[str, None, None]:
 
     check_writable("--export", arguments.export)
     run = None if arguments.file is None else Path(arguments.file)
-    text = exported(run=run, tell=_tell)
+    text = exported(run=run, tell=message)
     if arguments.export == STDOUT:
         yield text
     else:
         write("--export", arguments.export, text)
         yield f"wrote {arguments.export}"
-
-
-def _tell(words: str) -> None:
-    print(f"levelhead: {words}", file=sys.stderr, flush=True)

@@ -1,7 +1,5 @@
-"""Attention over many hosts, measured here and carried further on paper: `levelhead cluster-bench`.
+"""The measurement behind `levelhead cluster-bench`: attention over ranks, under torchrun.
 
-problem, traffic (what there is to compute and to move, exactly) · cases, measure, report (the
-measurement, under torchrun) · scaling_model, fit, simulate (a cost model, its constants, and a
-simulation it is held to) · winners, winners_plot (which plan wins where). Only `measure` meets
-torch.
+problem, traffic (an attention problem, and the bytes that each plan moves) · cases, measure, session, report. Only
+`measure` imports torch at the top. The cost model for many hosts is in bench/cluster, which is not installed.
 """

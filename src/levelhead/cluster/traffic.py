@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from levelhead.cluster.problem import Problem
 
 PLANS = ("all-gather", "ring", "ulysses", "decode")
-ALONE = "alone"  # no plan: one rank has everything
 AGREEMENT = 48 * 8  # bytes of one rank's message before and after a call
 SUM = 2 * 8  # bytes of the message that says that ranks hold the same numbers
 STATISTICS = 8 * 4 + 2 * 8  # bytes of a row's state beside its output
@@ -111,23 +110,3 @@ def _backward(plan: str, p: Problem, world: int, own: float, longest: float, bef
 def rounds(world: int) -> int:
     """Messages one after another until everybody has heard from everybody."""
     return (world - 1).bit_length()
-
-
-def memory(plan: str, problem: Problem, world: int, passes: str) -> float:
-    """Bytes of a rank's arrays while a plan runs: its own shards, and what the plan needs beside
-    them."""
-    p, own = problem, problem.tokens / world
-    rows = p.rows if plan == "decode" else p.rows / world
-    gradients = 0 if passes == "forward" else 4
-    q = rows * p.heads * p.width
-    held = (2 * q + own * p.kv) * (p.size + gradients)
-    if plan == ALONE:
-        return held
-    if plan == "all-gather":
-        # Gathered parts and, from them, keys in order; then the gradients of all keys.
-        return held + p.tokens * p.kv * (2 * p.size + 2 * gradients)
-    if plan == "ring":
-        return held + own * p.kv * (2 * p.size + 4 * gradients) + 2 * q / p.width * STATISTICS
-    if plan == "decode":
-        return held + world * q / p.width * (4 * p.width + STATISTICS)
-    return held + 2 * held  # packed, and as heads

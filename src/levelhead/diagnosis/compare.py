@@ -14,6 +14,7 @@ from typing import Any
 
 from levelhead import stats
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.json_numbers import json_value
 from levelhead.observation import number
 from levelhead.runs.record import Record, Run
 from levelhead.words import module_title, plural
@@ -82,9 +83,6 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """As what `json` can write; a number that is none is null."""
 
-        def plain(pair: tuple[float, float]) -> list[float | None]:
-            return [x if math.isfinite(x) else None for x in pair]
-
         return {
             "before": self.before,
             "after": self.after,
@@ -93,8 +91,8 @@ class Comparison:
                     "module": change.module,
                     "head": change.head,
                     "level": list(change.level),
-                    "normalised_entropy": plain(change.normalised_entropy),
-                    "max_logit": plain(change.max_logit),
+                    "normalised_entropy": json_value(change.normalised_entropy),
+                    "max_logit": json_value(change.max_logit),
                 }
                 for change in self.changes
             ],

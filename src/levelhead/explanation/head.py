@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import stats
 from levelhead.explanation import words
+from levelhead.json_numbers import json_value
 
 __all__ = ["NUMBERED", "Array", "Gauge", "Head", "Step", "in_brackets", "numbers"]
 
@@ -131,9 +131,5 @@ class Head:
 
 
 def numbers(value: Any) -> Any:
-    """Seven digits, what float32 holds; what is not finite is None, for JSON has no word for it."""
-    if isinstance(value, dict):
-        return {name: numbers(x) for name, x in value.items()}
-    if isinstance(value, np.ndarray) and value.ndim:
-        return [numbers(x) for x in value]
-    return float(f"{value:.7g}") if np.isfinite(value) else None
+    """JSON values with seven digits, what float32 holds; what is not finite is None."""
+    return json_value(value, digits=7)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from levelhead._version import __version__
+from levelhead.cache import write_whole
 from levelhead.explanation.text import TextExplanation, explain_text
-from levelhead.runs.record import write_whole
 
 __all__ = ["SENTENCE", "TOKEN", "recorded"]
 

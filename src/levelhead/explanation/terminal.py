@@ -6,7 +6,6 @@ Colour only repeats what the numbers say.
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from collections.abc import Iterator
 
@@ -17,11 +16,10 @@ from levelhead.explanation.head import NUMBERED, Array, Gauge, Step, in_brackets
 from levelhead.explanation.story import Story
 from levelhead.explanation.token_attention import Attended
 from levelhead.explanation.tokens import quoted
-from levelhead.show.text import paint
+from levelhead.terminal import NARROW, paint, width_of
 
 __all__ = ["lines", "steps"]
 
-NARROW = 80  # below this nothing is promised
 _ROWS = 24  # rows of a table that are shown
 _HEADS = 12  # lines of the table of heads
 _BARS = 16  # keys in the list of bars
@@ -31,7 +29,7 @@ _DIGITS = {"scores": range(4), "weights": range(2, 5)}  # after the point, as ro
 
 def lines(story: Story, *, colour: bool = False, width: int | None = None) -> Iterator[str]:
     """All of it."""
-    wide = max(NARROW, shutil.get_terminal_size((100, 24)).columns if width is None else width)
+    wide = width_of(width)
     yield from (paint(line, "bold", colour) for line in _wrapped(story.title, wide))
     yield from _wrapped(story.about, wide)
     for note in story.notes:

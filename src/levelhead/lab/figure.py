@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from levelhead import stats
+from levelhead.json_numbers import json_value
 from levelhead.lab import notebook_svg
 
 __all__ = ["Axis", "Chart", "Fact", "Figure", "Gauge", "Series", "Source"]
@@ -100,8 +100,8 @@ class Figure:
 
     def json(self) -> dict[str, Any]:
         """Plain lists and numbers; six digits; what is not finite is None."""
-        found: dict[str, Any] = _plain(self)
-        return found
+        converted: dict[str, Any] = json_value(self, digits=6)
+        return converted
 
     def __str__(self) -> str:
         """The facts and gauges in aligned columns; the charts' numbers are in `json()`."""
@@ -120,19 +120,3 @@ class Figure:
         wrapped = 'style="white-space: pre-wrap"'
         pictures = "".join(notebook_svg.svg(chart) for chart in self.json()["charts"])
         return f"<div>{pictures}</div><pre {wrapped}>{escape(str(self))}</pre>"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float | np.floating):
-        return float(f"{value:.6g}") if np.isfinite(value) else None
-    if isinstance(value, np.integer | np.bool_):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return [_plain(x) for x in value]
-    if isinstance(value, Mapping):
-        return {str(name): _plain(x) for name, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(x) for x in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    return value

@@ -6,11 +6,11 @@ of all trainings together, written once: a training has as many of the first as 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from levelhead.json_numbers import json_value, number_from_json
 from levelhead.lab.curves import Run
 from levelhead.lab.plan import Curves, Plan
 
@@ -45,12 +45,8 @@ def _line(run: Run, step: list[int]) -> dict[str, Any]:
 
 
 def rounded(x: Any, digits: int) -> Any:
-    """Rounded; null for what is not finite."""
-    if isinstance(x, dict):
-        return {name: rounded(each, digits) for name, each in x.items()}
-    if isinstance(x, list):
-        return [rounded(each, digits) for each in x]
-    return float(f"{x:.{digits}g}") if math.isfinite(x) else None
+    """JSON values with so many digits; null for what is not finite."""
+    return json_value(x, digits=digits, whole="float")
 
 
 def _numbers(x: Any) -> Any:
@@ -59,4 +55,4 @@ def _numbers(x: Any) -> Any:
         return {name: _numbers(each) for name, each in x.items()}
     if isinstance(x, list):
         return [_numbers(each) for each in x]
-    return math.nan if x is None else x
+    return number_from_json(x)

@@ -12,11 +12,11 @@ from typing import Any
 
 from levelhead.lab.claim import Claim
 from levelhead.lab.result import Result
+from levelhead.terminal import paint
 
 __all__ = ["claim_lines", "listing", "result_lines", "summary"]
 
 _WIDTH = 100
-_COLOURS = {"confirmed": 32, "caveat": 33, "refuted": 31, "undecided": 90}
 _SHOWN = 6  # numbers of a list; the others are in the JSON
 
 
@@ -40,9 +40,7 @@ def claim_lines(claim: Claim) -> Iterator[str]:
 
 def result_lines(result: Result, *, colour: bool) -> Iterator[str]:
     """The verdict, the claim, and its numbers."""
-    verdict = f"{result.verdict:<10}"
-    if colour:
-        verdict = f"\x1b[{_COLOURS[result.verdict]}m{verdict}\x1b[0m"
+    verdict = paint(f"{result.verdict:<10}", result.verdict, colour)
     wanted = "as expected" if result.as_expected else f"EXPECTED {result.expected.upper()}"
     if result.verdict == "undecided":
         wanted = f"expected {result.expected}"

@@ -5,16 +5,14 @@ A result is JSON through and through, so that one read back from a file equals o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from levelhead.json_numbers import json_value
 from levelhead.lab.claim import VERDICTS, Claim, Outcome, Params, Verdict
 
-__all__ = ["PRINTED", "Result", "outcome_json", "plain", "result_of"]
+__all__ = ["PRINTED", "Result", "outcome_json", "result_of"]
 
 PRINTED = ("id", "claim", "theory", "measured", "stderr", "criterion", "expected", "verdict", "params", "seed")
 
@@ -54,7 +52,7 @@ def result_of(claim: Claim, params: Params, seed: int, found: Mapping[str, Any])
         criterion=claim.criterion,
         expected=claim.expected,
         verdict=found["verdict"],
-        params=plain(params),
+        params=_json(params),
         seed=seed,
         details=found["details"],
     )
@@ -64,22 +62,9 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     """An experiment's outcome as JSON values; raises if there is something else in it."""
     if outcome.verdict not in VERDICTS:
         raise ValueError(f"the verdict is {outcome.verdict!r}, not one of {', '.join(VERDICTS)}")
-    found: dict[str, Any] = plain(vars(outcome))
-    return found
+    return _json(vars(outcome))
 
 
-def plain(value: Any) -> Any:
-    """JSON values alone. Numbers JSON has no word for: NaN is None, the infinities are strings."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return None if math.isnan(value) else str(value)
-    if isinstance(value, np.generic | np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, Mapping):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    raise TypeError(f"a result cannot hold a {type(value).__name__}")
+def _json(values: Mapping[str, Any]) -> dict[str, Any]:
+    converted: dict[str, Any] = json_value(values, not_finite="infinities as text")
+    return converted

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from levelhead.errors import LevelheadError, LevelheadValueError
-from levelhead.lab import cache, pool, registry, settings, worker
+from levelhead.lab import pool, registry, result_cache, settings, worker
 from levelhead.lab.claim import Claim, Params
 from levelhead.lab.result import Result, result_of
 
@@ -68,7 +68,7 @@ def run(
     seed = settings.whole("seed", seed, 0, SEEDS - 1)
     jobs = min(_JOBS, _cpus()) if jobs is None else settings.whole("jobs", jobs, 1, 1024)
     chosen = settings.applied(claims, params, full=full)
-    cache.check()
+    result_cache.check()
     tasks = [_Task(claim, chosen[claim.id], seed) for claim in claims]
     return _results(tasks, jobs, fresh, tell)
 
@@ -85,7 +85,7 @@ def _results(tasks: Sequence[_Task], jobs: int, fresh: bool, tell: TellLab) -> I
 
 
 def _kept(task: _Task) -> Result | None:
-    found = cache.load(task.claim, task.params, task.seed)
+    found = result_cache.load(task.claim, task.params, task.seed)
     return None if found is None else task.result(found)
 
 
@@ -120,7 +120,7 @@ def _finished(task: _Task, message: Mapping[str, Any]) -> Result:
         raise CrashedError(f"{id}: the experiment crashed.\n{message['crashed']}")
     if "exit" in message:
         raise CrashedError(f"{id}: its process ended with {message['exit']}, without a word.")
-    cache.save(task.claim, task.params, task.seed, message["found"])
+    result_cache.save(task.claim, task.params, task.seed, message["found"])
     return task.result(message["found"])
 
 

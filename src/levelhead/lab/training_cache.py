@@ -7,25 +7,20 @@ same trainings divide them: who finds one locked takes the next, and comes back 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import platform
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from levelhead import gguf_cache
+from levelhead import cache
 from levelhead._version import __version__
-from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab import tasks
 from levelhead.lab.claim import Tell, UndecidedError
 from levelhead.lab.curves import Run
@@ -52,7 +47,7 @@ def trained(plans: Sequence[Plan], tell: Tell) -> list[Run]:
 
 
 def directory() -> Path:
-    return gguf_cache.directory() / "lab" / "training"
+    return cache.directory("lab", "training")
 
 
 def forget() -> None:
@@ -62,7 +57,7 @@ def forget() -> None:
 
 def _made(plan: Plan, wait: bool) -> Curves | None:
     """Trained here, unless another process is at it (then waited for, or None)."""
-    with _locked(_place(plan).with_suffix(".lock"), wait) as ours:
+    with cache.locked(_place(plan).with_suffix(".lock"), wait=wait) as ours:
         if not ours:
             return None
         curves = _kept(plan)  # by whom we waited for
@@ -83,29 +78,7 @@ def _kept(plan: Plan) -> Curves | None:
 
 
 def _keep(plan: Plan, curves: Curves) -> None:
-    place = _place(plan)
-    handle, name = tempfile.mkstemp(prefix=".making-", dir=place.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(asdict(curves), file)
-    os.replace(name, place)
-
-
-@contextmanager
-def _locked(file: Path, wait: bool) -> Iterator[bool]:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = file.open("w")
-    except OSError as error:
-        advice = "Set LEVELHEAD_CACHE to a directory that can be written to"
-        wanted = "a directory for trainings"
-        raise LevelheadValueError(expected("cache", wanted, error, advice)) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+    cache.write_whole(_place(plan), json.dumps(asdict(curves)))
 
 
 def _place(plan: Plan) -> Path:
@@ -114,7 +87,7 @@ def _place(plan: Plan) -> Path:
     return directory() / f"{plan.task}-{key.hexdigest()}.json"
 
 
-@cache
+@lru_cache
 def _foundation() -> list[Any]:
     """What curves follow from, besides their plan."""
     here = Path(tasks.__file__).parent

@@ -7,9 +7,7 @@ ships statistics reads these, never a model. Made by `watch` and by `doctor`; no
 from __future__ import annotations
 
 import json
-import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -19,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from levelhead._version import __version__
+from levelhead.cache import write_whole
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.json_numbers import json_number, json_value, number_from_json
 from levelhead.runs import tally
 from levelhead.runs.tally import Floats, Heads
 
@@ -166,26 +166,7 @@ def load(path: str | os.PathLike[str]) -> Run:
     raise LevelheadValueError(expected(f"{os.fspath(path)}", "a JSON file", given, advice))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Puts a file in place in one go, so that nobody finds half of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-# ---- JSON: numbers that JSON has no word for are null (NaN), "inf" and "-inf"
+# ---- JSON: NaN is null, infinities are text; among facts NaN is text too, as null means that a fact is not known
 
 
 def to_json(run: Run) -> dict[str, Any]:
@@ -243,10 +224,10 @@ def from_json(found: Any) -> Run:
 def _record_out(record: Record) -> dict[str, Any]:
     return {
         "module": record.module,
-        "facts": {name: _fact_out(x) for name, x in asdict(record.facts).items()},
+        "facts": json_value(asdict(record.facts), not_finite="text"),
         "tally": _out(record.tally),
         "counterfactual": {rule: _out(x) for rule, x in record.counterfactual.items()},
-        "weights": {name: _number_out(x) for name, x in record.weights.items()},
+        "weights": {name: _number(x) for name, x in record.weights.items()},
     }
 
 
@@ -260,32 +241,20 @@ def _record_in(found: Mapping[str, Any]) -> Record:
     if set(facts) != known:
         raise ValueError(f"facts {sorted(set(facts) ^ known)}")
     rules = {rule: _in(x) for rule, x in found["counterfactual"].items()}
-    weights = {name: _number_in(x) for name, x in found["weights"].items()}
+    weights = {name: number_from_json(x) for name, x in found["weights"].items()}
     return Record(str(found["module"]), Facts(**facts), _in(found["tally"]), rules, weights)
 
 
-def _out(x: Floats) -> list[list[Any]]:
-    return [[_number_out(float(number)) for number in row] for row in x]
+def _out(rows: Floats) -> list[list[Any]]:
+    return [[_number(float(x)) for x in row] for row in rows]
 
 
 def _in(rows: list[list[Any]]) -> Floats:
-    found = np.array([[_number_in(x) for x in row] for row in rows], np.float64)
+    found = np.array([[number_from_json(x) for x in row] for row in rows], np.float64)
     if found.ndim != 2 or found.shape[1] != len(tally.COLUMNS):
         raise ValueError(f"a tally of shape {found.shape}")
     return found
 
 
-def _fact_out(x: Any) -> Any:
-    # null is taken here: it says that a fact is not known.
-    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
-
-
-def _number_out(x: float) -> Any:
-    if math.isfinite(x):
-        whole = x == int(x) and abs(x) < 2**53 and (x != 0 or math.copysign(1, x) > 0)
-        return int(x) if whole else x
-    return None if math.isnan(x) else "inf" if x > 0 else "-inf"
-
-
-def _number_in(x: Any) -> float:
-    return math.nan if x is None else float(x)
+def _number(x: float) -> Any:
+    return json_number(x, not_finite="infinities as text", whole="int")

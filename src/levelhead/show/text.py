@@ -6,44 +6,24 @@ table. Colour only repeats what a glyph says. The same run as a page: `page`.
 
 from __future__ import annotations
 
-import os
-import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TextIO
 
 from levelhead import stats
 from levelhead.diagnosis.findings import Finding
 from levelhead.runs.record import Record, Run
 from levelhead.show import view
 from levelhead.show.html import html, notebook
+from levelhead.terminal import paint, width_of
 from levelhead.words import module_title
 
 __all__ = ["html", "notebook", "text"]
 
-NARROW = 80  # below this nothing is promised
 _ROOMY = 104  # from here on three digits fit
-# Of the sixteen every terminal has, in an order that colour-blind eyes can follow too.
-_COLOURS: Mapping[str, int] = {
-    "flat": 36,
-    "level": 32,
-    "sharp": 33,
-    "saturated": 35,
-    "none": 2,
-    "error": 31,
-    "warning": 33,
-    "note": 2,
-    "bold": 1,
-}
 _MARKS = {"error": "✖", "warning": "▲", "note": "·"}
 _LEFT = ("gauge", "level")
 _TWO = {"H/ln n": ("H/", "ln n"), "saturated": ("satu-", "rated"), "gradient left": ("grad.", "left")}
 _PLACES = 6  # places printed of a finding that many heads share
-
-
-def colour_wanted(stream: TextIO) -> bool:
-    """Whether to use colour: on a terminal, unless NO_COLOR (no-color.org) says otherwise."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def text(
@@ -65,7 +45,7 @@ def lines(
     run: Run, findings: Sequence[Finding] = (), *, colour: bool = False, width: int | None = None, table: bool = True
 ) -> Iterator[str]:
     """The lines of `text`."""
-    wide = max(NARROW, shutil.get_terminal_size((100, 24)).columns if width is None else width)
+    wide = width_of(width)
     yield from _wrap(paint(f"{run.model}: {view.opening(run)}", "bold", colour), wide)
     records = run.latest
     if records:
@@ -83,11 +63,6 @@ def lines(
         if body := list(part):
             yield ""
             yield from body
-
-
-def paint(words: str, what: str, colour: bool) -> str:
-    """The words in the colour of a level or severity."""
-    return f"\x1b[{_COLOURS[what]}m{words}\x1b[0m" if colour else words
 
 
 def _wrap(words: str, width: int, indent: str = "", hang: str = "") -> list[str]:

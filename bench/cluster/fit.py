@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.scaling_model import KINDS, Link, Machine, amounts, predict
 from levelhead.cluster.problem import Problem
-from levelhead.cluster.scaling_model import KINDS, Link, Machine, amounts, predict
 from levelhead.errors import LevelheadValueError, expected
 
 

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.cluster.problem import BACKWARD, FORWARD, Load, Problem, load
+from cluster.load import BACKWARD, FORWARD, Load, flops, load
+from levelhead.cluster.problem import Problem
 from levelhead.cluster.traffic import STATISTICS, Traffic, traffic
 
 # What a second of CPU is spent on; the unit of each.
@@ -87,12 +88,12 @@ def amounts(
         busy = np.array([work.mean.sum() * crowd])
     train = passes == "train"
     of_blocks = plan in ("ring", "decode")
-    forward = float(problem.flops(busy.sum(), FORWARD))
+    forward = float(flops(problem, busy.sum(), FORWARD))
     met = problem.tokens / world * problem.kv * crowd if plan == "decode" else 0.0
     return {
         "forward": 0.0 if of_blocks else forward,
         "blocks": forward if of_blocks else 0.0,
-        "backward": float(problem.flops(busy.sum(), BACKWARD)) if train else 0.0,
+        "backward": float(flops(problem, busy.sum(), BACKWARD)) if train else 0.0,
         "read": met * problem.size * (2 if train else 1),
         "written": met * 4 if train else 0.0,
         "copy": moved.payload * crowd,
@@ -145,7 +146,7 @@ def _ring(
     sums = own * 4 / link.bandwidth + link.latency
     talk = moved.agreement / link.bandwidth + moved.messages * link.latency
     wires = [np.full(world - 1, block)]
-    behind = [problem.flops(busy, FORWARD)[:-1] * machine.blocks]
+    behind = [flops(problem, busy, FORWARD)[:-1] * machine.blocks]
     last = 0.0
     if passes == "train" and world > 1:
         # Sums are under way from the third step on: the first are made in the second. In the last
@@ -153,7 +154,7 @@ def _ring(
         wires.append(np.full(world, block + sums))
         wires[-1][:2] = block
         wires[-1][-1] = sums if world > 2 else 0.0
-        behind.append(problem.flops(busy, BACKWARD) * machine.backward)
+        behind.append(flops(problem, busy, BACKWARD) * machine.backward)
         last = sums
     wire = float(sum(x.sum() for x in wires)) + talk + last
     if not overlap:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from statistics import fmean
 from typing import Any, TypeAlias
 
+from cluster.fit import Measured, errors, fit, measured
+from cluster.load import BACKWARD, FORWARD, flops, pairs
+from cluster.scaling_model import Link, Machine, predict
+from cluster.winners import GBIT
 from levelhead.bench.report import seconds
-from levelhead.cluster.fit import Measured, errors, fit, measured
-from levelhead.cluster.problem import BACKWARD, FORWARD, PASSES, Problem
+from levelhead.cluster.problem import PASSES, Problem
 from levelhead.cluster.report import mib, over_bound, share
-from levelhead.cluster.scaling_model import Link, Machine, predict
-from levelhead.cluster.winners import GBIT
 
 Result: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[int, bool, str, str]  # tokens, causal, plan, split
@@ -87,7 +88,7 @@ def weak(result: Result) -> list[str]:
         for (_, causal, plan, split), cells in _by_key(run, "weak").items():
             cell = cells["train"]
             problem = Problem(**cell["problem"])
-            work = float(problem.flops(problem.pairs, FORWARD + BACKWARD))
+            work = float(flops(problem, pairs(problem), FORWARD + BACKWARD))
             rows.setdefault((causal, plan, split), []).append(f"{work / cell['median'] / 1e9:.1f}")
     return [
         f"| plan | split | {_worlds(runs)} |",
@@ -116,8 +117,8 @@ def traffic(result: Result) -> list[str]:
     lines = ["| ranks | plan | forward | over its bound | and backward | over its bound |"]
     lines.append("|---|---|---|---|---|---|")
     for run in local(result)[1:]:
-        pairs = zip(_balanced(run, "forward"), _balanced(run, "train"), strict=True)
-        for forward, train in pairs:
+        passes = zip(_balanced(run, "forward"), _balanced(run, "train"), strict=True)
+        for forward, train in passes:
             told = [_ranks(run), forward["plan"]]
             for cell in (forward, train):
                 told += [mib(fmean(cell["ranks"]["received"])), over_bound(cell)]

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from cluster import simulate
+from cluster.load import FORWARD, flops, load
+from cluster.scaling_model import Machine
+from cluster.tables import Result, machine
+from cluster.winners import Paper, tokens_to_hide, winner
+from cluster.winners_plot import LINKS
 from levelhead.bench.report import seconds
-from levelhead.cluster import simulate
-from levelhead.cluster.problem import FORWARD, load
-from levelhead.cluster.scaling_model import Machine
-from levelhead.cluster.tables import Result, machine
 from levelhead.cluster.traffic import STATISTICS
-from levelhead.cluster.winners import Paper, tokens_to_hide, winner
-from levelhead.cluster.winners_plot import LINKS
 
 PLACES = tuple((tokens, world) for tokens in (2**16, 2**20, 2**24) for world in (8, 64, 1024, 4096))
 STRAGGLING = (2**20, 256)  # tokens and hosts of the simulation
@@ -75,7 +75,7 @@ def _simulated(core: Machine, hosts: Paper, factor: float | None, spread: float)
     speed = simulate.jitter((world, world), spread)
     if factor is not None:
         speed *= simulate.straggler(world, factor)[:, None]
-    compute: Any = problem.flops(pairs, FORWARD)[None] * speed
+    compute: Any = flops(problem, pairs, FORWARD)[None] * speed
     wire = tokens / world * problem.kv * problem.size / link.bandwidth + link.latency
     ring = simulate.ring(np.asarray(compute * host.blocks), wire)
     gather = simulate.all_gather(np.asarray(compute.sum(1) * host.forward), wire)

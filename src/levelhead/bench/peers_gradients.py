@@ -13,7 +13,7 @@ from typing import Any
 from levelhead.attention import attention
 from levelhead.bench import peers_torch
 from levelhead.bench.calls import Call, Variants
-from levelhead.bench.training import Step
+from levelhead.bench.gradients import Step
 
 _NAMES = ("q", "k", "v")
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cluster.scaling_model import Machine
+from cluster.winners import ALONE, Paper, winner
 from levelhead.bench.plot import DARK, FONT, LIGHT, Theme, text
-from levelhead.cluster.scaling_model import Machine
-from levelhead.cluster.traffic import ALONE
-from levelhead.cluster.winners import Paper, winner
 
 LINKS = (1.0, 10.0, 100.0)  # Gbit/s
 WORLDS = tuple(2**n for n in range(1, 13))

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from levelhead.cluster.problem import FORWARD, Problem
-from levelhead.cluster.scaling_model import COMPUTING, Link, Machine, Prediction, predict
-from levelhead.cluster.traffic import ALONE, memory
+from cluster.load import FORWARD
+from cluster.scaling_model import COMPUTING, Link, Machine, Prediction, predict
+from levelhead.cluster.problem import Problem
+from levelhead.cluster.traffic import STATISTICS
 
 PLANS = ("all-gather", "ulysses", "ring")  # the simplest first
+ALONE = "alone"  # no plan: one rank has everything
 CLOSE = 1.1  # times the fastest: as good as it, for all the model knows
 GBIT = 1e9 / 8  # bytes per second
 
@@ -97,3 +99,23 @@ def tokens_to_hide(paper: Paper, core: Machine, gbit: float) -> float:
     # per_pair / 2 · t² = per_token · t + latency, for t > 0
     root = math.sqrt(per_token**2 + 2 * per_pair * link.latency)
     return (per_token + root) / per_pair
+
+
+def memory(plan: str, problem: Problem, world: int, passes: str) -> float:
+    """Bytes of a rank's arrays while a plan runs: its own shards, and what the plan needs beside
+    them."""
+    p, own = problem, problem.tokens / world
+    rows = p.rows if plan == "decode" else p.rows / world
+    gradients = 0 if passes == "forward" else 4
+    q = rows * p.heads * p.width
+    held = (2 * q + own * p.kv) * (p.size + gradients)
+    if plan == ALONE:
+        return held
+    if plan == "all-gather":
+        # Gathered parts and, from them, keys in order; then the gradients of all keys.
+        return held + p.tokens * p.kv * (2 * p.size + 2 * gradients)
+    if plan == "ring":
+        return held + own * p.kv * (2 * p.size + 4 * gradients) + 2 * q / p.width * STATISTICS
+    if plan == "decode":
+        return held + world * q / p.width * (4 * p.width + STATISTICS)
+    return held + 2 * held  # packed, and as heads

@@ -17,31 +17,26 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from levelhead import gguf_cache
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.cache import check_writable, write_whole
+from levelhead.cache import directory as cache_directory
 from levelhead.info import info
 from levelhead.lab.claim import Claim, Params
-from levelhead.runs.record import write_whole
 
 __all__ = ["check", "directory", "load", "save"]
 
 _PACKAGE = Path(__file__).parents[1]
 _COMPUTES = (".py", ".so", ".txt")  # code, the core, and texts that models are given
-_SHOWS = ("cli.py", "__main__.py", "commands", "page", "lab/figures")  # changes no measurement
+_SHOWS = ("__main__.py", "cli", "lab/figures", "page")  # changes no measurement
 _COMPANIONS = ("numpy", "torch", "transformers")
 
 
 def directory() -> Path:
-    return gguf_cache.directory() / "lab"
+    return cache_directory("lab")
 
 
 def check() -> None:
-    """Refuses a place where nothing can be kept, before minutes of work."""
-    try:
-        directory().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        advice = "Set LEVELHEAD_CACHE to a directory that can be written to"
-        raise LevelheadValueError(expected("cache", "a directory", error, advice)) from None
+    """Refuses a cache that cannot be written, before minutes of work."""
+    check_writable(directory())
 
 
 def load(claim: Claim, params: Params, seed: int) -> dict[str, Any] | None:

@@ -1,0 +1,51 @@
+"""What commands share: exit codes, a parser with examples, files checked before any work and written whole."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from levelhead.cache import write_whole
+from levelhead.errors import LevelheadValueError, expected
+
+BAD_INPUT = 2  # exit code; argparse uses the same for wrong usage
+STDOUT = "-"  # in place of a file's name
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Run: TypeAlias = Callable[[argparse.Namespace], Iterator[str]]  # yields what to print, may return the exit code
+
+
+def add_command(
+    commands: Commands, name: str, run: Run | None = None, *, help: str, description: str | None = None, examples: str
+) -> argparse.ArgumentParser:
+    """A command whose errors are bad input, and whose help ends with examples."""
+    parser = commands.add_parser(
+        name, help=help, description=description, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(run=run, failed=BAD_INPUT)
+    return parser
+
+
+def check_writable(option: str, file: str | Path | None) -> None:
+    """Refuses a file that cannot be written, before minutes of work."""
+    if file is None or file == STDOUT:
+        return
+    path = Path(file)
+    if path.is_dir():
+        raise LevelheadValueError(expected(option, "a file", f"the directory {str(file)!r}", "Name a file in it"))
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        wanted = "a file in a directory that can be written to"
+        raise LevelheadValueError(expected(option, wanted, repr(str(file)), "Make the directory first"))
+
+
+def write(option: str, file: str, content: str) -> None:
+    """Writes the whole file at once. If that fails, the error names the option and the reason."""
+    try:
+        write_whole(Path(file), content)
+    except OSError as error:
+        given = f"{file!r}: {error.strerror}"
+        advice = "Make room there, or name another file"
+        raise LevelheadValueError(expected(option, "a place to write", given, advice)) from None

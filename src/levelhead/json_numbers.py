@@ -1,0 +1,67 @@
+"""Numbers and arrays as JSON values. JSON has no NaN and no infinities; the rules that replace them are named here.
+
+Every format of levelhead chooses its rules once, and reads numbers back with `number_from_json`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+__all__ = ["json_number", "json_value", "number_from_json"]
+
+# "null": NaN and infinities are null. "infinities as text": NaN is null, infinities are "inf" and "-inf". "text": also
+# NaN is text, because null has another meaning there.
+NotFinite: TypeAlias = Literal["null", "infinities as text", "text"]
+# "as given": integers stay integers and floats stay floats. "int": a float without fraction is written as an integer,
+# which is shorter, unless it is too large to be exact or is -0.0. "float": every number is written as a float.
+Whole: TypeAlias = Literal["as given", "int", "float"]
+
+_EXACT = 2**53  # integers below this are exact in a double
+
+
+def json_number(
+    x: float, *, not_finite: NotFinite = "null", digits: int | None = None, whole: Whole = "as given"
+) -> float | str | None:
+    """One number, rounded to so many significant digits if they are given."""
+    if not math.isfinite(x):
+        if not_finite == "null" or (not_finite != "text" and math.isnan(x)):
+            return None
+        return str(float(x))
+    if isinstance(x, int) and whole != "float":
+        return x
+    if digits is not None:
+        x = float(f"{x:.{digits}g}")
+    if whole == "int" and x == int(x) and abs(x) < _EXACT and (x != 0 or math.copysign(1, x) > 0):
+        return int(x)
+    return float(x)
+
+
+def json_value(
+    value: Any, *, not_finite: NotFinite = "null", digits: int | None = None, whole: Whole = "as given"
+) -> Any:
+    """A value as JSON types, with its numbers as `json_number` gives them: dataclasses and mappings as objects, arrays,
+    lists and tuples as lists. Raises TypeError for anything else."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float):
+        return json_number(value, not_finite=not_finite, digits=digits, whole=whole)
+    if isinstance(value, np.generic | np.ndarray):
+        return json_value(value.tolist(), not_finite=not_finite, digits=digits, whole=whole)
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        items = value.items()
+        return {str(k): json_value(x, not_finite=not_finite, digits=digits, whole=whole) for k, x in items}
+    if isinstance(value, list | tuple):
+        return [json_value(x, not_finite=not_finite, digits=digits, whole=whole) for x in value]
+    raise TypeError(f"JSON cannot hold a {type(value).__name__}")
+
+
+def number_from_json(x: float | str | None) -> float:
+    """The number that `json_number` wrote; null is NaN."""
+    return math.nan if x is None else float(x)
