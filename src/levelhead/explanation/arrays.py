@@ -15,10 +15,10 @@ import numpy as np
 from levelhead.attention import attention, observe
 from levelhead.call import scoring
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.explanation import steps, words
-from levelhead.explanation.head import Array, Gauge, Head
-from levelhead.explanation.renderable import Told
-from levelhead.explanation.story import Story
+from levelhead.explanation import core_steps, option_words
+from levelhead.explanation.head_report import HeadReport
+from levelhead.explanation.head_steps import Array, Gauge, Head
+from levelhead.explanation.renderable import Renderable
 
 __all__ = ["LIMIT", "Explanation", "explain"]
 
@@ -26,7 +26,7 @@ LIMIT = 512  # tokens
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Explanation(Told):
+class Explanation(Renderable):
     """Attention with every step kept, in arrays of the rank that was given.
 
     Print it for the steps of the first head; in a notebook it draws itself. `text(head=h)` and
@@ -73,11 +73,11 @@ class Explanation(Told):
         array: Array = getattr(self, name)
         return array if array.ndim == 2 else array[head]
 
-    def story(self, head: int | None = None) -> Story:
+    def story(self, head: int | None = None) -> HeadReport:
         """What is told of one head, the first unless another is named."""
         one = self.head(head or 0)
         sizes = f"{len(one.queries)} queries, {len(one.keys)} keys, d_k = {one.q.shape[1]}"
-        return Story(title=f"{one.name} of {len(self.names)}", about=sizes, head=one)
+        return HeadReport(title=f"{one.name} of {len(self.names)}", about=sizes, head=one)
 
     def to_json(self) -> dict[str, Any]:
         """Every head with every number, as plain lists."""
@@ -134,25 +134,25 @@ def explain(
     q, k, v = _numpy(q), _numpy(k), _numpy(v)
     options["mask"] = None if mask is None else _numpy(mask)
     scored = scoring.describe(sizes, scale=scale, dtype_name=q.dtype.name, **options)
-    changes = words.changes(scored)
+    changes = option_words.changes(scored)
     one_by_one = _row_by_row(q, k, scale, scored, options)
-    scaled = steps.logits(*one_by_one)
+    scaled = core_steps.logits(*one_by_one)
     return Explanation(
         q=q,
         k=k,
         v=v,
         output=output,
         scaled=scaled,
-        scores=steps.logits(q, k, "none"),
-        logits=steps.logits(*one_by_one, scored) if changes else scaled,
-        weights=steps.weights(q, k, scale, **options),
-        unscaled=steps.weights(q, k, "none", **options),
+        scores=core_steps.logits(q, k, "none"),
+        logits=core_steps.logits(*one_by_one, scored) if changes else scaled,
+        weights=core_steps.weights(q, k, scale, **options),
+        unscaled=core_steps.weights(q, k, "none", **options),
         labels=known,
         names=named,
         changes=changes,
-        scales=tuple(words.scale_words(scored.scale, h, sizes.D) for h in range(sizes.H)),
-        gauges=steps.gauges(q, k, scale, **options),
-        unscaled_gauges=steps.gauges(q, k, "none", **options),
+        scales=tuple(option_words.scale_words(scored.scale, h, sizes.D) for h in range(sizes.H)),
+        gauges=core_steps.gauges(q, k, scale, **options),
+        unscaled_gauges=core_steps.gauges(q, k, "none", **options),
     )
 
 

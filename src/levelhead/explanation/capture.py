@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from levelhead import models
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.explanation.head import Step
-from levelhead.explanation.reading import Call, Reading
+from levelhead.explanation.forward_pass import ForwardPass, LayerCall
+from levelhead.explanation.head_steps import Step
 from levelhead.explanation.tokens import Tokens, checked, of_tokenizer
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _UNKNOWN = ("position_bias", "softcap", "s_aux", "sliding_window")  # would chan
 _lock = threading.Lock()  # the wrapping is one for the process
 
 
-def read(opened: models.Opened, sentence: str) -> Reading:
+def read(opened: models.Opened, sentence: str) -> ForwardPass:
     """Has the model read the sentence."""
     import torch
 
@@ -48,7 +48,7 @@ def read(opened: models.Opened, sentence: str) -> Reading:
 
 
 @contextmanager
-def _kept(model: Any) -> Iterator[list[Call]]:
+def _kept(model: Any) -> Iterator[list[LayerCall]]:
     """Collects the model's calls, in the order in which its layers make them."""
     from levelhead.torch.huggingface.functions import Doors
 
@@ -78,7 +78,7 @@ def _call(
     scaling: float | None = None,
     is_causal: bool | None = None,
     **rest: Any,
-) -> Call:
+) -> LayerCall:
     """One call of transformers' attention interface in levelhead's words."""
     strange = [name for name in _UNKNOWN if rest.get(name) is not None]
     if strange:
@@ -90,7 +90,7 @@ def _call(
     elif not eager and query.shape[2] > 1:
         options["causal"] = bool(module.is_causal if is_causal is None else is_causal)
     q, k, v = (x[0].float().contiguous().numpy() for x in (query, key, value))
-    return Call(q, k, v, None if scaling is None else float(scaling), options)
+    return LayerCall(q, k, v, None if scaling is None else float(scaling), options)
 
 
 def _mask(mask: Tensor) -> Any:
@@ -103,7 +103,7 @@ def _mask(mask: Tensor) -> Any:
     return mask.float().masked_fill(hidden, -torch.inf).numpy()
 
 
-def _told(opened: models.Opened, tokens: Tokens, calls: tuple[Call, ...]) -> Reading:
+def _told(opened: models.Opened, tokens: Tokens, calls: tuple[LayerCall, ...]) -> ForwardPass:
     first = calls[0]
     H, T, _ = first.q.shape
     G, _, E = first.v.shape
@@ -114,6 +114,6 @@ def _told(opened: models.Opened, tokens: Tokens, calls: tuple[Call, ...]) -> Rea
     if G < H:
         notes.append(f"{H} query heads share {G} heads of keys and values, {H // G} each")
     side = f"the outputs of all {H} heads side by side; the layer's projection follows"
-    return Reading(
+    return ForwardPass(
         opened.name, about, tokens, calls, after=(Step("concatenated", (T, H * E), side),), notes=tuple(notes)
     )

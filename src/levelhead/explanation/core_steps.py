@@ -14,7 +14,7 @@ import numpy as np
 from levelhead import stats
 from levelhead.attention import attention, observe
 from levelhead.call.scoring import Scoring
-from levelhead.explanation.head import Array, Gauge
+from levelhead.explanation.head_steps import Array, Gauge
 
 __all__ = ["gauges", "logits", "of_key", "weights"]
 

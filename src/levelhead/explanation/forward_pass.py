@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from levelhead.explanation import steps
-from levelhead.explanation.head import Array, Gauge, Step
+from levelhead.explanation import core_steps
+from levelhead.explanation.head_steps import Array, Gauge, Step
 from levelhead.explanation.tokens import Tokens
 
-__all__ = ["Call", "Reading"]
+__all__ = ["ForwardPass", "LayerCall"]
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class LayerCall:
     """What one layer's attention was asked."""
 
     q: Array  # (H, T, D), after any rotation
@@ -27,24 +27,24 @@ class Call:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def weights(self) -> Array:
-        return steps.weights(self.q, self.k, self.scale, **self.options)
+        return core_steps.weights(self.q, self.k, self.scale, **self.options)
 
     def unscaled(self) -> Array:
         """The weights the same queries and keys would have without the scale."""
-        return steps.weights(self.q, self.k, "none", **self.options)
+        return core_steps.weights(self.q, self.k, "none", **self.options)
 
     def gauges(self) -> tuple[Gauge, ...]:
-        return steps.gauges(self.q, self.k, self.scale, **self.options)
+        return core_steps.gauges(self.q, self.k, self.scale, **self.options)
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class ForwardPass:
     """A sentence, read."""
 
     model: str  # its name
     about: str  # what it is
     tokens: Tokens
-    calls: tuple[Call, ...]  # by layer
+    calls: tuple[LayerCall, ...]  # by layer
     before: tuple[Step, ...] = ()  # how Q, K and V came about, where that is shown
     after: tuple[Step, ...] = ()  # what becomes of the heads' outputs
     notes: tuple[str, ...] = ()

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from levelhead.explanation.head import Head, Step
-from levelhead.explanation.token_attention import Attended
+from levelhead.explanation.head_steps import Head, Step
+from levelhead.explanation.token_attention import TokenAttention
 
-__all__ = ["Story"]
+__all__ = ["HeadReport"]
 
 
 @dataclass(frozen=True, eq=False)
-class Story:
+class HeadReport:
     title: str
     about: str
     head: Head
@@ -21,7 +21,7 @@ class Story:
     before: tuple[Step, ...] = ()  # how Q, K and V came about
     after: tuple[Step, ...] = ()  # what becomes of the output
     token: int | None = None  # whose row is looked at most closely
-    attended: Attended | None = None
+    attended: TokenAttention | None = None
 
     @property
     def inputs(self) -> tuple[Step, ...]:

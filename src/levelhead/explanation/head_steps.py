@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import stats
-from levelhead.explanation import words
+from levelhead.explanation import option_words
 
 __all__ = ["NUMBERED", "Array", "Gauge", "Head", "Step", "in_brackets", "numbers"]
 
@@ -98,7 +98,7 @@ class Head:
         """The five steps; a sixth where something happens between scale and softmax."""
         pairs = self.scores.shape
         looks = "a row is the token that looks, a column the token looked at"
-        meant = "; ".join(f"{change}: {words.meaning(change)}" for change in self.changes)
+        meant = "; ".join(f"{change}: {option_words.meaning(change)}" for change in self.changes)
         changed = [Step("masked", pairs, meant)] if self.changes else []
         return [
             Step("scores", pairs, f"Q Kᵀ; {looks}"),

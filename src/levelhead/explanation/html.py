@@ -12,10 +12,10 @@ from html import escape
 import numpy as np
 
 from levelhead._version import __version__
-from levelhead.explanation import drawing
-from levelhead.explanation.head import NUMBERED, Array, Gauge, Step, in_brackets
-from levelhead.explanation.story import Story
-from levelhead.explanation.token_attention import Attended
+from levelhead.explanation import svg
+from levelhead.explanation.head_report import HeadReport
+from levelhead.explanation.head_steps import NUMBERED, Array, Gauge, Step, in_brackets
+from levelhead.explanation.token_attention import TokenAttention
 from levelhead.explanation.tokens import quoted
 from levelhead.show import gauge_svg
 
@@ -26,29 +26,29 @@ _BESIDE = 7  # columns up to which two tables stand side by side
 _OPEN = 12  # heads that are shown unfolded
 
 
-def html(story: Story) -> str:
+def html(story: HeadReport) -> str:
     """The whole page."""
     body = "".join((_header(story), _steps(story), _beside(story), _heads(story), _footer()))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(story.title)} · levelhead</title>\n<style>\n{drawing.look()}</style>\n"
+        f"<title>{escape(story.title)} · levelhead</title>\n<style>\n{svg.look()}</style>\n"
         f'</head>\n<body class="lh page">\n<main>\n{body}</main>\n</body>\n</html>\n'
     )
 
 
-def notebook(story: Story) -> str:
+def notebook(story: HeadReport) -> str:
     """Block, weights and gauges, for `_repr_html_`; it takes the notebook's own ink and paper."""
     notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in story.notes)
     return (
-        f'<div class="lh note"><style>\n{drawing.look()}</style>'
+        f'<div class="lh note"><style>\n{svg.look()}</style>'
         f"<p><b>{escape(story.title)}</b>: {escape(story.about)}</p>{notes}"
-        f'<figure class="drawn block">{drawing.block(story.head)}</figure>{_pair(story)}</div>'
+        f'<figure class="drawn block">{svg.block(story.head)}</figure>{_pair(story)}</div>'
     )
 
 
-def _header(story: Story) -> str:
+def _header(story: HeadReport) -> str:
     notes = "".join(f'<p class="soft">{escape(note)}</p>\n' for note in story.notes)
     return (
         f'<header>\n<div class="brand">{gauge_svg.picture("level")}levelhead explain</div>\n'
@@ -59,14 +59,14 @@ def _header(story: Story) -> str:
 # ---- the steps --------------------------------------------------------------
 
 
-def _steps(story: Story) -> str:
+def _steps(story: HeadReport) -> str:
     parts = "".join(map(_line, story.inputs))
     tables = "".join(_step(story, step) for step in story.head.steps)
     after = "".join(map(_line, story.after))
     wide = " wide" if len(story.head.keys) > _BESIDE else ""
     return (
         f"<section>\n<h2>The block</h2>\n"
-        f'<figure class="drawn block">{drawing.block(story.head)}</figure>\n</section>\n'
+        f'<figure class="drawn block">{svg.block(story.head)}</figure>\n</section>\n'
         f"<section>\n<h2>Step by step</h2>\n<table>{parts}</table>\n{_cut(story)}"
         f'<div class="pair{wide}">\n{tables}</div>\n<table>{after}</table>\n</section>\n'
     )
@@ -79,7 +79,7 @@ def _line(step: Step) -> str:
     )
 
 
-def _step(story: Story, step: Step) -> str:
+def _step(story: HeadReport, step: Step) -> str:
     head, name = story.head, step.name
     number = f"{NUMBERED.index(name) + 1}. " if name in NUMBERED else ""
     if name == "weighted sum":
@@ -93,7 +93,7 @@ def _step(story: Story, step: Step) -> str:
         values, digits = head.values(name), 3 if name == "weights" else 2
         if name == "weights":  # a hidden key has none, which is not the same as a small one
             values = np.where(head.logits == -np.inf, -np.inf, values)
-        inside = _table(story, values, head.keys, weights, drawing.shown(head, story)[1], digits)
+        inside = _table(story, values, head.keys, weights, svg.shown(head, story)[1], digits)
     return (
         f"<figure><h3>{number}{escape(name)} <code>{in_brackets(step.shape)}</code></h3>"
         f"<figcaption>{escape(step.about)}</figcaption>"
@@ -101,25 +101,27 @@ def _step(story: Story, step: Step) -> str:
     )
 
 
-def _cut(story: Story) -> str:
+def _cut(story: HeadReport) -> str:
     said = "A score is coloured by the weight it becomes."
-    if part := drawing.extract(story):
+    if part := svg.extract(story):
         said += f" {part} The JSON has all."
     return f'<p class="soft">{said}</p>\n'
 
 
-def _table(story: Story, values: Array, names: tuple[str, ...], weights: Array, columns: range, digits: int) -> str:
+def _table(
+    story: HeadReport, values: Array, names: tuple[str, ...], weights: Array, columns: range, digits: int
+) -> str:
     titles = "".join(f'<th scope="col">{escape(names[j])}</th>' for j in columns)
     rows = "".join(
         f"<tr{_chosen(story, i)}>"
         f'<th scope="row">{escape(story.head.queries[i])}</th>'
         f"{''.join(_cell(values[i, j], weights[i, j], digits) for j in columns)}</tr>\n"
-        for i in drawing.shown(story.head, story)[0]
+        for i in svg.shown(story.head, story)[0]
     )
     return f'<table class="heats"><thead><tr><td></td>{titles}</tr></thead>\n<tbody>{rows}</tbody></table>'
 
 
-def _chosen(story: Story, row: int) -> str:
+def _chosen(story: HeadReport, row: int) -> str:
     return ' class="chosen"' if row == story.token else ""
 
 
@@ -127,23 +129,23 @@ def _cell(value: float, weight: float, digits: int) -> str:
     shown = "·" if value == -np.inf else f"{value:.{digits}f}"
     if not weight >= 0.005:
         return f"<td>{shown}</td>"
-    ink = drawing.ink_on(float(weight))
+    ink = svg.ink_on(float(weight))
     return f'<td class="{ink}" style="--w:{weight:.2f}">{shown}</td>'
 
 
 # ---- with and without the scale ---------------------------------------------
 
 
-def _beside(story: Story) -> str:
+def _beside(story: HeadReport) -> str:
     return f"<section>\n<h2>With the scale and without</h2>\n{_pair(story)}{_bars(story)}</section>\n"
 
 
-def _pair(story: Story) -> str:
+def _pair(story: HeadReport) -> str:
     head = story.head
     sides = ((f"scores {head.scale}", head.weights, head.gauge), ("unscaled", head.unscaled, head.unscaled_gauge))
     figures = "".join(
         f"<figure><figcaption>weights, {escape(title)}</figcaption>"
-        f'<div class="drawn">{drawing.picture(values, story, f"weights, {title}")}</div>'
+        f'<div class="drawn">{svg.picture(values, story, f"weights, {title}")}</div>'
         f"{_gauge(gauge)}</figure>\n"
         for title, values, gauge in sides
     )
@@ -159,7 +161,7 @@ def _gauge(gauge: Gauge) -> str:
     )
 
 
-def _bars(story: Story) -> str:
+def _bars(story: HeadReport) -> str:
     """The token's row, key by key."""
     if story.token is None:
         return ""
@@ -167,7 +169,7 @@ def _bars(story: Story) -> str:
     lines = "".join(
         f"<span>{escape(head.keys[j])}</span>"
         + "".join(f'<i style="--w:{x[row, j]:.3f}">{x[row, j]:.3f}</i>' for x in (head.weights, head.unscaled))
-        for j in drawing.shown(head, story)[1]
+        for j in svg.shown(head, story)[1]
         if head.logits[row, j] > -np.inf
     )
     return (
@@ -180,7 +182,7 @@ def _bars(story: Story) -> str:
 # ---- every head -------------------------------------------------------------
 
 
-def _heads(story: Story) -> str:
+def _heads(story: HeadReport) -> str:
     found = story.attended
     if found is None:
         return ""
@@ -205,7 +207,7 @@ _NAMES = ("layer", "head", "most weight on", "", "unscaled", "", "on another wor
 _TITLES = "<thead><tr>" + "".join(f'<th class="word">{name}</th>' for name in _NAMES) + "</tr></thead>"
 
 
-def _looks(found: Attended) -> Iterator[str]:
+def _looks(found: TokenAttention) -> Iterator[str]:
     for look in found.looks:
         cells = [(found.named(look.to), look.weight)]
         cells.append((found.named(look.unscaled_to), look.unscaled_weight))

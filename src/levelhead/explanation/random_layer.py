@@ -12,8 +12,8 @@ import zlib
 import numpy as np
 
 from levelhead.attention import attention
-from levelhead.explanation.head import Array, Step
-from levelhead.explanation.reading import Call, Reading
+from levelhead.explanation.forward_pass import ForwardPass, LayerCall
+from levelhead.explanation.head_steps import Array, Step
 from levelhead.explanation.tokens import checked, of_words
 from levelhead.multihead import MultiHeadAttention
 
@@ -38,7 +38,7 @@ def layer() -> MultiHeadAttention:
     return MultiHeadAttention(weights, HEADS)
 
 
-def read(sentence: str) -> Reading:
+def read(sentence: str) -> ForwardPass:
     """The words of a sentence through the layer."""
     tokens = checked(of_words(sentence))
     n, each = len(tokens), WIDTH // HEADS
@@ -59,4 +59,4 @@ def read(sentence: str) -> Reading:
         Step("projected", projected.shape, again, projected),
     )
     about = f"random weights, {HEADS} heads of width {each}, nothing learned"
-    return Reading(NAME, about, tokens, (Call(q, k, v),), before, after, ordered=False)
+    return ForwardPass(NAME, about, tokens, (LayerCall(q, k, v),), before, after, ordered=False)

@@ -1,4 +1,4 @@
-"""One sentence, recorded for where no model is: `python -m levelhead.explanation.record FILE`.
+"""One sentence, recorded for where no model is: `python -m levelhead.explanation.record_sentence FILE`.
 
 Writes what `explain_text` says about it on minilm, the numbers of one head and where every head
 looks, with what they were made with. Small enough to be kept beside the code.
@@ -38,7 +38,7 @@ def _about(explained: TextExplanation) -> dict[str, str]:
     return {
         "model": explained.reading.about,
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "command": "python -m levelhead.explanation.record FILE",
+        "command": "python -m levelhead.explanation.record_sentence FILE",
         "levelhead": __version__,
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
@@ -47,7 +47,7 @@ def _about(explained: TextExplanation) -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
-        print("usage: python -m levelhead.explanation.record FILE", file=sys.stderr)
+        print("usage: python -m levelhead.explanation.record_sentence FILE", file=sys.stderr)
         return 2
     content = json.dumps(recorded(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     write_whole(Path(arguments[0]), content + "\n")

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from levelhead.explanation import drawing, page, terminal
-from levelhead.explanation.story import Story
+from levelhead.explanation import html, svg, terminal
+from levelhead.explanation.head_report import HeadReport
 
-__all__ = ["Told"]
+__all__ = ["Renderable"]
 
 
-class Told(ABC):
+class Renderable(ABC):
     """Whatever has a story can be shown."""
 
     @abstractmethod
-    def story(self, head: int | None = None) -> Story:
+    def story(self, head: int | None = None) -> HeadReport:
         """What is told of one head."""
 
     def text(self, *, head: int | None = None, colour: bool = False, width: int | None = None) -> str:
@@ -26,14 +26,14 @@ class Told(ABC):
 
     def html(self, *, head: int | None = None) -> str:
         """One self-contained page."""
-        return page.html(self.story(head))
+        return html.html(self.story(head))
 
     def svg(self, *, head: int | None = None) -> str:
         """The block diagram with its shapes, and the weights with and without the scale."""
-        return drawing.standalone(self.story(head))
+        return svg.standalone(self.story(head))
 
     def _repr_html_(self) -> str:
-        return page.notebook(self.story())
+        return html.notebook(self.story())
 
     def __repr__(self) -> str:
         return self.text()

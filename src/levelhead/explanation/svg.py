@@ -11,10 +11,10 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from levelhead.explanation.block import stages
-from levelhead.explanation.grid import cut, room_of, window
-from levelhead.explanation.head import Array, Head, in_brackets
-from levelhead.explanation.story import Story
+from levelhead.explanation.head_report import HeadReport
+from levelhead.explanation.head_steps import Array, Head, in_brackets
+from levelhead.explanation.terminal_block import stages
+from levelhead.explanation.terminal_table import cut, room_of, window
 from levelhead.show.html import style
 
 __all__ = ["MOST", "block", "extract", "ink_on", "look", "picture", "shown", "standalone"]
@@ -42,7 +42,7 @@ def look() -> str:
     return style() + Path(__file__).with_name("look.css").read_text(encoding="utf-8")
 
 
-def standalone(story: Story) -> str:
+def standalone(story: HeadReport) -> str:
     """One SVG file: the block, the weights, and the weights without the scale."""
     head = story.head
     part = extract(story)
@@ -136,18 +136,18 @@ def ink_on(weight: float) -> str:
 # ---- the weights ------------------------------------------------------------
 
 
-def picture(values: Array, story: Story, label: str) -> str:
+def picture(values: Array, story: HeadReport, label: str) -> str:
     """A matrix on its own."""
     return framed(matrix(values, story.head, "", story), _size(story.head, story), label)
 
 
-def shown(head: Head, story: Story) -> tuple[range, range]:
+def shown(head: Head, story: HeadReport) -> tuple[range, range]:
     """The rows and columns that are drawn."""
     T, S = head.weights.shape
     return window(T, MOST, story.row), window(S, MOST, story.row)
 
 
-def extract(story: Story) -> str:
+def extract(story: HeadReport) -> str:
     """What is drawn of a matrix that is larger than a picture; nothing of another."""
     rows, columns = shown(story.head, story)
     T, S = story.head.weights.shape
@@ -156,7 +156,7 @@ def extract(story: Story) -> str:
     return f"Shown are {len(rows)} of {T} rows and {len(columns)} of {S} columns."
 
 
-def _cell(head: Head, story: Story) -> float:
+def _cell(head: Head, story: HeadReport) -> float:
     rows, columns = shown(head, story)
     return min(36.0, max(9.0, 420 / max(len(rows), len(columns))))
 
@@ -165,14 +165,14 @@ def _margin(names: tuple[str, ...]) -> float:
     return 14 + 7.2 * min(max(map(room_of, names)), _NAME)
 
 
-def _size(head: Head, story: Story) -> tuple[float, float]:
+def _size(head: Head, story: HeadReport) -> tuple[float, float]:
     rows, columns = shown(head, story)
     cell = _cell(head, story)
     width = _margin(head.queries) + cell * len(columns) + 4
     return width, 24 + _margin(head.keys) + cell * len(rows) + 4
 
 
-def matrix(values: Array, head: Head, title: str, story: Story) -> str:
+def matrix(values: Array, head: Head, title: str, story: HeadReport) -> str:
     """Weights as heat, with numbers where they fit; the token's row is framed."""
     rows, columns = shown(head, story)
     cell, left, top = _cell(head, story), _margin(head.queries), 24 + _margin(head.keys)

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from levelhead.explanation import block, grid
-from levelhead.explanation.head import NUMBERED, Array, Gauge, Step, in_brackets
-from levelhead.explanation.story import Story
-from levelhead.explanation.token_attention import Attended
+from levelhead.explanation import terminal_block, terminal_table
+from levelhead.explanation.head_report import HeadReport
+from levelhead.explanation.head_steps import NUMBERED, Array, Gauge, Step, in_brackets
+from levelhead.explanation.token_attention import TokenAttention
 from levelhead.explanation.tokens import quoted
 from levelhead.show.text import paint
 
@@ -29,7 +29,7 @@ _OUTPUT = 6  # columns of the output
 _DIGITS = {"scores": range(4), "weights": range(2, 5)}  # after the point, as room allows
 
 
-def lines(story: Story, *, colour: bool = False, width: int | None = None) -> Iterator[str]:
+def lines(story: HeadReport, *, colour: bool = False, width: int | None = None) -> Iterator[str]:
     """All of it."""
     wide = max(NARROW, shutil.get_terminal_size((100, 24)).columns if width is None else width)
     yield from (paint(line, "bold", colour) for line in _wrapped(story.title, wide))
@@ -37,7 +37,7 @@ def lines(story: Story, *, colour: bool = False, width: int | None = None) -> It
     for note in story.notes:
         yield from _wrapped(f"· {note}", wide, hang="  ")
     yield ""
-    yield from block.lines(story.head)
+    yield from terminal_block.lines(story.head)
     yield ""
     yield from steps(story, colour=colour, width=wide)
     yield ""
@@ -54,7 +54,7 @@ def _wrapped(text: str, width: int, hang: str = "") -> list[str]:
 # ---- the steps --------------------------------------------------------------
 
 
-def steps(story: Story, *, colour: bool = False, width: int = NARROW) -> Iterator[str]:
+def steps(story: HeadReport, *, colour: bool = False, width: int = NARROW) -> Iterator[str]:
     """Every step with its shape; the five of attention with their numbers."""
     head = story.head
     for step in story.inputs:
@@ -78,7 +78,7 @@ def _step(step: Step, width: int) -> list[str]:
     return _wrapped(first, width, hang=" " * 27)
 
 
-def _numbers(story: Story, name: str, colour: bool, width: int) -> Iterator[str]:
+def _numbers(story: HeadReport, name: str, colour: bool, width: int) -> Iterator[str]:
     head, values = story.head, story.head.values(name)
     if name == "output":
         yield from _first_columns(story, values, colour, width)
@@ -89,22 +89,22 @@ def _numbers(story: Story, name: str, colour: bool, width: int) -> Iterator[str]
     if name == "weights":  # a hidden key has none, which is not the same as a small one
         values = np.where(head.logits == -np.inf, -np.inf, values)
     layout = _layout(story, values, digits, width)
-    yield from grid.table(values, (head.queries, head.keys), weights, layout, colour=colour)
+    yield from terminal_table.table(values, (head.queries, head.keys), weights, layout, colour=colour)
 
 
-def _first_columns(story: Story, values: Array, colour: bool, width: int) -> Iterator[str]:
+def _first_columns(story: HeadReport, values: Array, colour: bool, width: int) -> Iterator[str]:
     values = values[:, :_OUTPUT]
     columns = [f"[{j}]" for j in range(values.shape[1])]
     layout = _layout(story, values, range(3, 4), width)
     none = np.zeros(values.shape)
-    yield from grid.table(values, (story.head.queries, columns), none, layout, colour=colour)
+    yield from terminal_table.table(values, (story.head.queries, columns), none, layout, colour=colour)
 
 
-def _layout(story: Story, values: Array, digits: range, width: int) -> grid.Layout:
-    return grid.laid_out(values, story.head.queries, digits=digits, width=width, rows=_ROWS, around=story.row)
+def _layout(story: HeadReport, values: Array, digits: range, width: int) -> terminal_table.Layout:
+    return terminal_table.laid_out(values, story.head.queries, digits=digits, width=width, rows=_ROWS, around=story.row)
 
 
-def _cuts(story: Story, width: int) -> Iterator[str]:
+def _cuts(story: HeadReport, width: int) -> Iterator[str]:
     """Says it where a table will not show everything."""
     head = story.head
     narrowest = min(len(_layout(story, head.values(name), digits, width).columns) for name, digits in _DIGITS.items())
@@ -123,11 +123,11 @@ def _cuts(story: Story, width: int) -> Iterator[str]:
 # ---- with and without the scale ---------------------------------------------
 
 
-def _beside(story: Story, colour: bool, width: int) -> Iterator[str]:
+def _beside(story: HeadReport, colour: bool, width: int) -> Iterator[str]:
     head = story.head
     titles = (f"scores {head.scale}", "unscaled")
     yield paint("The weights, with the scale and without", "bold", colour)
-    yield from grid.beside(
+    yield from terminal_table.beside(
         head.weights,
         head.unscaled,
         (head.queries, head.keys),
@@ -138,9 +138,9 @@ def _beside(story: Story, colour: bool, width: int) -> Iterator[str]:
         around=story.row,
     )
     yield ""
-    room = max(map(grid.room_of, titles))
+    room = max(map(terminal_table.room_of, titles))
     for title, gauge in zip(titles, (head.gauge, head.unscaled_gauge), strict=True):
-        yield f"  {grid.fitted(title, room)}  {_gauge(gauge, colour)}"
+        yield f"  {terminal_table.fitted(title, room)}  {_gauge(gauge, colour)}"
     if story.token is not None:
         yield ""
         yield from _bars(story, titles, colour, width)
@@ -154,7 +154,7 @@ def _gauge(gauge: Gauge, colour: bool) -> str:
     )
 
 
-def _bars(story: Story, titles: tuple[str, str], colour: bool, width: int) -> Iterator[str]:
+def _bars(story: HeadReport, titles: tuple[str, str], colour: bool, width: int) -> Iterator[str]:
     """The token's row as bars, the largest weights first where there are many keys."""
     head, row = story.head, story.row
     yield paint(f"Where {quoted(head.queries[row])} looks in this head", "bold", colour)
@@ -162,18 +162,20 @@ def _bars(story: Story, titles: tuple[str, str], colour: bool, width: int) -> It
     if keys.size > _BARS:
         largest = np.argsort(-head.weights[row][keys], kind="stable")[:_BARS]
         keys = np.sort(keys[largest])
-    name = min(max(grid.room_of(key) for key in head.keys), 16)
+    name = min(max(terminal_table.room_of(key) for key in head.keys), 16)
     room = (width - name - 4 - 2 * 8) // 2
-    yield " " * (name + 4) + grid.fitted(titles[0], room + 8) + titles[1]
+    yield " " * (name + 4) + terminal_table.fitted(titles[0], room + 8) + titles[1]
     for j in keys:
-        halves = (f"{x[row, j]:.3f} {grid.bar(float(x[row, j]), room)}" for x in (head.weights, head.unscaled))
-        yield f"  {grid.fitted(head.keys[j], name)}  {'  '.join(halves)}".rstrip()
+        halves = (
+            f"{x[row, j]:.3f} {terminal_table.bar(float(x[row, j]), room)}" for x in (head.weights, head.unscaled)
+        )
+        yield f"  {terminal_table.fitted(head.keys[j], name)}  {'  '.join(halves)}".rstrip()
 
 
 # ---- every head -------------------------------------------------------------
 
 
-def _heads(found: Attended, colour: bool, width: int) -> Iterator[str]:
+def _heads(found: TokenAttention, colour: bool, width: int) -> Iterator[str]:
     yield paint(f"Where {quoted(found.name)} looks in every head", "bold", colour)
     for sentence in found.sentences():
         yield from _wrapped(f"  {sentence}", width, hang="    ")
@@ -183,12 +185,12 @@ def _heads(found: Attended, colour: bool, width: int) -> Iterator[str]:
         word = "-" if look.word is None else _look(found, look.word, look.word_weight)
         yield (
             f"  {look.layer:>5} {look.head:>4}  "
-            f"{grid.fitted(_look(found, look.to, look.weight), 20)}  "
-            f"{grid.fitted(_look(found, look.unscaled_to, look.unscaled_weight), 20)}  {word}"
+            f"{terminal_table.fitted(_look(found, look.to, look.weight), 20)}  "
+            f"{terminal_table.fitted(_look(found, look.unscaled_to, look.unscaled_weight), 20)}  {word}"
         )
     if (rest := len(found.looks) - _HEADS) > 0:
         yield f"  … and {rest} more heads, with less on another word"
 
 
-def _look(found: Attended, to: int, weight: float) -> str:
-    return f"{weight:.2f} {grid.cut(found.named(to), 14)}"
+def _look(found: TokenAttention, to: int, weight: float) -> str:
+    return f"{weight:.2f} {terminal_table.cut(found.named(to), 14)}"

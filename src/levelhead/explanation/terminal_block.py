@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from levelhead.explanation.grid import fitted
-from levelhead.explanation.head import Head, in_brackets
+from levelhead.explanation.head_steps import Head, in_brackets
+from levelhead.explanation.terminal_table import fitted
 
 __all__ = ["lines", "stages"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from levelhead.explanation.head import Array
+from levelhead.explanation.head_steps import Array
 
 __all__ = ["Layout", "bar", "beside", "cut", "fitted", "laid_out", "room_of", "table", "window"]
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from levelhead import models
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.explanation import capture, random
+from levelhead.explanation import capture, random_layer
 from levelhead.explanation.arrays import Explanation, explain
-from levelhead.explanation.grid import cut
-from levelhead.explanation.head import Array, Gauge, Step
-from levelhead.explanation.reading import Reading
-from levelhead.explanation.renderable import Told
-from levelhead.explanation.story import Story
-from levelhead.explanation.token_attention import Attended, Look, attended
+from levelhead.explanation.forward_pass import ForwardPass
+from levelhead.explanation.head_report import HeadReport
+from levelhead.explanation.head_steps import Array, Gauge, Step
+from levelhead.explanation.renderable import Renderable
+from levelhead.explanation.terminal_table import cut
+from levelhead.explanation.token_attention import Look, TokenAttention, attended
 from levelhead.explanation.tokens import printable, quoted
 
 __all__ = ["CHARACTERS", "TextExplanation", "explain_text"]
@@ -31,14 +31,14 @@ NEEDED = ("torch", "transformers", "safetensors")  # to open a real model
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TextExplanation(Told):
+class TextExplanation(Renderable):
     """A sentence through a model: the steps of one head, and where every head looks.
 
     Print it for the steps; in a notebook it draws itself.
     """
 
     sentence: str
-    reading: Reading
+    reading: ForwardPass
     layer: int
     head: int
     why: str  # why this head
@@ -46,7 +46,7 @@ class TextExplanation(Told):
     notes: tuple[str, ...]
     explanation: Explanation  # of all heads of the layer
     gauges: tuple[tuple[Gauge, ...], ...]  # by layer and head
-    attended: Attended | None  # where every head looks from the token
+    attended: TokenAttention | None  # where every head looks from the token
 
     @property
     def model(self) -> str:
@@ -85,12 +85,12 @@ class TextExplanation(Told):
         """Where every head looks from the token: layer, head, to, weight; most first."""
         return [] if self.attended is None else self.attended.to_json()
 
-    def story(self, head: int | None = None) -> Story:
+    def story(self, head: int | None = None) -> HeadReport:
         """What is told of the chosen head, or of another one of its layer."""
         h = self.head if head is None else head
         one = self.explanation.head(h)
         sizes = f"layer {self.layer}, head {h}"
-        return Story(
+        return HeadReport(
             title=cut(printable(" ".join(self.sentence.split())), _TITLE),
             head=one,
             about=f"{self.model}, {self.reading.about}. Shown: {sizes} (counted from 0), d_k = {one.q.shape[1]}",
@@ -155,7 +155,7 @@ def explain_text(
             wanted = "a whole number"
             raise LevelheadTypeError(expected(name, wanted, repr(number), "Count from 0"))
     found, notes = _model(model)
-    read = random.read(sentence) if found == random.NAME else _read(found, sentence)
+    read = random_layer.read(sentence) if found == random_layer.NAME else _read(found, sentence)
     _check_range("layer", layer, len(read.calls))
     _check_range("head", head, read.heads)
     at, note = (None, "") if token is None else read.tokens.find(token)
@@ -180,7 +180,7 @@ def explain_text(
     )
 
 
-def _attended(read: Reading, token: int) -> Attended:
+def _attended(read: ForwardPass, token: int) -> TokenAttention:
     layers = ((x.weights(), x.unscaled()) for x in read.calls)
     return attended(token, read.tokens, layers, ordered=read.ordered)
 
@@ -194,13 +194,13 @@ def _model(asked: str | models.Opened | None) -> tuple[str | models.Opened, tupl
         missing = list(_missing("minilm"))
         if not missing:
             return "minilm", ("no model was named: minilm is used",)
-        return random.NAME, (
+        return random_layer.NAME, (
             "no model was named and minilm is not installed: random weights are used "
             f"(for minilm: {', then '.join(missing)})",
         )
-    if isinstance(asked, models.Opened) or asked == random.NAME or asked in models.available():
+    if isinstance(asked, models.Opened) or asked == random_layer.NAME or asked in models.available():
         return asked, ()
-    names = ", ".join((*models.available(), random.NAME))
+    names = ", ".join((*models.available(), random_layer.NAME))
     given = repr(asked) if len(repr(asked)) <= 60 else "something else"
     raise LevelheadValueError(expected("model", f"one of {names}", given, "Check the name"))
 
@@ -214,7 +214,7 @@ def _missing(name: str) -> Iterator[str]:
         yield known.command
 
 
-def _read(model: str | models.Opened, sentence: str) -> Reading:
+def _read(model: str | models.Opened, sentence: str) -> ForwardPass:
     return capture.read(models.open(model) if isinstance(model, str) else model, sentence)
 
 
@@ -222,7 +222,11 @@ def _read(model: str | models.Opened, sentence: str) -> Reading:
 
 
 def _choose(
-    read: Reading, layer: int | None, head: int | None, looks: Attended | None, gauges: tuple[tuple[Gauge, ...], ...]
+    read: ForwardPass,
+    layer: int | None,
+    head: int | None,
+    looks: TokenAttention | None,
+    gauges: tuple[tuple[Gauge, ...], ...],
 ) -> tuple[int, int, str]:
     """Layer, head, and why."""
     if layer is not None and head is not None:
@@ -233,7 +237,7 @@ def _choose(
         for h in (range(read.heads) if head is None else (head,))
     ]
     among = f"of {len(places)} heads" if len(places) > 1 else "the only one"
-    if read.model == random.NAME and looks is None:
+    if read.model == random_layer.NAME and looks is None:
         return *places[0], f"head {places[0][1]} is shown: random heads are alike"
     best = next((x for x in (looks.looks if looks else ()) if (x.layer, x.head) in places), None)
     if looks and best and best.word is not None:
@@ -246,7 +250,7 @@ def _choose(
     return *level, f"{among}, this is the first that is level"
 
 
-def _company(read: Reading, look: Look, looks: Attended) -> str:
+def _company(read: ForwardPass, look: Look, looks: TokenAttention) -> str:
     """How many tokens look there in the same head: it may not be about this one at all."""
     to = look.word
     most = read.calls[look.layer].weights()[look.head].argmax(-1)

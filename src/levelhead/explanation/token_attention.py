@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from levelhead.explanation.head import Array, numbers
+from levelhead.explanation.head_steps import Array, numbers
 from levelhead.explanation.tokens import Tokens
 from levelhead.words import plural
 
-__all__ = ["Attended", "Look", "attended"]
+__all__ = ["Look", "TokenAttention", "attended"]
 
 SURE = 0.99  # as a weight: next to nothing is left for the others
 
@@ -35,7 +35,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Attended:
+class TokenAttention:
     """A `Look` for every head, the most weight on another word first."""
 
     token: int
@@ -97,7 +97,7 @@ class Attended:
         ]
 
 
-def attended(token: int, tokens: Tokens, layers: Iterable[tuple[Array, Array]], *, ordered: bool) -> Attended:
+def attended(token: int, tokens: Tokens, layers: Iterable[tuple[Array, Array]], *, ordered: bool) -> TokenAttention:
     """From the weights (H, T, S) of every layer, with and without the scale.
 
     Where the model knows the order, a token's neighbours and the first token do not count as
@@ -114,7 +114,7 @@ def attended(token: int, tokens: Tokens, layers: Iterable[tuple[Array, Array]], 
             looks.append(Look(layer, head, to, float(row[to]), word, weight, bare_to, float(bare[bare_to])))
     looks.sort(key=lambda look: -look.word_weight)
     said = "words beyond its neighbours" if ordered else "other words"
-    return Attended(token, tokens, tuple(looks), said)
+    return TokenAttention(token, tokens, tuple(looks), said)
 
 
 def _counts(i: int, name: str, token: int, tokens: Tokens, ordered: bool) -> bool:
