@@ -23,16 +23,7 @@ import torch
 import levelhead as lh
 from levelhead import explanation, reference
 from levelhead.cli import main
-from levelhead.explanation import (
-    arrays,
-    capture,
-    random_layer,
-    record_sentence,
-    terminal_block,
-    terminal_table,
-    text,
-    tokens,
-)
+from levelhead.explanation import arrays, capture, random_layer, record_sentence, terminal, terminal_table, text, tokens
 from levelhead.explanation.renderable import Renderable
 from levelhead.explanation.svg import MOST
 from levelhead.models import Opened
@@ -394,7 +385,7 @@ def test_bad_input_is_one_clear_message_and_exit_code_2(
         raise AssertionError("a model was opened before the input was checked")
 
     monkeypatch.setattr(lh.models, "open", opened)
-    assert main.main(["explain", *arguments]) == 2
+    assert main(["explain", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"levelhead: {message}")
@@ -487,7 +478,7 @@ def test_hidden_keys_are_dots(smollm2: Opened) -> None:
 def test_the_block_carries_the_shapes_on_its_arrows() -> None:
     q, k, v = drawn(1, 2, 8)[0], drawn(1, 5, 8)[0], drawn(1, 5, 3)[0]
     head = lh.explain(q, k, v, causal=True).head()
-    lines = list(terminal_block.lines(head))
+    lines = list(terminal.block(head))
     picture = "\n".join(lines)
     order = [
         "MatMul  Q Kᵀ",
@@ -527,7 +518,7 @@ def test_a_terminal_gets_colour_unless_no_color_says_otherwise(
 ) -> None:
     monkeypatch.setenv("NO_COLOR", value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main.main(["explain", "Love Apple phones", "--model", "random"]) == 0
+    assert main(["explain", "Love Apple phones", "--model", "random"]) == 0
     assert ("\x1b[38;5;" in capsys.readouterr().out) == coloured
 
 
@@ -625,7 +616,7 @@ def test_attention_that_is_more_than_scale_and_mask_is_refused(option: str) -> N
 def test_json_on_stdout_is_all_there_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = ["explain", "Love Apple phones", "--model", "random", "--token", "Apple"]
     html, svg = tmp_path / "a.html", tmp_path / "a.svg"
-    assert main.main([*arguments, "--json", "-", "--html", str(html), "--svg", str(svg)]) == 0
+    assert main([*arguments, "--json", "-", "--html", str(html), "--svg", str(svg)]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert captured.err == ""

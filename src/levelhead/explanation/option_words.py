@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from levelhead.call.scaling import Scale
 from levelhead.call.scoring import Scoring
-
-__all__ = ["changes", "meaning", "scale_words"]
 
 
 def scale_words(scale: Scale, head: int, d_k: int) -> str:
@@ -18,42 +17,36 @@ def scale_words(scale: Scale, head: int, d_k: int) -> str:
     after = " × ln n, n the keys a row sees" if scale.log_n else ""
     if factor == 1:
         return "as they are" + after
-    known = {f"÷ √{d_k}": math.sqrt(d_k), f"÷ {d_k}": d_k}
-    # A float32 scale of a model is 1/√d_k to seven digits.
-    same = (words for words, by in known.items() if math.isclose(factor * by, 1, rel_tol=1e-6))
-    return next(same, f"× {factor:.4g}") + after
+    divisors = {f"÷ √{d_k}": math.sqrt(d_k), f"÷ {d_k}": d_k}
+    # A model's float32 scale is 1/√d_k to seven digits only.
+    matching = (words for words, divisor in divisors.items() if math.isclose(factor * divisor, 1, rel_tol=1e-6))
+    return next(matching, f"× {factor:.4g}") + after
+
+
+def _binary(scored: Scoring) -> bool:
+    return scored.mask is not None and scored.mask.dtype == bool
+
+
+# Each change of a logit between scale and softmax, in order: whether a call has it, and its meaning.
+_CHANGES: dict[str, tuple[Callable[[Scoring], bool], str]] = {
+    "softcap": (lambda s: s.softcap is not None, "c · tanh(s / c) bounds them"),
+    "bias": (lambda s: s.mask is not None and not _binary(s), "a bias is added"),
+    "ALiBi": (lambda s: s.alibi is not None, "a slope times the distance is subtracted"),
+    "mask": (_binary, "masked keys are hidden"),
+    "causal": (lambda s: s.causal, "later keys are hidden"),
+    "window": (lambda s: s.left is not None or s.right is not None, "keys outside the window are hidden"),
+    "lengths": (lambda s: s.key_lengths is not None, "keys beyond the length are hidden"),
+    "segments": (lambda s: s.key_segments is not None, "keys of other segments are hidden"),
+    "sinks": (lambda s: s.sinks is not None, "a sink will join the softmax"),
+}
 
 
 def changes(scored: Scoring) -> tuple[str, ...]:
-    """What happens to a logit between scale and softmax, in the order in which it does."""
-    hides = scored.mask is not None and scored.mask.dtype == bool
-    said = {
-        f"softcap {scored.softcap}": scored.softcap is not None,
-        "bias": scored.mask is not None and not hides,
-        "ALiBi": scored.alibi is not None,
-        "mask": hides,
-        "causal": scored.causal,
-        "window": scored.left is not None or scored.right is not None,
-        "lengths": scored.key_lengths is not None,
-        "segments": scored.key_segments is not None,
-        "sinks": scored.sinks is not None,
-    }
-    return tuple(words for words, so in said.items() if so)
-
-
-_MEANINGS = {
-    "softcap": "c · tanh(s / c) bounds them",
-    "bias": "a bias is added",
-    "ALiBi": "a slope times the distance is subtracted",
-    "mask": "masked keys are hidden",
-    "causal": "later keys are hidden",
-    "window": "keys outside the window are hidden",
-    "lengths": "keys beyond the length are hidden",
-    "segments": "keys of other segments are hidden",
-    "sinks": "a sink will join the softmax",
-}
+    """What happens to a logit between scale and softmax: "softcap 30.0", "causal"."""
+    names = [name for name, (applies, _) in _CHANGES.items() if applies(scored)]
+    return tuple(f"softcap {scored.softcap}" if name == "softcap" else name for name in names)
 
 
 def meaning(change: str) -> str:
     """A change in a few more words."""
-    return _MEANINGS[change.split()[0]]
+    return _CHANGES[change.split()[0]][1]

@@ -1,7 +1,4 @@
-"""How an explanation shows itself: as text, as a page, as a drawing, in a notebook.
-
-Each way is a file of its own; this one only leads there.
-"""
+"""What `Explanation` and `TextExplanation` share: their output as text, page, drawing and in a notebook."""
 
 from __future__ import annotations
 
@@ -10,15 +7,11 @@ from abc import ABC, abstractmethod
 from levelhead.explanation import html, svg, terminal
 from levelhead.explanation.head_report import HeadReport
 
-__all__ = ["Renderable"]
-
 
 class Renderable(ABC):
-    """Whatever has a story can be shown."""
-
     @abstractmethod
     def story(self, head: int | None = None) -> HeadReport:
-        """What is told of one head."""
+        """What is shown of one head."""
 
     def text(self, *, head: int | None = None, colour: bool = False, width: int | None = None) -> str:
         """For a terminal; `width` columns, or as many as the terminal has."""
