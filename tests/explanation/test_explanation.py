@@ -23,10 +23,9 @@ import torch
 import levelhead as lh
 from levelhead import explanation, reference
 from levelhead.cli import main
-from levelhead.explanation import arrays, block, capture, grid, record, text, tokens
-from levelhead.explanation import random as random_words
-from levelhead.explanation.drawing import MOST
-from levelhead.explanation.renderable import Told
+from levelhead.explanation import arrays, capture, random_layer, record_sentence, terminal, terminal_table, text, tokens
+from levelhead.explanation.renderable import Renderable
+from levelhead.explanation.svg import MOST
 from levelhead.models import Opened
 
 SENTENCE = "The dog chased the ball because it was fast."
@@ -203,8 +202,8 @@ def test_the_flow_has_exactly_these_shapes(words: text.TextExplanation) -> None:
 
 
 def test_its_numbers_are_what_the_steps_say(words: text.TextExplanation) -> None:
-    layer = random_words.layer()
-    x = random_words.embedded(("Love", "Apple", "phones"))
+    layer = random_layer.layer()
+    x = random_layer.embedded(("Love", "Apple", "phones"))
     w_q, w_k, w_v = (layer.weights[f"{name}_proj.weight"].T[:, :64] for name in "qkv")
     assert w_q.shape == (512, 64)
     for w in (w_q, w_k, w_v):
@@ -223,7 +222,7 @@ def test_its_numbers_are_what_the_steps_say(words: text.TextExplanation) -> None
 
 
 def test_a_word_is_the_same_wherever_it_stands() -> None:
-    one, other = random_words.embedded(("a", "b", "a")), random_words.embedded(("c", "a"))
+    one, other = random_layer.embedded(("a", "b", "a")), random_layer.embedded(("c", "a"))
     assert (one[0] == one[2]).all() and (one[0] == other[1]).all()
     assert not (one[0] == one[1]).any()
 
@@ -438,10 +437,10 @@ def test_tables_line_up_and_fit(sentence: str, width: int, cut: bool) -> None:
     plain, coloured = (found.text(width=width, colour=colour) for colour in (False, True))
     assert ESCAPE.sub("", coloured) == plain
     assert coloured != plain and "\x1b" not in plain
-    assert max(map(grid.room_of, plain.splitlines())) <= width
+    assert max(map(terminal_table.room_of, plain.splitlines())) <= width
     seen = 0
     for table in tables(plain):
-        assert len({grid.room_of(line) for line in table}) == 1
+        assert len({terminal_table.room_of(line) for line in table}) == 1
         seen += 1
     assert seen == 3
     assert ("Tables show" in plain) == cut
@@ -479,7 +478,7 @@ def test_hidden_keys_are_dots(smollm2: Opened) -> None:
 def test_the_block_carries_the_shapes_on_its_arrows() -> None:
     q, k, v = drawn(1, 2, 8)[0], drawn(1, 5, 8)[0], drawn(1, 5, 3)[0]
     head = lh.explain(q, k, v, causal=True).head()
-    lines = list(block.lines(head))
+    lines = list(terminal.block(head))
     picture = "\n".join(lines)
     order = [
         "MatMul  Q Kᵀ",
@@ -645,13 +644,13 @@ def test_json_has_a_word_for_what_is_hidden() -> None:
 def test_the_recorded_sentence_is_what_is_said_today(root: Path) -> None:
     file = root / "src" / "levelhead" / "lab" / "recorded" / "sentence.json"
     assert file.stat().st_size < 60_000
-    kept, now = json.loads(file.read_text("utf-8")), record.recorded()
+    kept, now = json.loads(file.read_text("utf-8")), record_sentence.recorded()
     made = kept.pop("about")
     assert set(made) == set(now.pop("about"))
     assert set(kept) == set(now)
     assert (made["model"], made["command"]) == (
         lh.models.available()["minilm"].about,
-        "python -m levelhead.explanation.record FILE",
+        "python -m levelhead.explanation.record_sentence FILE",
     )
     exact = ("text", "note", "model", "tokens", "layers", "heads", "layer", "head", "token", "steps")
     assert {name: kept[name] for name in exact} == {name: now[name] for name in exact}
@@ -661,8 +660,8 @@ def test_the_recorded_sentence_is_what_is_said_today(root: Path) -> None:
 
 
 def test_writing_the_record(tmp_path: Path) -> None:
-    assert record.main([]) == 2
-    assert record.main([str(tmp_path / "sentence.json")]) == 0
+    assert record_sentence.main([]) == 2
+    assert record_sentence.main([str(tmp_path / "sentence.json")]) == 0
     assert json.loads((tmp_path / "sentence.json").read_text("utf-8"))["token"] == 7
 
 
@@ -673,7 +672,7 @@ def test_the_front_door() -> None:
     assert lh.explain is explanation.explain is arrays.explain
     assert lh.explain_text is explanation.explain_text is text.explain_text
     assert {"explain", "explain_text"} <= set(lh.__all__) & set(dir(lh))
-    assert issubclass(explanation.Explanation, Told)
+    assert issubclass(explanation.Explanation, Renderable)
 
 
 @pytest.mark.parametrize("module", [arrays, text])

@@ -1,7 +1,7 @@
-"""Attention step by step, for people: `explain` takes arrays, `explain_text` a sentence.
+"""Attention step by step, for readers: `explain` takes arrays, `explain_text` a sentence.
 
-Every number comes from the core; every step is kept, which the fused kernel never does. It is for
-a few hundred tokens at most, to be read: `levelhead.observe` sums up long sequences.
+Every number comes from the core. Unlike the fused kernel, it keeps every step, so it is limited to a few hundred
+tokens; `levelhead.observe` summarises long sequences.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """`explain`: attention on arrays of one sequence, with every step kept.
 
-Checks, asks the core for each step (`steps`), and keeps what it says. Sizes are limited: nobody
-reads a larger table, and a step costs a call per key.
+Checks the arguments and computes each step with the core (`core_steps`). Sizes are limited: the result is a table for
+readers, and the logits cost a call per key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import numpy as np
 from levelhead.attention import attention, observe
 from levelhead.call import scoring
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.explanation import steps, words
-from levelhead.explanation.head import Array, Gauge, Head
-from levelhead.explanation.renderable import Told
-from levelhead.explanation.story import Story
+from levelhead.explanation import core_steps, option_words
+from levelhead.explanation.head_report import HeadReport
+from levelhead.explanation.head_steps import Array, Gauge, Head
+from levelhead.explanation.renderable import Renderable
 
 __all__ = ["LIMIT", "Explanation", "explain"]
 
@@ -26,11 +27,10 @@ LIMIT = 512  # tokens
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Explanation(Told):
-    """Attention with every step kept, in arrays of the rank that was given.
+class Explanation(Renderable):
+    """Attention with every step kept, in arrays of the rank of the arguments.
 
-    Print it for the steps of the first head; in a notebook it draws itself. `text(head=h)` and
-    `head(h)` have those of another one.
+    Print it for the steps of the first head; a notebook draws them. `text(head=h)` and `head(h)` have another head's.
     """
 
     q: Array
@@ -38,10 +38,10 @@ class Explanation(Told):
     v: Array
     scores: Array  # (H, T, S): Q Kᵀ
     scaled: Array  # (H, T, S): times the scale
-    logits: Array  # (H, T, S): what enters the softmax, -inf where hidden
+    logits: Array  # (H, T, S): the input of the softmax, -inf where hidden
     weights: Array  # (H, T, S)
     output: Array  # (H, T, E), the bits of `attention`
-    unscaled: Array  # (H, T, S): the weights there would be without the scale
+    unscaled: Array  # (H, T, S): the weights without the scale
     labels: tuple[tuple[str, ...], tuple[str, ...]]  # of the queries, of the keys
     names: tuple[str, ...]  # of the heads
     scales: tuple[str, ...]  # "÷ √64", for each head
@@ -54,13 +54,12 @@ class Explanation(Told):
         if not 0 <= h < len(self.names):
             wanted = f"a head from 0 to {len(self.names) - 1}"
             raise LevelheadValueError(expected("head", wanted, h, "Count heads from 0"))
-        shared = h if self.k.ndim == 2 else h * self.k.shape[0] // len(self.names)
-        own = ("q", "scores", "scaled", "logits", "weights", "output", "unscaled")
-        arrays = {name: self._of(name, h) for name in own}
-        arrays |= {name: self._of(name, shared) for name in ("k", "v")}
+        key_head = 0 if self.k.ndim == 2 else h * self.k.shape[0] // len(self.names)
+        of_query = dict.fromkeys(("q", "scores", "scaled", "logits", "weights", "output", "unscaled"), h)
+        arrays: dict[str, Array] = {name: getattr(self, name) for name in (*of_query, "k", "v")}
         return Head(
             name=self.names[h],
-            **arrays,
+            **{name: x if x.ndim == 2 else x[of_query.get(name, key_head)] for name, x in arrays.items()},
             queries=self.labels[0],
             keys=self.labels[1],
             scale=self.scales[h],
@@ -69,15 +68,11 @@ class Explanation(Told):
             unscaled_gauge=self.unscaled_gauges[h],
         )
 
-    def _of(self, name: str, head: int) -> Array:
-        array: Array = getattr(self, name)
-        return array if array.ndim == 2 else array[head]
-
-    def story(self, head: int | None = None) -> Story:
-        """What is told of one head, the first unless another is named."""
+    def story(self, head: int | None = None) -> HeadReport:
+        """What is shown of one head, by default the first."""
         one = self.head(head or 0)
         sizes = f"{len(one.queries)} queries, {len(one.keys)} keys, d_k = {one.q.shape[1]}"
-        return Story(title=f"{one.name} of {len(self.names)}", about=sizes, head=one)
+        return HeadReport(title=f"{one.name} of {len(self.names)}", about=sizes, head=one)
 
     def to_json(self) -> dict[str, Any]:
         """Every head with every number, as plain lists."""
@@ -104,7 +99,7 @@ def explain(
 ) -> Explanation:
     """Attention on one sequence with every step kept: scores, scaled, weights, output.
 
-    The options mean what they do in `attention`. Beside the weights stand those without the scale.
+    The options are those of `attention`. The weights without the scale are kept beside the weights.
 
     Args:
         q: queries (T, D) or (H, T, D), up to 512 tokens; k and v likewise, with G heads.
@@ -116,9 +111,9 @@ def explain(
     (3, 3)
     """
     q, k, v = (x.detach() if hasattr(x, "detach") else x for x in (q, k, v))
-    sizes = scoring.shape_of(*(_shape(x) for x in (("q", q), ("k", k), ("v", v))))
+    sizes = scoring.shape_of(_shape("q", q), _shape("k", k), _shape("v", v))
     _check(sizes)
-    known, named = _labels(labels, sizes), _names(names, sizes.H)
+    token_labels, head_names = _labels(labels, sizes), _names(names, sizes.H)
     options = {
         "causal": causal,
         "window": window,
@@ -134,41 +129,59 @@ def explain(
     q, k, v = _numpy(q), _numpy(k), _numpy(v)
     options["mask"] = None if mask is None else _numpy(mask)
     scored = scoring.describe(sizes, scale=scale, dtype_name=q.dtype.name, **options)
-    changes = words.changes(scored)
-    one_by_one = _row_by_row(q, k, scale, scored, options)
-    scaled = steps.logits(*one_by_one)
+    changes = option_words.changes(scored)
+    call = core_steps.AttentionCall(q, k, v, scale, options)
+    unscaled = replace(call, scale="none")
+    one_key_call = _for_one_key_calls(q, k, scale, scored, options)
+    scaled = core_steps.logits(*one_key_call)
     return Explanation(
         q=q,
         k=k,
         v=v,
         output=output,
         scaled=scaled,
-        scores=steps.logits(q, k, "none"),
-        logits=steps.logits(*one_by_one, scored) if changes else scaled,
-        weights=steps.weights(q, k, scale, **options),
-        unscaled=steps.weights(q, k, "none", **options),
-        labels=known,
-        names=named,
+        scores=core_steps.logits(q, k, "none"),
+        logits=core_steps.logits(*one_key_call, partial(_options_of_key, scored)) if changes else scaled,
+        weights=call.weights(),
+        unscaled=unscaled.weights(),
+        labels=token_labels,
+        names=head_names,
         changes=changes,
-        scales=tuple(words.scale_words(scored.scale, h, sizes.D) for h in range(sizes.H)),
-        gauges=steps.gauges(q, k, scale, **options),
-        unscaled_gauges=steps.gauges(q, k, "none", **options),
+        scales=tuple(option_words.scale_words(scored.scale, h, sizes.D) for h in range(sizes.H)),
+        gauges=call.gauges(),
+        unscaled_gauges=unscaled.gauges(),
     )
 
 
-def _row_by_row(
+def _for_one_key_calls(
     q: Array, k: Array, scale: Any, scored: scoring.Scoring, options: dict[str, Any]
 ) -> tuple[Array, Array, Any]:
-    """q, k and scale for calls of one key each, where "log-n" would find n = 1: q brings its ln n
-    along."""
+    """q, k and scale for calls of one key each. There the "log-n" rule would count n = 1: q is multiplied by ln n."""
     if not scored.scale.log_n:
         return q, k, scale
     n = np.maximum(observe(q, k, **options).rows.count, 1)
     return q * np.log(n)[..., None].astype(q.dtype), k, "1/sqrt(d_k)"
 
 
+def _options_of_key(scored: scoring.Scoring, j: int) -> dict[str, Any]:
+    """The options of a call whose only key is the j-th: positions count from there."""
+    options: dict[str, Any] = {
+        "causal": scored.causal,
+        "window": (scored.left, scored.right),
+        "mask": None if scored.mask is None else scored.mask[..., j : j + 1],
+        "softcap": scored.softcap,
+        "alibi": scored.alibi,
+        "query_start": scored.query_start[0] - j,
+    }
+    if scored.key_lengths is not None:
+        options["key_lengths"] = np.clip(scored.key_lengths[0] - j, 0, 1)
+    if scored.query_segments is not None and scored.key_segments is not None:
+        options["segments"] = (scored.query_segments[0], scored.key_segments[0, j : j + 1])
+    return options
+
+
 def _numpy(x: Any) -> Array:
-    """As NumPy; halves are widened, which loses nothing."""
+    """As NumPy; 16-bit floats become float32, which is exact."""
     if type(x).__module__.startswith("torch"):
         x = x.detach()
         x = (x.float() if x.element_size() == 2 else x).numpy()
@@ -176,11 +189,10 @@ def _numpy(x: Any) -> Array:
     return array if array.dtype.name in ("float32", "float64", "bool") else array.astype(np.float32)
 
 
-# ---- what cannot be explained -----------------------------------------------
+# ---- errors -----------------------------------------------
 
 
-def _shape(named: tuple[str, Any]) -> tuple[int, ...]:
-    name, x = named
+def _shape(name: str, x: Any) -> tuple[int, ...]:
     if not hasattr(x, "shape"):
         advice = "Make an array of it: np.asarray(..., np.float32)"
         raise LevelheadTypeError(expected(name, "an array", type(x).__name__, advice))
@@ -201,18 +213,16 @@ def _check(sizes: scoring.Shape) -> None:
         raise LevelheadValueError(expected("q", "at least one of each", given, "Give some tokens"))
 
 
-def _labels(given: Any, sizes: scoring.Shape) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if given is None:
-        return tuple(map(str, range(sizes.T))), tuple(map(str, range(sizes.S)))
-    pair = given
-    if not (isinstance(given, tuple) and len(given) == 2 and not isinstance(given[0], str)):
-        pair = (given, given)
-    queries, keys = (tuple(map(str, side)) for side in pair)
+def _labels(labels: Any, sizes: scoring.Shape) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if labels is None:
+        labels = range(sizes.T), range(sizes.S)
+    elif not (isinstance(labels, tuple) and len(labels) == 2 and not isinstance(labels[0], str)):
+        labels = labels, labels
+    queries, keys = (tuple(map(str, side)) for side in labels)
     if (len(queries), len(keys)) != (sizes.T, sizes.S):
         wanted = f"{sizes.T} names of queries and {sizes.S} of keys"
-        found = f"{len(queries)} and {len(keys)}"
-        advice = "Give one list for both, or a pair of lists"
-        raise LevelheadValueError(expected("labels", wanted, found, advice))
+        given, advice = f"{len(queries)} and {len(keys)}", "Give one list for both, or a pair of lists"
+        raise LevelheadValueError(expected("labels", wanted, given, advice))
     return queries, keys
 
 

@@ -1,9 +1,8 @@
-"""What every layer of a real model asks of its attention, as it reads one sentence.
+"""The inputs of every attention layer of a real model, recorded while it processes one sentence.
 
-The model runs as it is. Its attention functions are wrapped where transformers hands them out, and
-each call's arguments are kept: queries and keys after their rotation, shared key heads as they are,
-the scale as it was passed. A call that asks for more than scale and mask is refused, not
-approximated.
+The model runs unchanged. Its attention functions are wrapped where transformers looks them up, and the arguments of
+each call are kept: queries and keys after their rotation, shared key heads once, the scale as passed. A call with
+options beyond scale and mask is an error, not an approximation.
 """
 
 from __future__ import annotations
@@ -15,21 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from levelhead import models
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.explanation.head import Step
-from levelhead.explanation.reading import Call, Reading
+from levelhead.explanation.core_steps import AttentionCall
+from levelhead.explanation.forward_pass import ForwardPass
+from levelhead.explanation.head_steps import Step
 from levelhead.explanation.tokens import Tokens, checked, of_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["read"]
-
-_UNKNOWN = ("position_bias", "softcap", "s_aux", "sliding_window")  # would change the logits
-_lock = threading.Lock()  # the wrapping is one for the process
+_UNSUPPORTED = ("position_bias", "softcap", "s_aux", "sliding_window")  # options that change the logits
+_lock = threading.Lock()  # the wrapping affects the whole process
 
 
-def read(opened: models.Opened, sentence: str) -> Reading:
-    """Has the model read the sentence."""
+def read(opened: models.Opened, sentence: str) -> ForwardPass:
+    """Runs the model on the sentence."""
     import torch
 
     tokenizer = opened.tokenizer
@@ -38,24 +36,24 @@ def read(opened: models.Opened, sentence: str) -> Reading:
         advice = "Keep tokenizer.json beside the weights"
         raise LevelheadValueError(expected("model", "a fast tokenizer", given, advice))
     tokens = checked(of_tokenizer(tokenizer, sentence))
-    with _lock, torch.no_grad(), _kept(opened.model) as calls:
+    with _lock, torch.no_grad(), _recorded(opened.model) as calls:
         opened.model(input_ids=torch.tensor([tokens.ids]))
     if not calls:
         given = f"{type(opened.model).__name__}, whose attention was not seen"
         advice = "Models of transformers that ask its attention interface are"
         raise LevelheadValueError(expected("model", "a model that can be explained", given, advice))
-    return _told(opened, tokens, tuple(calls))
+    return _forward_pass(opened, tokens, tuple(calls))
 
 
 @contextmanager
-def _kept(model: Any) -> Iterator[list[Call]]:
-    """Collects the model's calls, in the order in which its layers make them."""
+def _recorded(model: Any) -> Iterator[list[AttentionCall]]:
+    """Collects the model's attention calls, in the order of its layers."""
     from levelhead.torch.huggingface.functions import Doors
 
-    own, calls = set(map(id, model.modules())), []
+    modules, calls = set(map(id, model.modules())), []
 
     def called(original: Any, eager: bool, module: Any, *args: Any, **options: Any) -> Any:
-        if id(module) in own:
+        if id(module) in modules:
             calls.append(_call(eager, module, *args, **options))
         return original(module, *args, **options)
 
@@ -78,23 +76,23 @@ def _call(
     scaling: float | None = None,
     is_causal: bool | None = None,
     **rest: Any,
-) -> Call:
-    """One call of transformers' attention interface in levelhead's words."""
-    strange = [name for name in _UNKNOWN if rest.get(name) is not None]
-    if strange:
+) -> AttentionCall:
+    """One call of transformers' attention interface, as arguments of `levelhead.attention`."""
+    unsupported = ", ".join(name for name in _UNSUPPORTED if rest.get(name) is not None)
+    if unsupported:
         advice = "lh.watch and lh.health know such models"
-        raise LevelheadValueError(expected("model", "attention with scale and mask alone", ", ".join(strange), advice))
+        raise LevelheadValueError(expected("model", "attention with scale and mask alone", unsupported, advice))
     options: dict[str, Any] = {}
     if attention_mask is not None:
         options["mask"] = _mask(attention_mask[0, ..., : key.shape[2]])
     elif not eager and query.shape[2] > 1:
         options["causal"] = bool(module.is_causal if is_causal is None else is_causal)
     q, k, v = (x[0].float().contiguous().numpy() for x in (query, key, value))
-    return Call(q, k, v, None if scaling is None else float(scaling), options)
+    return AttentionCall(q, k, v, None if scaling is None else float(scaling), options)
 
 
 def _mask(mask: Tensor) -> Any:
-    """As NumPy; the lowest number of a type, which stands for hidden, as -inf."""
+    """As NumPy; the lowest number of a dtype, which means hidden, becomes -inf."""
     import torch
 
     if mask.dtype is torch.bool:
@@ -103,7 +101,7 @@ def _mask(mask: Tensor) -> Any:
     return mask.float().masked_fill(hidden, -torch.inf).numpy()
 
 
-def _told(opened: models.Opened, tokens: Tokens, calls: tuple[Call, ...]) -> Reading:
+def _forward_pass(opened: models.Opened, tokens: Tokens, calls: tuple[AttentionCall, ...]) -> ForwardPass:
     first = calls[0]
     H, T, _ = first.q.shape
     G, _, E = first.v.shape
@@ -114,6 +112,6 @@ def _told(opened: models.Opened, tokens: Tokens, calls: tuple[Call, ...]) -> Rea
     if G < H:
         notes.append(f"{H} query heads share {G} heads of keys and values, {H // G} each")
     side = f"the outputs of all {H} heads side by side; the layer's projection follows"
-    return Reading(
+    return ForwardPass(
         opened.name, about, tokens, calls, after=(Step("concatenated", (T, H * E), side),), notes=tuple(notes)
     )

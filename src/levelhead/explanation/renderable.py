@@ -1,24 +1,17 @@
-"""How an explanation shows itself: as text, as a page, as a drawing, in a notebook.
-
-Each way is a file of its own; this one only leads there.
-"""
+"""What `Explanation` and `TextExplanation` share: their output as text, page, drawing and in a notebook."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from levelhead.explanation import drawing, page, terminal
-from levelhead.explanation.story import Story
-
-__all__ = ["Told"]
+from levelhead.explanation import html, svg, terminal
+from levelhead.explanation.head_report import HeadReport
 
 
-class Told(ABC):
-    """Whatever has a story can be shown."""
-
+class Renderable(ABC):
     @abstractmethod
-    def story(self, head: int | None = None) -> Story:
-        """What is told of one head."""
+    def story(self, head: int | None = None) -> HeadReport:
+        """What is shown of one head."""
 
     def text(self, *, head: int | None = None, colour: bool = False, width: int | None = None) -> str:
         """For a terminal; `width` columns, or as many as the terminal has."""
@@ -26,14 +19,14 @@ class Told(ABC):
 
     def html(self, *, head: int | None = None) -> str:
         """One self-contained page."""
-        return page.html(self.story(head))
+        return html.html(self.story(head))
 
     def svg(self, *, head: int | None = None) -> str:
         """The block diagram with its shapes, and the weights with and without the scale."""
-        return drawing.standalone(self.story(head))
+        return svg.standalone(self.story(head))
 
     def _repr_html_(self) -> str:
-        return page.notebook(self.story())
+        return html.notebook(self.story())
 
     def __repr__(self) -> str:
         return self.text()

@@ -1,7 +1,6 @@
-"""A head's story in a terminal: the block, the steps with their numbers, scaled beside unscaled.
+"""The report of a head in a terminal: the block, the steps with their numbers, scaled beside unscaled.
 
-Keeps to the width it is given, 80 columns at least; what does not fit is cut and the cut is said.
-Colour only repeats what the numbers say.
+Lines keep to the given width, at least 80 columns; a line says what is cut. Colour only repeats the numbers.
 """
 
 from __future__ import annotations
@@ -11,182 +10,191 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from levelhead.explanation import block, grid
-from levelhead.explanation.head import NUMBERED, Array, Gauge, Step, in_brackets
-from levelhead.explanation.story import Story
-from levelhead.explanation.token_attention import Attended
+from levelhead.explanation import terminal_table
+from levelhead.explanation.head_report import HeadReport
+from levelhead.explanation.head_steps import Array, Gauge, Head, Step, in_brackets
+from levelhead.explanation.terminal_table import cut, fitted
+from levelhead.explanation.token_attention import TokenAttention
 from levelhead.explanation.tokens import quoted
+from levelhead.observation import number
 from levelhead.terminal import NARROW, paint, width_of
-
-__all__ = ["lines", "steps"]
 
 _ROWS = 24  # rows of a table that are shown
 _HEADS = 12  # lines of the table of heads
 _BARS = 16  # keys in the list of bars
 _OUTPUT = 6  # columns of the output
+_INDENT = " " * 27  # of the lines that continue a step
+_BOX = 30  # columns inside a box of the block
+_ARROW, _ARROW_OF_V = 17, 48  # columns of the arrows between the boxes
 _DIGITS = {"scores": range(4), "weights": range(2, 5)}  # after the point, as room allows
 
 
-def lines(story: Story, *, colour: bool = False, width: int | None = None) -> Iterator[str]:
-    """All of it."""
-    wide = width_of(width)
-    yield from (paint(line, "bold", colour) for line in _wrapped(story.title, wide))
-    yield from _wrapped(story.about, wide)
-    for note in story.notes:
-        yield from _wrapped(f"· {note}", wide, hang="  ")
+def lines(report: HeadReport, *, colour: bool = False, width: int | None = None) -> Iterator[str]:
+    """The whole report."""
+    width = width_of(width)
+    yield from (paint(line, "bold", colour) for line in _wrapped(report.title, width))
+    yield from _wrapped(report.about, width)
+    for note in report.notes:
+        yield from _wrapped(f"· {note}", width, hang="  ")
     yield ""
-    yield from block.lines(story.head)
+    yield from block(report.head)
     yield ""
-    yield from steps(story, colour=colour, width=wide)
+    yield from steps(report, colour=colour, width=width)
     yield ""
-    yield from _beside(story, colour, wide)
-    if story.attended is not None:
+    yield from _beside(report, colour, width)
+    if report.attended is not None:
         yield ""
-        yield from _heads(story.attended, colour, wide)
+        yield from _heads(report.attended, colour, width)
 
 
 def _wrapped(text: str, width: int, hang: str = "") -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent=hang, break_on_hyphens=False)
 
 
+# ---- the block --------------------------------------------------------------
+
+
+def block(head: Head) -> Iterator[str]:
+    """MatMul → Scale → (Mask) → SoftMax → MatMul, with a shape on every arrow; at most 70 columns wide."""
+    q, k, v = (f"{name} {in_brackets(x.shape)}" for name, x in (("Q", head.q), ("K", head.k), ("V", head.v)))
+    yield f"    {q:<18}{k:<24}{v}"
+    yield _with_v("         │                 │")
+    for i, (name, result) in enumerate(head.boxes):
+        top, middle, bottom = _boxed(name, _BOX, (6, 24) if i == 0 else (_ARROW - 3,))
+        yield from map(_with_v, (top, middle, bottom, " " * _ARROW + "│ " + result))
+    yield from _boxed("MatMul  weights V", _ARROW_OF_V - 1, (_ARROW - 3, _ARROW_OF_V - 3))
+    yield " " * _ARROW + f"▼ output {in_brackets(head.output.shape)}"
+
+
+def _with_v(text: str) -> str:
+    return fitted(text, _ARROW_OF_V) + "│"
+
+
+def _boxed(name: str, width: int, arrows: tuple[int, ...]) -> tuple[str, str, str]:
+    """Top, text and bottom of a box, with arrows into it and one out of it."""
+    top, bottom = ["─"] * width, ["─"] * width
+    for column in arrows:
+        top[column] = "▼"
+    bottom[_ARROW - 3] = "┬"
+    text = fitted(name, width).rstrip()
+    text = fitted(" " * ((width - len(text)) // 2) + text, width)
+    return f"  ┌{''.join(top)}┐", f"  │{text}│", f"  └{''.join(bottom)}┘"
+
+
 # ---- the steps --------------------------------------------------------------
 
 
-def steps(story: Story, *, colour: bool = False, width: int = NARROW) -> Iterator[str]:
+def steps(report: HeadReport, *, colour: bool = False, width: int = NARROW) -> Iterator[str]:
     """Every step with its shape; the five of attention with their numbers."""
-    head = story.head
-    for step in story.inputs:
+    for step in report.inputs:
         yield from _step(step, width)
-    yield from _cuts(story, width)
-    for step in head.steps:
+    yield from _cuts(report, width)
+    for step in report.head.steps:
         yield from _step(step, width)
         if step.name == "weighted sum":
-            yield from _wrapped(" " * 27 + story.sum_in_words(), width, hang=" " * 27)
+            yield from _wrapped(_INDENT + report.sum_in_words(), width, hang=_INDENT)
+        elif step.name == "output":
+            yield from _first_columns(report, report.head.output, colour, width)
         else:
-            yield from _numbers(story, step.name, colour, width)
-    for step in story.after:
+            values, weights = report.head.table(step.name)
+            layout = _layout(report, values, _DIGITS["weights" if step.name == "weights" else "scores"], width)
+            names = (report.head.queries, report.head.keys)
+            yield from terminal_table.table(values, names, weights, layout, colour=colour)
+    for step in report.after:
         yield from _step(step, width)
-    if story.after and (last := story.after[-1].values) is not None:
-        yield from _first_columns(story, last, colour, width)
+    if report.after and (last := report.after[-1].values) is not None:
+        yield from _first_columns(report, last, colour, width)
 
 
 def _step(step: Step, width: int) -> list[str]:
-    number = f"{NUMBERED.index(step.name) + 1}. " if step.name in NUMBERED else ""
-    first = f"  {step.name:<12} {in_brackets(step.shape):<11} {number}{step.about}"
-    return _wrapped(first, width, hang=" " * 27)
+    line = f"  {step.name:<12} {in_brackets(step.shape):<11} {step.number}{step.about}"
+    return _wrapped(line, width, hang=_INDENT)
 
 
-def _numbers(story: Story, name: str, colour: bool, width: int) -> Iterator[str]:
-    head, values = story.head, story.head.values(name)
-    if name == "output":
-        yield from _first_columns(story, values, colour, width)
-        return
-    # A score is coloured by the weight it leads to: undivided as it stands, divided afterwards.
-    weights = head.unscaled if name == "scores" else head.weights
-    digits = _DIGITS["weights" if name == "weights" else "scores"]
-    if name == "weights":  # a hidden key has none, which is not the same as a small one
-        values = np.where(head.logits == -np.inf, -np.inf, values)
-    layout = _layout(story, values, digits, width)
-    yield from grid.table(values, (head.queries, head.keys), weights, layout, colour=colour)
-
-
-def _first_columns(story: Story, values: Array, colour: bool, width: int) -> Iterator[str]:
+def _first_columns(report: HeadReport, values: Array, colour: bool, width: int) -> Iterator[str]:
     values = values[:, :_OUTPUT]
-    columns = [f"[{j}]" for j in range(values.shape[1])]
-    layout = _layout(story, values, range(3, 4), width)
-    none = np.zeros(values.shape)
-    yield from grid.table(values, (story.head.queries, columns), none, layout, colour=colour)
+    names = (report.head.queries, [f"[{j}]" for j in range(values.shape[1])])
+    layout = _layout(report, values, range(3, 4), width)
+    yield from terminal_table.table(values, names, np.zeros(values.shape), layout, colour=colour)
 
 
-def _layout(story: Story, values: Array, digits: range, width: int) -> grid.Layout:
-    return grid.laid_out(values, story.head.queries, digits=digits, width=width, rows=_ROWS, around=story.row)
+def _layout(report: HeadReport, values: Array, digits: range, width: int) -> terminal_table.Layout:
+    names = report.head.queries
+    return terminal_table.layout(values, names, digits=digits, width=width, rows=_ROWS, around=report.row)
 
 
-def _cuts(story: Story, width: int) -> Iterator[str]:
-    """Says it where a table will not show everything."""
-    head = story.head
-    narrowest = min(len(_layout(story, head.values(name), digits, width).columns) for name, digits in _DIGITS.items())
+def _cuts(report: HeadReport, width: int) -> list[str]:
+    """A sentence about the tables that will not show everything."""
+    head = report.head
+    narrowest = min(len(_layout(report, head.values(name), digits, width).columns) for name, digits in _DIGITS.items())
     T, S = head.scores.shape
     if narrowest == S and T <= _ROWS:
-        return
-    around = f"around {head.queries[story.row]}" if story.token is not None else "the first ones"
-    yield from _wrapped(
-        f"  Tables show {min(T, _ROWS)} of {T} rows and at least {narrowest} of {S} columns, "
-        f"{around}; a wider terminal shows more, a file all.",
-        width,
-        hang="  ",
-    )
+        return []
+    around = f"around {head.queries[report.row]}" if report.token is not None else "the first ones"
+    shown = f"  Tables show {min(T, _ROWS)} of {T} rows and at least {narrowest} of {S} columns, {around}"
+    return _wrapped(f"{shown}; a wider terminal shows more, a file all.", width, hang="  ")
 
 
 # ---- with and without the scale ---------------------------------------------
 
 
-def _beside(story: Story, colour: bool, width: int) -> Iterator[str]:
-    head = story.head
-    titles = (f"scores {head.scale}", "unscaled")
+def _beside(report: HeadReport, colour: bool, width: int) -> Iterator[str]:
+    head = report.head
+    tables = {title: weights for title, weights, _ in head.sides}
+    names = (head.queries, head.keys)
     yield paint("The weights, with the scale and without", "bold", colour)
-    yield from grid.beside(
-        head.weights,
-        head.unscaled,
-        (head.queries, head.keys),
-        titles,
-        colour=colour,
-        width=width,
-        rows=_ROWS,
-        around=story.row,
-    )
+    yield from terminal_table.beside(tables, names, colour=colour, width=width, rows=_ROWS, around=report.row)
     yield ""
-    room = max(map(grid.room_of, titles))
-    for title, gauge in zip(titles, (head.gauge, head.unscaled_gauge), strict=True):
-        yield f"  {grid.fitted(title, room)}  {_gauge(gauge, colour)}"
-    if story.token is not None:
+    room = max(map(terminal_table.room_of, tables))
+    for title, _, gauge in head.sides:
+        yield f"  {fitted(title, room)}  {_gauge(gauge, colour)}"
+    if report.token is not None:
         yield ""
-        yield from _bars(story, titles, colour, width)
+        yield from _bars(report, colour, width)
 
 
 def _gauge(gauge: Gauge, colour: bool) -> str:
-    entropy = "-" if np.isnan(gauge.normalised_entropy) else f"{gauge.normalised_entropy:.2f}"
     return (
-        f"{paint(gauge.picture, gauge.level, colour)} {gauge.level:<9}  H/ln n {entropy}  "
+        f"{paint(gauge.picture, gauge.level, colour)} {gauge.level:<9}  H/ln n {number(gauge.normalised_entropy, 2)}  "
         f"top-1 {gauge.top1:.2f}  max logit {gauge.max_logit:.1f}"
     )
 
 
-def _bars(story: Story, titles: tuple[str, str], colour: bool, width: int) -> Iterator[str]:
-    """The token's row as bars, the largest weights first where there are many keys."""
-    head, row = story.head, story.row
+def _bars(report: HeadReport, colour: bool, width: int) -> Iterator[str]:
+    """The token's row as bars; of many keys those with the largest weights."""
+    head, row = report.head, report.row
     yield paint(f"Where {quoted(head.queries[row])} looks in this head", "bold", colour)
     keys = np.flatnonzero(head.weights[row] + head.unscaled[row] > 0)
     if keys.size > _BARS:
         largest = np.argsort(-head.weights[row][keys], kind="stable")[:_BARS]
         keys = np.sort(keys[largest])
-    name = min(max(grid.room_of(key) for key in head.keys), 16)
+    name = min(max(map(terminal_table.room_of, head.keys)), 16)
     room = (width - name - 4 - 2 * 8) // 2
-    yield " " * (name + 4) + grid.fitted(titles[0], room + 8) + titles[1]
+    (scaled, *_), (unscaled, *_) = head.sides
+    yield " " * (name + 4) + fitted(scaled, room + 8) + unscaled
     for j in keys:
-        halves = (f"{x[row, j]:.3f} {grid.bar(float(x[row, j]), room)}" for x in (head.weights, head.unscaled))
-        yield f"  {grid.fitted(head.keys[j], name)}  {'  '.join(halves)}".rstrip()
+        weights = (float(x[row, j]) for _, x, _ in head.sides)
+        halves = (f"{weight:.3f} {terminal_table.bar(weight, room)}" for weight in weights)
+        yield f"  {fitted(head.keys[j], name)}  {'  '.join(halves)}".rstrip()
 
 
 # ---- every head -------------------------------------------------------------
 
 
-def _heads(found: Attended, colour: bool, width: int) -> Iterator[str]:
-    yield paint(f"Where {quoted(found.name)} looks in every head", "bold", colour)
-    for sentence in found.sentences():
+def _heads(attended: TokenAttention, colour: bool, width: int) -> Iterator[str]:
+    yield paint(f"Where {quoted(attended.name)} looks in every head", "bold", colour)
+    for sentence in attended.sentences():
         yield from _wrapped(f"  {sentence}", width, hang="    ")
     yield ""
     yield "  layer head  most weight on        unscaled              on another word"
-    for look in found.looks[:_HEADS]:
-        word = "-" if look.word is None else _look(found, look.word, look.word_weight)
-        yield (
-            f"  {look.layer:>5} {look.head:>4}  "
-            f"{grid.fitted(_look(found, look.to, look.weight), 20)}  "
-            f"{grid.fitted(_look(found, look.unscaled_to, look.unscaled_weight), 20)}  {word}"
-        )
-    if (rest := len(found.looks) - _HEADS) > 0:
+    for look in attended.looks[:_HEADS]:
+        both = ((look.to, look.weight), (look.unscaled_to, look.unscaled_weight))
+        cells = "  ".join(fitted(_look(attended, to, weight), 20) for to, weight in both)
+        word = "-" if look.word is None else _look(attended, look.word, look.word_weight)
+        yield f"  {look.layer:>5} {look.head:>4}  {cells}  {word}"
+    if (rest := len(attended.looks) - _HEADS) > 0:
         yield f"  … and {rest} more heads, with less on another word"
 
 
-def _look(found: Attended, to: int, weight: float) -> str:
-    return f"{weight:.2f} {grid.cut(found.named(to), 14)}"
+def _look(attended: TokenAttention, to: int, weight: float) -> str:
+    return f"{weight:.2f} {cut(attended.named(to), 14)}"

@@ -1,7 +1,7 @@
 """`explain_text`: a sentence through a model, one head of it step by step.
 
-Chooses the model and the head where nobody did, and says so. The models are those that have a name
-(`levelhead.models`) and "random", which needs none; nothing is downloaded.
+Chooses the model and the head where the caller did not, and adds a note about the choice. The models are those of
+`levelhead.models` and "random", which needs none; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from levelhead import models
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.explanation import capture, random
+from levelhead.explanation import capture, random_layer
 from levelhead.explanation.arrays import Explanation, explain
-from levelhead.explanation.grid import cut
-from levelhead.explanation.head import Array, Gauge, Step
-from levelhead.explanation.reading import Reading
-from levelhead.explanation.renderable import Told
-from levelhead.explanation.story import Story
-from levelhead.explanation.token_attention import Attended, Look, attended
+from levelhead.explanation.forward_pass import ForwardPass
+from levelhead.explanation.head_report import HeadReport
+from levelhead.explanation.head_steps import Array, Gauge, Step
+from levelhead.explanation.renderable import Renderable
+from levelhead.explanation.terminal_table import cut
+from levelhead.explanation.token_attention import TokenAttention, attended
 from levelhead.explanation.tokens import printable, quoted
 
 __all__ = ["CHARACTERS", "TextExplanation", "explain_text"]
@@ -31,22 +31,22 @@ NEEDED = ("torch", "transformers", "safetensors")  # to open a real model
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TextExplanation(Told):
+class TextExplanation(Renderable):
     """A sentence through a model: the steps of one head, and where every head looks.
 
-    Print it for the steps; in a notebook it draws itself.
+    Print it for the steps; a notebook draws them.
     """
 
     sentence: str
-    reading: Reading
+    reading: ForwardPass
     layer: int
     head: int
     why: str  # why this head
-    token: int | None  # whose attention is asked for
+    token: int | None  # whose row is shown for every head
     notes: tuple[str, ...]
     explanation: Explanation  # of all heads of the layer
     gauges: tuple[tuple[Gauge, ...], ...]  # by layer and head
-    attended: Attended | None  # where every head looks from the token
+    attended: TokenAttention | None  # where every head looks from the token
 
     @property
     def model(self) -> str:
@@ -76,24 +76,24 @@ class TextExplanation(Told):
 
     @property
     def steps(self) -> list[Step]:
-        """All steps with their shapes, from the input to what becomes of the output."""
+        """All steps with their shapes, from the input to what follows the output."""
         story = self.story()
         return [*story.inputs, *story.head.steps, *story.after]
 
     @property
     def it(self) -> list[dict[str, Any]]:
-        """Where every head looks from the token: layer, head, to, weight; most first."""
+        """Where every head looks from the token: layer, head, to, weight; the largest first."""
         return [] if self.attended is None else self.attended.to_json()
 
-    def story(self, head: int | None = None) -> Story:
-        """What is told of the chosen head, or of another one of its layer."""
+    def story(self, head: int | None = None) -> HeadReport:
+        """What is shown of the chosen head, or of another one of its layer."""
         h = self.head if head is None else head
-        one = self.explanation.head(h)
-        sizes = f"layer {self.layer}, head {h}"
-        return Story(
+        shown = self.explanation.head(h)
+        which = f"layer {self.layer}, head {h} (counted from 0), d_k = {shown.q.shape[1]}"
+        return HeadReport(
             title=cut(printable(" ".join(self.sentence.split())), _TITLE),
-            head=one,
-            about=f"{self.model}, {self.reading.about}. Shown: {sizes} (counted from 0), d_k = {one.q.shape[1]}",
+            head=shown,
+            about=f"{self.model}, {self.reading.about}. Shown: {which}",
             notes=(*self.notes, self.why) if h == self.head else self.notes,
             before=self.reading.before,
             after=self.reading.after,
@@ -103,11 +103,11 @@ class TextExplanation(Told):
 
     @property
     def note(self) -> str:
-        """What is to be known about the model and the head, in sentences."""
+        """The notes about the model and the choice of head, as sentences."""
         return " ".join(f"{x[0].upper()}{x[1:]}." for x in (*self.notes, self.why) if x)
 
     def to_json(self) -> dict[str, Any]:
-        """All of the chosen head; of the others their gauges and where they look."""
+        """The chosen head in full; of the others their gauges and their largest weights."""
         return {
             "text": self.sentence,
             "model": self.model,
@@ -140,9 +140,9 @@ def explain_text(
 
     Args:
         sentence: up to 2,000 characters and 256 tokens.
-        model: "minilm", "smollm2", "random", or what `models.open` gave; None: minilm if it is
-            installed, else random, and `notes` says so.
-        layer: counted from 0; None: chosen, and `why` says how.
+        model: "minilm", "smollm2", "random", or the result of `models.open`; None: minilm if it is installed, else
+            random, with a note in `notes`.
+        layer: counted from 0; None: chosen, with the reason in `why`.
         head: likewise.
         token: a word of the sentence (its last occurrence) or a position: where does it look?
 
@@ -152,61 +152,61 @@ def explain_text(
     _check(sentence)
     for name, number in (("layer", layer), ("head", head)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-            wanted = "a whole number"
-            raise LevelheadTypeError(expected(name, wanted, repr(number), "Count from 0"))
-    found, notes = _model(model)
-    read = random.read(sentence) if found == random.NAME else _read(found, sentence)
-    _check_range("layer", layer, len(read.calls))
-    _check_range("head", head, read.heads)
-    at, note = (None, "") if token is None else read.tokens.find(token)
-    looks = None if at is None else _attended(read, at)
-    gauges = tuple(call.gauges() for call in read.calls)
-    at_layer, at_head, why = _choose(read, layer, head, looks, gauges)
-    call = read.calls[at_layer]
-    names = [f"layer {at_layer}, head {h}" for h in range(read.heads)]
+            raise LevelheadTypeError(expected(name, "a whole number", repr(number), "Count from 0"))
+    source, notes = _model(model)
+    if source == random_layer.NAME:
+        reading = random_layer.read(sentence)
+    else:
+        reading = capture.read(models.open(source) if isinstance(source, str) else source, sentence)
+    _check_range("layer", layer, len(reading.calls))
+    _check_range("head", head, reading.heads)
+    position, note = (None, "") if token is None else reading.tokens.find(token)
+    looks: TokenAttention | None = None
+    if position is not None:
+        layers = ((x.weights(), x.unscaled()) for x in reading.calls)
+        looks = attended(position, reading.tokens, layers, ordered=reading.ordered)
+    gauges = tuple(call.gauges() for call in reading.calls)
+    layer, head, why = _choose(reading, layer, head, looks, gauges)
+    call = reading.calls[layer]
+    names = [f"layer {layer}, head {h}" for h in range(reading.heads)]
     return TextExplanation(
         sentence=sentence,
-        reading=read,
-        layer=at_layer,
-        head=at_head,
+        reading=reading,
+        layer=layer,
+        head=head,
         why=why,
-        token=at,
-        notes=tuple(filter(None, (*notes, *read.notes, note))),
+        token=position,
+        notes=tuple(filter(None, (*notes, *reading.notes, note))),
         gauges=gauges,
         attended=looks,
         explanation=explain(
-            call.q, call.k, call.v, scale=call.scale, labels=read.tokens.names, names=names, **call.options
+            call.q, call.k, call.v, scale=call.scale, labels=reading.tokens.names, names=names, **call.options
         ),
     )
-
-
-def _attended(read: Reading, token: int) -> Attended:
-    layers = ((x.weights(), x.unscaled()) for x in read.calls)
-    return attended(token, read.tokens, layers, ordered=read.ordered)
 
 
 # ---- which model ------------------------------------------------------------
 
 
-def _model(asked: str | models.Opened | None) -> tuple[str | models.Opened, tuple[str, ...]]:
-    """The model to use, and what is to be said about the choice."""
-    if asked is None:
+def _model(model: str | models.Opened | None) -> tuple[str | models.Opened, tuple[str, ...]]:
+    """The model to use, and a note where it was chosen here."""
+    if model is None:
         missing = list(_missing("minilm"))
         if not missing:
             return "minilm", ("no model was named: minilm is used",)
-        return random.NAME, (
+        return random_layer.NAME, (
             "no model was named and minilm is not installed: random weights are used "
             f"(for minilm: {', then '.join(missing)})",
         )
-    if isinstance(asked, models.Opened) or asked == random.NAME or asked in models.available():
-        return asked, ()
-    names = ", ".join((*models.available(), random.NAME))
-    given = repr(asked) if len(repr(asked)) <= 60 else "something else"
+    if isinstance(model, models.Opened) or model == random_layer.NAME or model in models.available():
+        return model, ()
+    names = ", ".join((*models.available(), random_layer.NAME))
+    given = repr(model) if len(repr(model)) <= 60 else "something else"
     raise LevelheadValueError(expected("model", f"one of {names}", given, "Check the name"))
 
 
 def _missing(name: str) -> Iterator[str]:
-    """What stands between this machine and a model."""
+    """The commands that install what a model needs and this machine lacks."""
     known = models.available()[name]
     if any(find_spec(package) is None for package in NEEDED):
         yield 'pip install "levelhead[torch,models]"'
@@ -214,58 +214,51 @@ def _missing(name: str) -> Iterator[str]:
         yield known.command
 
 
-def _read(model: str | models.Opened, sentence: str) -> Reading:
-    return capture.read(models.open(model) if isinstance(model, str) else model, sentence)
-
-
 # ---- which head -------------------------------------------------------------
 
 
 def _choose(
-    read: Reading, layer: int | None, head: int | None, looks: Attended | None, gauges: tuple[tuple[Gauge, ...], ...]
+    reading: ForwardPass,
+    layer: int | None,
+    head: int | None,
+    looks: TokenAttention | None,
+    gauges: tuple[tuple[Gauge, ...], ...],
 ) -> tuple[int, int, str]:
     """Layer, head, and why."""
     if layer is not None and head is not None:
         return layer, head, ""
-    places = [
+    candidates = [
         (i, h)
-        for i in (range(len(read.calls)) if layer is None else (layer,))
-        for h in (range(read.heads) if head is None else (head,))
+        for i in (range(len(reading.calls)) if layer is None else (layer,))
+        for h in (range(reading.heads) if head is None else (head,))
     ]
-    among = f"of {len(places)} heads" if len(places) > 1 else "the only one"
-    if read.model == random.NAME and looks is None:
-        return *places[0], f"head {places[0][1]} is shown: random heads are alike"
-    best = next((x for x in (looks.looks if looks else ()) if (x.layer, x.head) in places), None)
+    among = f"of {len(candidates)} heads" if len(candidates) > 1 else "the only one"
+    if reading.model == random_layer.NAME and looks is None:
+        return *candidates[0], f"head {candidates[0][1]} is shown: random heads are alike"
+    best = next((x for x in (looks.looks if looks else ()) if (x.layer, x.head) in candidates), None)
     if looks and best and best.word is not None:
-        said = f"most weight to {looks.others} ({looks.named(best.word)}, {best.word_weight:.2f})"
-        why = f"{among}, in this one {quoted(looks.name)} gives {said}"
-        return best.layer, best.head, f"{why}; {_company(read, best, looks)}"
-    level = next((place for place in places if gauges[place[0]][place[1]].level == "level"), None)
+        target = f"{looks.others} ({looks.named(best.word)}, {best.word_weight:.2f})"
+        # Where most tokens attend to the same key, the head may not be about this token at all.
+        largest = reading.calls[best.layer].weights()[best.head].argmax(-1)
+        alike = f"{int((largest == best.word).sum())} of {len(reading.tokens)} tokens look there most"
+        why = f"{among}, in this one {quoted(looks.name)} gives most weight to {target}; {alike}"
+        return best.layer, best.head, why
+    level = next(((i, h) for i, h in candidates if gauges[i][h].level == "level"), None)
     if level is None:
-        return *places[0], f"{among}, the first is shown: none is level"
+        return *candidates[0], f"{among}, the first is shown: none is level"
     return *level, f"{among}, this is the first that is level"
 
 
-def _company(read: Reading, look: Look, looks: Attended) -> str:
-    """How many tokens look there in the same head: it may not be about this one at all."""
-    to = look.word
-    most = read.calls[look.layer].weights()[look.head].argmax(-1)
-    n = int((most == to).sum())
-    return f"{n} of {len(read.tokens)} tokens look there most" if to is not None else ""
-
-
-# ---- what cannot be explained -----------------------------------------------
+# ---- errors -----------------------------------------------
 
 
 def _check(sentence: object) -> None:
     if not isinstance(sentence, str):
-        given = type(sentence).__name__
-        raise LevelheadTypeError(expected("sentence", "text", given, "Give a str"))
+        raise LevelheadTypeError(expected("sentence", "text", type(sentence).__name__, "Give a str"))
     if len(sentence) > CHARACTERS:
-        given, advice = f"{len(sentence)}", "Give one sentence of it"
-        wanted = f"at most {CHARACTERS} characters"
-        raise LevelheadValueError(expected("sentence", wanted, given, advice))
-    if any("\ud800" <= c <= "\udfff" for c in sentence):  # bytes that are no UTF-8 come like this
+        wanted, advice = f"at most {CHARACTERS} characters", "Give one sentence of it"
+        raise LevelheadValueError(expected("sentence", wanted, len(sentence), advice))
+    if any("\ud800" <= c <= "\udfff" for c in sentence):  # how Python passes arguments that are not UTF-8
         advice = "Check the encoding of your terminal"
         raise LevelheadValueError(expected("sentence", "Unicode", "half a character", advice))
     if not any(c.isalnum() for c in sentence):

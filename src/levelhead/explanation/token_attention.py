@@ -1,7 +1,7 @@
-"""Whom a token attends to, in every head of a model, with and without the scale.
+"""Which keys a token attends to, in every head of a model, with and without the scale.
 
-Counts and sorts weights that the core gave. The unscaled weights are those of the same queries and
-keys: the model itself ran as it was trained, and would be another had it been trained without.
+Counts and sorts weights that the core computed. The unscaled weights are those of the same queries and keys: the model
+itself ran as it was trained; trained without the scale it would have other queries and keys.
 """
 
 from __future__ import annotations
@@ -11,31 +11,29 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from levelhead.explanation.head import Array, numbers
+from levelhead.explanation.head_steps import Array, rounded
 from levelhead.explanation.tokens import Tokens
 from levelhead.words import plural
 
-__all__ = ["Attended", "Look", "attended"]
-
-SURE = 0.99  # as a weight: next to nothing is left for the others
+SURE = 0.99  # a weight that leaves next to nothing for the other keys
 
 
 @dataclass(frozen=True)
 class Look:
-    """Where one head looks from the token: the largest weight, and the largest on another word."""
+    """One head's largest weights in the token's row: over all keys, and over other words."""
 
     layer: int
     head: int
     to: int
     weight: float
-    word: int | None  # the largest among other words of the sentence; None: it sees none
+    word: int | None  # the key with the largest weight among other words; None: no other word is visible
     word_weight: float
     unscaled_to: int
     unscaled_weight: float
 
 
 @dataclass(frozen=True)
-class Attended:
+class TokenAttention:
     """A `Look` for every head, the most weight on another word first."""
 
     token: int
@@ -59,13 +57,9 @@ class Attended:
         if words:
             yield f"Counting {self.others} only: {self.name} → {self._counted(words)}."
         same = sum(look.to == look.unscaled_to for look in self.looks)
-        means, near = zip(
-            *(
-                (sum(weights) / n, sum(weight >= SURE for weight in weights))
-                for weights in ([look.weight for look in self.looks], [look.unscaled_weight for look in self.looks])
-            ),
-            strict=True,
-        )
+        columns = ([look.weight for look in self.looks], [look.unscaled_weight for look in self.looks])
+        means = [sum(weights) / n for weights in columns]
+        near = [sum(weight >= SURE for weight in weights) for weights in columns]
         yield (
             f"Unscaled, it is the same token in {same} of {n} heads, for a positive factor keeps "
             f"the order; what changes is how much it gets: {means[0]:.2f} on average, unscaled "
@@ -75,8 +69,8 @@ class Attended:
             "Unscaled means the same queries and keys without the factor; a model trained without it would have others."
         )
 
-    def _counted(self, found: Iterable[int]) -> str:
-        counts = Counter(found).most_common()
+    def _counted(self, keys: Iterable[int]) -> str:
+        counts = Counter(keys).most_common()
         first, *rest = (f"{self.named(to)} in {n}" for to, n in counts)
         return ", ".join([f"{first} of {len(self.looks)} heads", *rest])
 
@@ -87,24 +81,23 @@ class Attended:
                 "head": look.head,
                 "to": self.named(look.to),
                 "key": look.to,
-                "weight": numbers(look.weight),
+                "weight": rounded(look.weight),
                 "word": None if look.word is None else self.named(look.word),
-                "word_weight": numbers(look.word_weight),
+                "word_weight": rounded(look.word_weight),
                 "unscaled_to": self.named(look.unscaled_to),
-                "unscaled_weight": numbers(look.unscaled_weight),
+                "unscaled_weight": rounded(look.unscaled_weight),
             }
             for look in self.looks
         ]
 
 
-def attended(token: int, tokens: Tokens, layers: Iterable[tuple[Array, Array]], *, ordered: bool) -> Attended:
+def attended(token: int, tokens: Tokens, layers: Iterable[tuple[Array, Array]], *, ordered: bool) -> TokenAttention:
     """From the weights (H, T, S) of every layer, with and without the scale.
 
-    Where the model knows the order, a token's neighbours and the first token do not count as
-    other words: heads that look one step aside, or at the start when they have nothing to do, do so
-    whatever the words are.
+    Where the model has positions, a token's neighbours and the first token do not count as other words: some heads
+    attend one step aside, or to the start, whatever the words are.
     """
-    others = [i for i, name in enumerate(tokens.names) if _counts(i, name, token, tokens, ordered)]
+    others = [i for i in range(len(tokens)) if _counts(i, token, tokens, ordered)]
     looks = []
     for layer, (scaled, unscaled) in enumerate(layers):
         for head, (row, bare) in enumerate(zip(scaled[:, token], unscaled[:, token], strict=True)):
@@ -113,12 +106,12 @@ def attended(token: int, tokens: Tokens, layers: Iterable[tuple[Array, Array]], 
             weight = 0.0 if word is None else float(row[word])
             looks.append(Look(layer, head, to, float(row[to]), word, weight, bare_to, float(bare[bare_to])))
     looks.sort(key=lambda look: -look.word_weight)
-    said = "words beyond its neighbours" if ordered else "other words"
-    return Attended(token, tokens, tuple(looks), said)
+    meaning = "words beyond its neighbours" if ordered else "other words"
+    return TokenAttention(token, tokens, tuple(looks), meaning)
 
 
-def _counts(i: int, name: str, token: int, tokens: Tokens, ordered: bool) -> bool:
-    """Whether a token counts as another word."""
-    if i == token or tokens.special[i] or not any(c.isalnum() for c in name):
+def _counts(i: int, token: int, tokens: Tokens, ordered: bool) -> bool:
+    """Whether token i counts as another word."""
+    if i == token or tokens.special[i] or not any(c.isalnum() for c in tokens.names[i]):
         return False
     return not ordered or (i > 0 and abs(i - token) > 1)

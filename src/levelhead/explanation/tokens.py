@@ -1,7 +1,7 @@
-"""The tokens of a sentence: their names for people, and finding one by its word.
+"""The tokens of a sentence: their names for readers, and the search for one by its word.
 
-A name is what the sentence says there, never a tokenizer's spelling of it; a piece that continues a
-word begins with "·". Names hold printable characters only: no sentence can steer a terminal.
+A name is the text of the sentence at that place, never a tokenizer's spelling of it; a piece that continues a word
+begins with "·". Names hold printable characters only, so that no sentence can send control codes to a terminal.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from levelhead.errors import LevelheadValueError, expected
-
-__all__ = ["TOKENS", "Tokens", "checked", "of_tokenizer", "of_words", "printable", "quoted"]
 
 TOKENS = 256  # of a sentence at most
 _WORD = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
@@ -41,24 +39,22 @@ class Tokens:
             if not 0 <= wanted < len(self):
                 raise self._missing(f"position {wanted}")
             return wanted, ""
-        asked = wanted.strip().casefold()
-        columns = (self.words, self.names)
-        found = next((at for at in (_where(asked, column) for column in columns) if at), [])
-        if not found:
+        word = wanted.strip().casefold()
+        positions = _matching(word, self.words) or _matching(word, self.names)
+        if not positions:
             raise self._missing(quoted(wanted))
-        return found[-1], self._note(found)
+        return positions[-1], self._note(positions)
 
-    def _note(self, found: Sequence[int]) -> str:
-        last = found[-1]
-        first = last
-        while first - 1 in found and self.words[first - 1] and self.names[first].startswith("·"):
+    def _note(self, positions: Sequence[int]) -> str:
+        first = last = positions[-1]
+        while first - 1 in positions and self.words[first - 1] and self.names[first].startswith("·"):
             first -= 1
-        said = []
-        if first > found[0]:
-            said.append(f"{quoted(self.words[last])} occurs more than once: this is the last one")
+        notes = []
+        if first > positions[0]:
+            notes.append(f"{quoted(self.words[last])} occurs more than once: this is the last one")
         if first < last:
-            said.append(f"{quoted(self.words[last])} is {last - first + 1} tokens: the last is used")
-        return "; ".join(said)
+            notes.append(f"{quoted(self.words[last])} is {last - first + 1} tokens: the last is used")
+        return "; ".join(notes)
 
     def _missing(self, given: str) -> LevelheadValueError:
         names = ", ".join(self.names[:_LISTED]) + ", …" * (len(self) > _LISTED)
@@ -66,8 +62,8 @@ class Tokens:
         return LevelheadValueError(expected("token", wanted, given, "Choose one of them"))
 
 
-def _where(asked: str, column: Sequence[str]) -> list[int]:
-    return [i for i, name in enumerate(column) if name.casefold() == asked]
+def _matching(word: str, names: Sequence[str]) -> list[int]:
+    return [i for i, name in enumerate(names) if name.casefold() == word]
 
 
 def of_words(sentence: str) -> Tokens:
@@ -77,10 +73,10 @@ def of_words(sentence: str) -> Tokens:
 
 
 def of_tokenizer(tokenizer: Any, sentence: str) -> Tokens:
-    """As a model's (fast) tokenizer cuts the sentence, with the marks it puts around it."""
-    cut = tokenizer(sentence, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
-    ids, spans, homes = cut["input_ids"], cut["offset_mapping"], cut.word_ids()
-    special = tuple(map(bool, cut["special_tokens_mask"]))
+    """The tokens of a model's (fast) tokenizer, with the marks it adds."""
+    encoded = tokenizer(sentence, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+    ids, spans, word_ids = encoded["input_ids"], encoded["offset_mapping"], encoded.word_ids()
+    special = tuple(map(bool, encoded["special_tokens_mask"]))
     spelled = tokenizer.convert_ids_to_tokens(ids)
     names, words = [], []
     for i, (begin, end) in enumerate(spans):
@@ -88,26 +84,25 @@ def of_tokenizer(tokenizer: Any, sentence: str) -> Tokens:
             names.append(printable(spelled[i]))
             words.append(names[-1])
             continue
-        mates = [spans[j] for j, home in enumerate(homes) if home == homes[i] and not special[j]]
-        continues = i > 0 and not special[i - 1] and homes[i - 1] == homes[i]
+        pieces = [spans[j] for j, word in enumerate(word_ids) if word == word_ids[i] and not special[j]]
+        continues = i > 0 and not special[i - 1] and word_ids[i - 1] == word_ids[i]
         names.append("·" * continues + printable(sentence[begin:end]))
-        words.append(printable(sentence[mates[0][0] : mates[-1][1]]))
+        words.append(printable(sentence[pieces[0][0] : pieces[-1][1]]))
     return Tokens(tuple(names), tuple(words), special, tuple(ids))
 
 
 def checked(tokens: Tokens) -> Tokens:
-    """The tokens, if there are words among them and not too many."""
+    """The tokens; an error unless there are words among them, and not too many."""
     if all(tokens.special):
         given = "none that the model's tokenizer knows"
         raise LevelheadValueError(expected("sentence", "words", given, "Write a few words"))
     if len(tokens) > TOKENS:
-        wanted, given = f"at most {TOKENS} tokens", f"{len(tokens)}"
-        raise LevelheadValueError(expected("sentence", wanted, given, "Give a shorter one"))
+        raise LevelheadValueError(expected("sentence", f"at most {TOKENS} tokens", len(tokens), "Give a shorter one"))
     return tokens
 
 
 def printable(text: str) -> str:
-    """The text without space around it; what cannot be printed becomes �, nothing becomes ␣."""
+    """The text without surrounding space; unprintable characters become �, an empty text ␣."""
     return "".join(c if c.isprintable() else "�" for c in text.strip()) or "␣"
 
 

@@ -31,7 +31,6 @@ def style() -> str:
 
 def html(run: Run, findings: Sequence[Finding] = (), comparison: Comparison | None = None) -> str:
     """The whole page."""
-    name = escape(run.model)
     body = "".join(
         (
             _header(run, findings),
@@ -43,12 +42,17 @@ def html(run: Run, findings: Sequence[Finding] = (), comparison: Comparison | No
             _coverage(run),
         )
     )
+    return document(run.model, style(), f"{body}\n{_footer(run)}")
+
+
+def document(title: str, css: str, body: str) -> str:
+    """A self-contained HTML file."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{name} · levelhead</title>\n<style>\n{style()}</style>\n</head>\n"
-        f'<body class="lh page">\n<main>\n{body}\n{_footer(run)}</main>\n</body>\n</html>\n'
+        f"<title>{escape(title)} · levelhead</title>\n<style>\n{css}</style>\n</head>\n"
+        f'<body class="lh page">\n<main>\n{body}</main>\n</body>\n</html>\n'
     )
 
 

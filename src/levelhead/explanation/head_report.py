@@ -1,4 +1,4 @@
-"""What is told of one head: the same in a terminal, a file and a notebook."""
+"""What is shown of one head: the same in a terminal, a file and a notebook."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from levelhead.explanation.head import Head, Step
-from levelhead.explanation.token_attention import Attended
-
-__all__ = ["Story"]
+from levelhead.explanation.head_steps import Head, Step
+from levelhead.explanation.token_attention import TokenAttention
 
 
 @dataclass(frozen=True, eq=False)
-class Story:
+class HeadReport:
     title: str
     about: str
     head: Head
     notes: tuple[str, ...] = ()
-    before: tuple[Step, ...] = ()  # how Q, K and V came about
-    after: tuple[Step, ...] = ()  # what becomes of the output
-    token: int | None = None  # whose row is looked at most closely
-    attended: Attended | None = None
+    before: tuple[Step, ...] = ()  # how Q, K and V were computed
+    after: tuple[Step, ...] = ()  # what follows the output
+    token: int | None = None  # the row shown in most detail
+    attended: TokenAttention | None = None
 
     @property
     def inputs(self) -> tuple[Step, ...]:
@@ -30,8 +28,8 @@ class Story:
 
     @property
     def row(self) -> int:
-        """The row that is told in words: the token's, or else the first."""
-        return 0 if self.token is None else self.token
+        """The row that is written out in words: the token's, or else the first."""
+        return self.token or 0
 
     def sum_in_words(self, most: int = 4) -> str:
         """The weighted sum of one row: "it = 0.43 v(dog) + …"."""
@@ -40,6 +38,6 @@ class Story:
             return f"{name} = NaN"
         order = weights.argsort(kind="stable")[::-1][:most]
         terms = [f"{weights[j]:.2f} v({self.head.keys[j]})" for j in order if weights[j] >= 0.005]
-        seen = int((weights > 0).sum())
-        rest = [f"{seen - len(terms)} smaller"] if seen > len(terms) else []
-        return f"{name} = {' + '.join([*terms, *rest]) or '0: no key is seen'}"
+        if (smaller := int((weights > 0).sum()) - len(terms)) > 0:
+            terms.append(f"{smaller} smaller")
+        return f"{name} = {' + '.join(terms) or '0: no key is seen'}"

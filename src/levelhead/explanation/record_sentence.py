@@ -1,7 +1,7 @@
-"""One sentence, recorded for where no model is: `python -m levelhead.explanation.record FILE`.
+"""Records one sentence for machines without a model: `python -m levelhead.explanation.record_sentence FILE`.
 
-Writes what `explain_text` says about it on minilm, the numbers of one head and where every head
-looks, with what they were made with. Small enough to be kept beside the code.
+Writes what `explain_text` computes on minilm: the numbers of one head, the largest weights of every head, and the
+versions that made them. The file is small enough to be kept beside the code.
 """
 
 from __future__ import annotations
@@ -16,38 +16,30 @@ from typing import Any
 
 from levelhead._version import __version__
 from levelhead.cache import write_whole
-from levelhead.explanation.text import TextExplanation, explain_text
-
-__all__ = ["SENTENCE", "TOKEN", "recorded"]
+from levelhead.explanation.text import explain_text
 
 SENTENCE, TOKEN, MODEL = "The dog chased the ball because it was fast.", "it", "minilm"
+_COMMAND = "python -m levelhead.explanation.record_sentence FILE"
 _DROPPED = ("q", "k", "v", "output", "queries", "keys", "logits")  # not drawn, or there twice
 
 
 def recorded() -> dict[str, Any]:
     """The explanation as JSON, and how it was made."""
     explained = explain_text(SENTENCE, model=MODEL, token=TOKEN)
-    found = explained.to_json()
-    for name in _DROPPED:
-        del found[name]
-    return {"about": _about(explained), **found}
-
-
-def _about(explained: TextExplanation) -> dict[str, str]:
-    packages = ("torch", "transformers", "numpy")
-    return {
+    about = {
         "model": explained.reading.about,
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "command": "python -m levelhead.explanation.record FILE",
+        "command": _COMMAND,
         "levelhead": __version__,
         "python": platform.python_version(),
-        **{package: version(package) for package in packages},
+        **{package: version(package) for package in ("torch", "transformers", "numpy")},
     }
+    return {"about": about} | {name: value for name, value in explained.to_json().items() if name not in _DROPPED}
 
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
-        print("usage: python -m levelhead.explanation.record FILE", file=sys.stderr)
+        print(f"usage: {_COMMAND}", file=sys.stderr)
         return 2
     content = json.dumps(recorded(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     write_whole(Path(arguments[0]), content + "\n")
