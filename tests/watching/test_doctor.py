@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import levelhead as lh
-from levelhead.cli import main
+from levelhead.cli.main import main
 from levelhead.diagnosis.diagnose import diagnose
 from levelhead.runs import record
 from levelhead.watching import doctor
@@ -118,7 +118,7 @@ def test_smollm2_is_fine() -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    code = main.main(["doctor", *map(str, arguments)])
+    code = main(["doctor", *map(str, arguments)])
     captured = capsys.readouterr()
     assert captured.err == ""
     return code, captured.out
