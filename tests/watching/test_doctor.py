@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import levelhead as lh
-from levelhead.cli import main
+from levelhead.cli.main import main
 from levelhead.diagnosis.diagnose import diagnose
 from levelhead.runs import record
 from levelhead.watching import doctor

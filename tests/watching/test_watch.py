@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import levelhead as lh
 from levelhead.runs.record import Snapshot
-from levelhead.watching.module_stack import PLACES
+from levelhead.watching.module_stack import WATCHED_MODULES
 from tiny_models import MODELS
 from watched import (
     BATCH,
@@ -267,7 +267,7 @@ def state() -> dict[str, Any]:
         "get_interface": kind.__dict__.get("get_interface"),
         "getitem": kind.__dict__.get("__getitem__"),
         "fast path": torch.backends.mha.get_fastpath_enabled(),
-        "places": dict(PLACES),
+        "places": dict(WATCHED_MODULES),
     }
 
 

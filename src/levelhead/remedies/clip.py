@@ -25,7 +25,7 @@ from levelhead.remedies.remedy import Remedy, Sight, attention_modules, checked,
 from levelhead.runs import tally
 from levelhead.watching import effective_scale
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import Place
+from levelhead.watching.module_stack import WatchedModule
 from levelhead.watching.watch import Watch
 
 TAU = 100.0  # Kimi K2's
@@ -116,7 +116,7 @@ class QKClip(Remedy):
                 raise
             self._seen = {}
 
-    def _called(self, place: Place, call: Call, found: Tensor, q: Tensor, k: Tensor) -> None:
+    def _called(self, place: WatchedModule, call: Call, found: Tensor, q: Tensor, k: Tensor) -> None:
         self.modules[place.name] = place.module
         new = _Seen(
             found[:, tally.LARGEST].detach().clone(),

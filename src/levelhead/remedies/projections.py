@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from levelhead.watching import effective_scale
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import Place
+from levelhead.watching.module_stack import WatchedModule
 
 _TOKENS = 64  # compared at most
 _FITS = {torch.float64: 1e-4, torch.float32: 1e-3}  # relative error of a norm
@@ -71,7 +71,7 @@ class Probe:
 
     def __init__(self, watch: Any) -> None:
         self.found: dict[str, Sources] = {}
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, WatchedModule] = {}
         self._tries: dict[str, int] = {}
         self._out: dict[nn.Module, tuple[Tensor, int]] = {}  # since the last attention call
         self._names = {module: name for name, module in watch.model.named_modules()}
@@ -102,7 +102,7 @@ class Probe:
         if isinstance(output, Tensor) and not torch.compiler.is_compiling():
             self._out[module] = (output.detach(), output._version)
 
-    def _called(self, place: Place, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
+    def _called(self, place: WatchedModule, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
         if not self._is_settled(place.name):
             self._tries[place.name] = self._tries.get(place.name, 0) + 1
             self.places[place.name] = place

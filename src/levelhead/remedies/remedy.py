@@ -21,7 +21,7 @@ from levelhead.runs.record import Record
 from levelhead.torch.huggingface.survey import attending_modules
 from levelhead.torch.nn import MultiHeadAttention
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import Place, clean, sounds_like_attention, unwrapped
+from levelhead.watching.module_stack import WatchedModule, clean, sounds_like_attention, unwrapped
 from levelhead.watching.watch import Watch
 
 
@@ -180,7 +180,7 @@ def sights(model: nn.Module, batch: Any, watch: Watch) -> dict[str, Sight]:
     """What every attention module of a watched model did with a batch."""
     seen: dict[str, Sight] = {}
 
-    def listen(place: Place, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
+    def listen(place: WatchedModule, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
         seen.setdefault(place.name, Sight()).calls.append((call, tally, q, k))
 
     watch.listeners.append(listen)

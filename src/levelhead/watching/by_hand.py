@@ -104,7 +104,7 @@ class Deep(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         frame = current()
-        if frame is None or frame.busy or not frame.place.watch.wanted():
+        if frame is None or frame.busy or not frame.watch.wanted():
             return out
         name = func.overloadpacket.__name__
         if name in _SOFTMAX:
@@ -145,7 +145,7 @@ class Deep(TorchDispatchMode):
             a, b = (x.detach() if x.dim() == 3 else x.detach()[None] for x in (a, b))
             return _Product(a, b, factor)
         name, owner = weight
-        if owner is frame.place.module:  # else its own hook tells
+        if owner is frame.watched.module:  # else its own hook tells
             frame.ran.append(effective_scale.columns(name, None, a.shape[-1], out))
         return None
 
@@ -155,7 +155,7 @@ class Deep(TorchDispatchMode):
         if found is None or scores.dim() < 2 or args[1] not in (-1, scores.dim() - 1):
             return
         T, S = scores.shape[-2:]
-        heads = scores.shape[-3] if scores.dim() > 3 else frame.place.heads or 1
+        heads = scores.shape[-3] if scores.dim() > 3 else frame.watched.heads or 1
         rows = scores.numel() // max(S, 1)
         if rows == 0 or found.left.numel() != rows * found.left.shape[-1]:
             return
@@ -169,7 +169,7 @@ class Deep(TorchDispatchMode):
             each = each if heads % each == 0 and k.shape[0] % each == 0 else 1
             k = k.reshape(-1, each, *k.shape[1:])
             call = from_scores(logits)
-            frame.place.watch.saw_scores(frame, HOW, call, (q, k), found.factor)
+            frame.watch.record_scores(frame, HOW, call, (q, k), found.factor)
         finally:
             frame.busy = False
 
@@ -198,7 +198,7 @@ def _number(x: Any) -> float | Tensor | None:
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        self.modes: dict[int, Deep] = {}  # by the number of the root's place
+        self.modes: dict[int, Deep] = {}  # by the number of the root module
 
 
 _running = _Running()
@@ -206,20 +206,20 @@ _running = _Running()
 
 def begin(module: nn.Module, args: Any) -> None:
     """A forward pre-hook of the whole model."""
-    place = getattr(module, ATTRIBUTE, None)
-    if torch.compiler.is_compiling() or place is None or place.module is not module:
+    watched = getattr(module, ATTRIBUTE, None)
+    if torch.compiler.is_compiling() or watched is None or watched.module is not module:
         return
-    end(place.number)  # a run that Ctrl-C ended has left its mode: no hook ran then
-    if place.watch.wanted():
-        mode = _running.modes[place.number] = Deep(module)
+    end(watched.number)  # a run that Ctrl-C ended has left its mode: no hook ran then
+    if watched.watch.wanted():
+        mode = _running.modes[watched.number] = Deep(module)
         mode.__enter__()  # type: ignore[no-untyped-call]
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:
     """A forward hook of the whole model, called after exceptions, too."""
-    place = getattr(module, ATTRIBUTE, None)
-    if not torch.compiler.is_compiling() and place is not None and place.module is module:
-        end(place.number)
+    watched = getattr(module, ATTRIBUTE, None)
+    if not torch.compiler.is_compiling() and watched is not None and watched.module is module:
+        end(watched.number)
 
 
 def end(number: int) -> None:

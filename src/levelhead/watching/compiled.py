@@ -1,7 +1,7 @@
 """Watching inside compiled graphs: two operators that compile takes as they are.
 
 They change nothing but a handle, which is how compile learns that they must not be left out; what
-they do happens in Python when the graph runs. A place is found by its number, so a graph that
+they do happens in Python when the graph runs. A watched module is found by its number, so a graph that
 outlives its watch does no harm.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import PLACES, Frame, Place
+from levelhead.watching.module_stack import WATCHED_MODULES, Frame, WatchedModule
 
 _library: Any = Library("levelhead_watch", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
@@ -26,11 +26,11 @@ _library.define(
 _library.define("forward(Tensor(a!) handle) -> ()", tags=torch.Tag.pt2_compliant_tag)
 
 
-def trace(place: Place, call: Call, how: str) -> None:
+def trace(watched: WatchedModule, call: Call, how: str) -> None:
     """Leaves word of a call in the graph."""
     scale = call.scale if isinstance(call.scale, Tensor) else None
     torch.ops.levelhead_watch.call(
-        place.handle,
+        watched.handle,
         call.q.detach(),
         call.k.detach(),
         scale,
@@ -47,9 +47,9 @@ def trace(place: Place, call: Call, how: str) -> None:
     )
 
 
-def trace_forward(place: Place) -> None:
+def trace_forward(watched: WatchedModule) -> None:
     """Leaves word of a forward pass of the whole model."""
-    torch.ops.levelhead_watch.forward(place.handle)
+    torch.ops.levelhead_watch.forward(watched.handle)
 
 
 def _call(
@@ -68,21 +68,21 @@ def _call(
     ready: bool,
     how: str,
 ) -> None:
-    place = PLACES.get(int(handle[0]))
-    if place is not None:
-        place.entered += 1
-    if place is not None and place.watch.wanted():
+    watched = WATCHED_MODULES.get(int(handle[0]))
+    if watched is not None:
+        watched.runs += 1
+    if watched is not None and watched.watch.wanted():
         factor_or_scale = factor if scale is None else scale
         call = Call(q, k, factor_or_scale, mask, causal, start, left, right, softcap, sinks, ready)
-        place.watch.saw(Frame(place), how, call)
+        watched.watch.record_call(Frame(watched), how, call)
     handle[1] += 1
 
 
 def _forward(handle: Tensor) -> None:
-    place = PLACES.get(int(handle[0]))
-    if place is not None:
-        place.watch.compiled = True
-        place.watch.begins_forward()
+    watched = WATCHED_MODULES.get(int(handle[0]))
+    if watched is not None:
+        watched.watch.compiled = True
+        watched.watch.begin_forward()
     handle[1] += 1
 
 

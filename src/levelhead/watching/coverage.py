@@ -1,64 +1,60 @@
-"""Which modules of a watched model attend, and whether each was seen: never silence.
+"""Which modules of a watched model attend, and whether the calls of each were observed.
 
-Modules that were seen say how; those that look as if they attend, by their code or their name, and
-were not seen, say why that may be.
+An observed module has the functions through which it was observed. A module that seems to attend, by its code or its
+name, and was not observed, has the likely reason. None is left out.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from torch import nn
 
 from levelhead.runs.record import Seen
 from levelhead.torch.huggingface.survey import attending_modules
-from levelhead.watching.module_stack import Place
+from levelhead.watching.module_stack import ATTRIBUTE, WatchedModule
 
 _FAST_PATH = "its native fast path was switched off while watching: results differ by rounding"
 
 
-def report(watch: Any) -> tuple[Seen, ...]:
-    """A line for every module that was seen or should have been."""
-    expected = {id(found.module) for found in attending_modules(watch.model)}
-    seen = [place for place in watch.places if place.calls]
+def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool, deep: bool) -> tuple[Seen, ...]:
+    """A line for every module that was observed or should have been."""
+    by_code = {id(attending.module) for attending in attending_modules(model)}
+    observed = [watched.name for watched in modules if watched.calls]
     lines = []
-    for place in watch.places:
-        if place.calls:
-            how = ", ".join(place.ways)
-            note = "; ".join([*([_FAST_PATH] if place.slowed else []), *place.unseen])
-            lines.append(Seen(place.name, place.kind, True, how, place.calls, note))
-        elif _missed(place, seen, expected):
-            lines.append(Seen(place.name, place.kind, False, _why(place, watch), 0))
+    for watched in modules:
+        if watched.calls:
+            notes = [*([_FAST_PATH] if watched.lost_fast_path else []), *watched.not_observed]
+            line = Seen(watched.name, watched.kind, True, ", ".join(watched.paths), watched.calls, "; ".join(notes))
+            lines.append(line)
+        elif _is_missing(watched, observed, by_code):
+            lines.append(Seen(watched.name, watched.kind, False, _reason(watched, compiled, deep), 0))
     return tuple(lines)
 
 
-def _missed(place: Place, seen: list[Place], expected: set[int]) -> bool:
-    """Whether it attends by its looks, and nobody within or around it was seen instead."""
-    if id(place.module) not in expected and not place.attends:
+def _is_missing(watched: WatchedModule, observed: list[str], by_code: set[int]) -> bool:
+    """Whether it seems to attend, and no module inside or around it was observed instead."""
+    if id(watched.module) not in by_code and not watched.attends:
         return False
-    within = f"{place.name}." if place.name else ""
-    inside = any(other.startswith(within) for other in _names(seen))
-    around = any(place.name.startswith(f"{other}.") and other for other in _names(seen))
-    holds = any(_attends(child) for child in place.module.modules() if child is not place.module)
-    return not (inside or around or (holds and id(place.module) not in expected))
-
-
-def _names(seen: list[Place]) -> list[str]:
-    return [place.name for place in seen]
+    prefix = f"{watched.name}." if watched.name else ""
+    inside = any(name.startswith(prefix) for name in observed)
+    around = any(watched.name.startswith(f"{name}.") and name for name in observed)
+    holds = any(_attends(child) for child in watched.module.modules() if child is not watched.module)
+    return not (inside or around or (holds and id(watched.module) not in by_code))
 
 
 def _attends(module: nn.Module) -> bool:
-    place = getattr(module, "_levelhead_place", None)
-    return place is not None and bool(place.attends)
+    watched = getattr(module, ATTRIBUTE, None)
+    return watched is not None and bool(watched.attends)
 
 
-def _why(place: Place, watch: Any) -> str:
-    if place.unseen:
-        return "; ".join(place.unseen)
-    if not place.entered and watch.compiled:
+def _reason(watched: WatchedModule, compiled: bool, deep: bool) -> str:
+    if watched.not_observed:
+        return "; ".join(watched.not_observed)
+    if not watched.runs and compiled:
         return "did not run while watched, or formed its softmax by hand in a compiled graph"
-    if not place.entered:
+    if not watched.runs:
         return "did not run while watched"
-    if watch.deep:
+    if deep:
         return "ran, but no softmax over a product of two tensors was met in it"
     return "ran, but called no attention function; a softmax by hand is seen with deep=True"

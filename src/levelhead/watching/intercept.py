@@ -1,20 +1,16 @@
-"""Where attention calls are caught: torch's function, transformers' interface, levelhead's own.
+"""Interception of attention calls: of torch's function and levelhead's own here, of others in modules beside.
 
-Each way in is wrapped so that it calls what it always called, with the same arguments, and tells
-the watch of the place that is running what was asked of the softmax. One set of wrappers serves
-all watches; the first puts it in, the last takes it out. Whoever computes attention with levelhead
-gives the statistics of that very pass.
+Each function is replaced by a wrapper that calls it with the same arguments, and has the watch of the running module
+measure the call. One set of wrappers serves all watches: the first one installs it, the last one removes it.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,25 +23,26 @@ from levelhead.distributed.attention import attention as sharded_attention
 from levelhead.distributed.attention import look
 from levelhead.torch import sdpa
 from levelhead.torch.functorch import attend
-from levelhead.torch.huggingface.options import attention as interface_attention
-from levelhead.torch.operators import Options, observing
+from levelhead.torch.operators import Options
 from levelhead.torch.swap import Function, Swap
-from levelhead.watching import amend, compiled, transformers_calls
-from levelhead.watching.measure import Call, from_scores, plain
-from levelhead.watching.module_stack import Frame, current, traced
+from levelhead.watching import amend, transformers_calls
+from levelhead.watching.intercept_softmax import multihead_over, softmax_over
+from levelhead.watching.intercept_transformers import transformers_attention
+from levelhead.watching.measure import Call
+from levelhead.watching.module_stack import current, traced
+from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_observed, run_traced
 
 _KEPT = (*sdpa.KEPT, "levelhead.attention", "levelhead.torch.huggingface", __name__)
-WEIGHTS = "nn.MultiheadAttention, weights asked for"
 
 
 class Interception:
-    """The wrappers, in place while somebody holds them."""
+    """The wrappers, installed between the first `hold` and the last `release`."""
 
     def __init__(self) -> None:
         self._holders = 0
         self._lock = threading.Lock()
         self._swaps: list[Swap] = []
-        self._interface = transformers_calls.Interface(_transformers_called)
+        self._interface = transformers_calls.Interface(transformers_attention)
         self._fast_path = True
 
     def hold(self) -> None:
@@ -57,17 +54,17 @@ class Interception:
             instead: dict[Function, Function] = {f: _sdpa_over(f) for f in originals}
             instead[levelhead_attention] = _attention_over(levelhead_attention)
             instead[sharded_attention] = _sharded_over(sharded_attention)
-            instead[functional.softmax] = _softmax_over(functional.softmax)
-            whole = functional.multi_head_attention_forward
-            instead[whole] = _multihead_over(whole)
+            instead[functional.softmax] = softmax_over(functional.softmax)
+            multihead = functional.multi_head_attention_forward
+            instead[multihead] = multihead_over(multihead)
             self._swaps = [Swap(instead, _KEPT), Swap({attend: _operator_over(attend)}, (attend.__module__, __name__))]
             self._interface.install()
-            # The native fast path of nn.MultiheadAttention shows nobody its scores.
+            # The native fast path of nn.MultiheadAttention calls none of these functions.
             self._fast_path = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
 
     def lifted(self) -> AbstractContextManager[None]:
-        """Torch's modules show the original functions while the block runs."""
+        """Torch's modules contain the original functions while the block runs."""
         return self._swaps[0].lifted() if self._swaps else nullcontext()
 
     def release(self) -> None:
@@ -79,55 +76,7 @@ class Interception:
                 swap.undo()
             self._interface.remove()
             torch.backends.mha.set_fastpath_enabled(self._fast_path)
-            traced.clear()  # a run that Ctrl-C ended may have left something
-
-
-def _around(frame: Frame, how: str, run: Callable[[], Any], describe: Callable[[], Call]) -> Any:
-    """Runs a call as it is, and has the place's watch look at it."""
-    watch = frame.place.watch
-    if frame.busy or not watch.wanted():
-        return run()
-    frame.busy = True
-    try:
-        with observing() as passes:
-            result = run()
-        if len(passes) == 1:
-            watch.saw_pass(frame, how, passes[0])
-        else:
-            watch.saw(frame, how, describe())
-    finally:
-        frame.busy = False
-    return result
-
-
-def _traced(frame: Frame, how: str, run: Callable[[], Any], call: Call) -> Any:
-    """The same for torch.compile: the graph will tell."""
-    compiled.trace(frame.place, call, how)
-    frame.busy = True
-    result = run()
-    frame.busy = False
-    return result
-
-
-def _retraced(x: Any) -> bool:
-    """Whether a part of a graph is run on tensors without numbers, after it was traced."""
-    return torch.compiler.is_compiling() and type(x) not in (Tensor, nn.Parameter)
-
-
-def _unseen(frame: Frame, *tensors: Any) -> bool:
-    """Whether a call cannot be looked at; the coverage report then says so."""
-    odd = next((x for x in tensors if isinstance(x, Tensor) and not plain(x)), None)
-    if odd is None:
-        return False
-    if frame.place.watch.wanted():
-        frame.place.unseen[f"ran on {_kind(odd)}, which nobody can look into"] = None
-    return True
-
-
-def _kind(x: Tensor) -> str:
-    if x.is_nested:
-        return "nested tensors"
-    return "meta tensors" if x.is_meta else f"tensors of type {type(x).__name__}"
+            traced.clear()  # after Ctrl-C no hook ran, and old frames remain
 
 
 # ---- torch's function, and levelhead's drop-in for it
@@ -161,29 +110,29 @@ def _sdpa_over(original: Function) -> Function:
         mask = attn_mask
         if any(map(_is_subclass, (query, key, value, attn_mask))):
             if torch.compiler.is_compiling() and _is_causal_bias(attn_mask):
-                # What torch would do. It ends in a call of plain tensors, which is caught.
+                # As torch does it. This ends in a call with plain tensors, which is intercepted.
                 return attn_mask._dispatch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             run = _lifted(run)
             if _is_causal_bias(attn_mask):
                 mask = attn_mask._materialize(query.device)
         frame = current()
-        if frame is None or frame.busy or _retraced(query):
+        if frame is None or frame.busy or is_retraced(query):
             return run()
 
         def describe() -> Call:
-            heads = frame.place.heads
+            heads = frame.watched.heads
             found = described(query, key, value, mask, is_causal, scale, enable_gqa, heads)
             return found if terms is None else terms.described(found)
 
-        how = frame.via or usual
+        path = frame.via or usual
         if torch.compiler.is_compiling():
-            if terms is not None and terms.log_n:  # which no description can say
+            if terms is not None and terms.log_n:  # no `Call` describes it
                 return run()
-            return _traced(frame, how, run, describe())
-        if _unseen(frame, query, key, mask):
+            return run_traced(frame, path, run, describe())
+        if cannot_be_read(frame, query, key, mask):
             return run()
-        frame.place.watch.follow(frame, query, key, value)
-        return _around(frame, how, run, describe)
+        frame.watch.follow_gradients(frame, query, key, value)
+        return run_observed(frame, path, run, describe)
 
     return scaled_dot_product_attention
 
@@ -201,7 +150,7 @@ def _is_causal_bias(mask: Any) -> bool:
 
 
 def _lifted(run: Callable[[], Any]) -> Callable[[], Any]:
-    """Runs a call of tensor subclasses while torch's modules show the functions they had."""
+    """`run` for tensor subclasses: meanwhile torch's modules contain the original functions."""
 
     def lifted() -> Any:
         if torch.compiler.is_compiling():  # Dynamo cannot trace the change
@@ -251,44 +200,44 @@ def _attention_over(original: Function) -> Function:
         ours = isinstance(q, Tensor) and options.get("out") is None
         if frame is None or frame.busy or not ours or torch.compiler.is_compiling():
             return original(q, k, v, **options)
-        if _unseen(frame, q, k):
+        if cannot_be_read(frame, q, k):
             return original(q, k, v, **options)
-        watch = frame.place.watch
-        watch.follow(frame, q, k, v)
+        watch = frame.watch
+        watch.follow_gradients(frame, q, k, v)
         if not watch.wanted():
             return original(q, k, v, **options)
         options.pop("out", None)
-        seen = observe(q, k, v, **options)
-        watch.saw_observation(frame, "levelhead", seen, q, k, options)
-        return seen.output
+        observation = observe(q, k, v, **options)
+        watch.record_observation(frame, "levelhead", observation, q, k, options)
+        return observation.output
 
     return attention
 
 
 def _sharded_over(original: Function) -> Function:
-    """Over `levelhead.distributed.attention`. All ranks must look at the same steps, as they all
-    take part in each other's statistics; a rank that does not is an error there."""
+    """Over `levelhead.distributed.attention`. All ranks must measure the same steps, because the statistics of each
+    rank need the others; a rank that does not is an error there."""
 
     def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
         frame = current()
-        if frame is None or frame.busy or not isinstance(q, Tensor) or _unseen(frame, q, k):
+        if frame is None or frame.busy or not isinstance(q, Tensor) or cannot_be_read(frame, q, k):
             return original(q, k, v, **options)
-        watch = frame.place.watch
-        watch.follow(frame, q, k, v, _parts(options))
+        watch = frame.watch
+        watch.follow_gradients(frame, q, k, v, _parts(options))
         if not watch.wanted():
             return original(q, k, v, **options)
         scoring = dict.fromkeys(_SCORING) | {"causal": False, "dropout": 0.0}
         given = scoring | {name: x for name, x in options.items() if name in scoring}
         how = {name: x for name, x in options.items() if name not in scoring}
         seen, call = look(q, k, v, given, **how)
-        watch.saw_shard(frame, seen, q, k, (given, how), call)
+        watch.record_shard(frame, seen, q, k, (given, how), call)
         return seen.output
 
     return attention
 
 
 def _parts(options: dict[str, Any]) -> tuple[int, int]:
-    """Over how many ranks the queries lie, and the keys."""
+    """The number of ranks that share the queries, and the keys."""
     dist = torch.distributed
     running = dist.is_available() and dist.is_initialized()
     world = dist.get_world_size(options.get("group")) if running else 1
@@ -312,11 +261,11 @@ _SCORING = (
 
 
 def _operator_over(original: Function) -> Function:
-    """Over `ops.attend`: what leads to levelhead's operator inside a graph is seen there."""
+    """Over `functorch.attend`, through which all calls of levelhead's operator in a graph go."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Any:
         frame = current() if torch.compiler.is_compiling() else None
-        if frame is None or frame.busy or _retraced(q) or not _is_call(options):
+        if frame is None or frame.busy or is_retraced(q) or not _is_call(options):
             return original(q, k, v, options)
         lead = (1,) * (4 - q.dim())
         q4, k4 = (x.reshape(*lead, *x.shape) if lead else x for x in (q, k))
@@ -332,8 +281,8 @@ def _operator_over(original: Function) -> Function:
             options.softcap,
             options.sinks,
         )
-        how = f"{frame.via}, levelhead" if frame.via else "levelhead"
-        return _traced(frame, how, lambda: original(q, k, v, options), call)
+        path = f"{frame.via}, levelhead" if frame.via else "levelhead"
+        return run_traced(frame, path, lambda: original(q, k, v, options), call)
 
     return attend
 
@@ -342,119 +291,6 @@ def _is_call(options: Options) -> bool:
     """Whether a `Call` says all of it."""
     rest = (options.alibi, options.key_lengths, options.query_segments, options.query_start)
     return not (options.cosine or options.log_n or any(x is not None for x in rest))
-
-
-# ---- a softmax in the open: that of nn.MultiheadAttention when it is asked for weights, and that
-# ---- of a transformers function nobody can describe
-
-
-def _softmax_over(original: Function) -> Function:
-    def softmax(input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        frame = current()
-        if frame is None or frame.busy or _retraced(input):
-            return original(input, *args, **kwargs)
-        place = frame.place
-        own = isinstance(place.module, nn.MultiheadAttention)
-        legacy = place.legacy and input.dim() == 4 and input.shape[1] == place.heads
-        if not own and not legacy and not frame.open:
-            return original(input, *args, **kwargs)
-
-        def run() -> Any:
-            return original(input, *args, **kwargs)
-
-        def describe() -> Call:
-            heads = place.heads or 1
-            return from_scores(input if input.dim() == 4 else _by_head(input, heads))
-
-        how = WEIGHTS if own else frame.via or "huggingface:eager"
-        if torch.compiler.is_compiling():
-            return _traced(frame, how, run, describe())
-        return run() if _unseen(frame, input) else _around(frame, how, run, describe)
-
-    return softmax
-
-
-def _multihead_over(original: Function) -> Function:
-    """torch.compile takes torch's function as a whole, so nobody would see the call in it; it goes
-    into a function of the same code that it does not know."""
-    copy = FunctionType(original.__code__, original.__globals__, "multi_head_attention", original.__defaults__)
-    copy.__kwdefaults__ = original.__kwdefaults__
-
-    def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return copy(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    return multi_head_attention_forward
-
-
-def _by_head(scores: Tensor, heads: int) -> Tensor:
-    each = heads if scores.shape[0] % heads == 0 else 1
-    return scores.reshape(-1, each, *scores.shape[-2:])
-
-
-# ---- transformers' interface
-
-
-def _transformers_called(
-    original: Function, name: str, module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any
-) -> Any:
-    amendment = amend.of(module)
-    ours = amendment is not None and amend.is_ours(name, query)
-    if amendment is not None:
-        kwargs = amendment.for_interface(name, module, query, kwargs)
-
-    def run() -> Any:
-        if ours:
-            given = (name == "eager", module, query, key, *args)
-            return interface_attention(*given, **kwargs), None
-        return original(module, query, key, *args, **kwargs)
-
-    frame = current()
-    if frame is None or frame.busy or _retraced(query):
-        return run()
-    compiling = torch.compiler.is_compiling()
-    if not compiling and _unseen(frame, query, key):
-        return run()
-    how = f"huggingface:{name}"
-    frame.kv_heads = key.shape[1]
-    # Torch's function is called inside, or levelhead's, and says what was really asked.
-    if (not compiling) if ours else name == "sdpa":
-        return _labelled(frame, how, run)
-    served = isinstance(original, functools.partial)  # by levelhead, which tells of itself
-    known = not served and frame.place.understood if compiling or served else None
-    given = (name, known, original, module, query, key, *args)
-    call = None
-    if not (ours and amend.has_no_description(kwargs)):
-        call = transformers_calls.describe(*given, **kwargs)
-    if not compiling:
-        value = args[0] if args else kwargs.get("value")
-        frame.place.watch.follow(frame, query, key, value)
-    if call is None:
-        frame.open = not served
-        result = _labelled(frame, how, run)  # after an error the frame is gone
-        frame.open = False
-        return result
-    if compiling:
-        return _traced(frame, how, run, call)
-    return _around(frame, how, run, lambda: call)
-
-
-def _labelled(frame: Frame, how: str, run: Callable[[], Any]) -> Any:
-    """Runs what will be caught further inside, or is levelhead's."""
-    frame.via = how
-    if torch.compiler.is_compiling():
-        result = run()
-        frame.via = ""
-        return result
-    try:
-        with observing() as passes:
-            result = run()
-    finally:
-        frame.via = ""
-    if passes and frame.place.watch.wanted():
-        frame.place.watch.saw_pass(frame, f"{how}, levelhead", passes[0])
-    return result
 
 
 INTERCEPTION = Interception()

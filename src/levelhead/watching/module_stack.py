@@ -1,9 +1,8 @@
-"""Where a watched model attends: its modules, as they are met while it runs.
+"""The modules of a watched model, and a stack of those that are running.
 
-Every module that may hold an attention call becomes a place. Hooks keep a stack of the places
-that are running, so that a call knows whose it is, and remember what ran inside each. The hooks
-are plain functions that find their place on the module, which is what lets `torch.compile` trace
-them whole, once. Nothing here measures.
+Every module that may contain an attention call becomes a `WatchedModule`. Hooks keep a stack of the running ones, so
+that a call is attributed to its module, and store what ran inside each. The hooks are plain functions that find their
+`WatchedModule` on the module itself: this lets `torch.compile` trace them in one graph. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -11,43 +10,84 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from levelhead.observation import Observation
+from levelhead.torch.operators import Pass
 from levelhead.watching.effective_scale import Ran, ran
-from levelhead.watching.measure import plain
-from levelhead.watching.transformers_calls import forms_softmax_by_hand, understands
+from levelhead.watching.measure import Call, plain
+from levelhead.watching.transformers_calls import eager_is_understood, forms_softmax_by_hand
 
-ATTRIBUTE = "_levelhead_place"
+ATTRIBUTE = "_levelhead_watched"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
-_DISTRIBUTORS = ("torch.", "deepspeed.", "accelerate.")  # who calls the model inside "module"
+_DISTRIBUTORS = ("torch.", "deepspeed.", "accelerate.")  # libraries whose wrappers hold the model as "module"
 _HEADS = ("num_heads", "n_heads", "nheads", "heads", "n_head", "num_attention_heads", "nhead")
 _numbers = itertools.count(1)
-PLACES: dict[int, Place] = {}  # of everything that is watched now, by number
 
 
-class Place:
-    """A module of a watched model."""
+class Recorder(Protocol):
+    """What hooks and wrappers need of the watch whose model is running."""
 
-    def __init__(self, name: str, module: nn.Module, watch: Any) -> None:
+    model: nn.Module
+    child_names: dict[int, str]  # by id of the module
+    compiled: bool  # whether a compiled graph of the model has run
+
+    def wanted(self) -> bool:
+        """Whether a call that runs now is measured."""
+
+    def begin_forward(self) -> None:
+        """A forward pass of the whole model begins."""
+
+    def record_call(self, frame: Frame, path: str, call: Call) -> None:
+        """Measures a call that other code computed."""
+
+    def record_scores(
+        self, frame: Frame, path: str, call: Call, operands: tuple[Tensor, Tensor], factor: float | Tensor | None
+    ) -> None:
+        """Measures a softmax over `factor` times the product of the operands, bias and mask included."""
+
+    def record_pass(self, frame: Frame, path: str, computed: Pass) -> None:
+        """Adds a call that levelhead computed together with its statistics."""
+
+    def record_observation(
+        self, frame: Frame, path: str, observation: Observation, q: Tensor, k: Tensor, options: Any
+    ) -> None:
+        """The same for `levelhead.attention`."""
+
+    def record_shard(
+        self, frame: Frame, observation: Observation, q: Tensor, k: Tensor, options: Any, call: Any
+    ) -> None:
+        """The same for this rank's rows of `levelhead.distributed.attention`."""
+
+    def follow_gradients(
+        self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int] = (1, 1)
+    ) -> None:
+        """Measures the gradients of a call when backward computes them, if they are wanted."""
+
+
+class WatchedModule:
+    """A module of a watched model, and what is known about its calls."""
+
+    def __init__(self, name: str, module: nn.Module, watch: Recorder) -> None:
         self.name, self.module, self.watch = name, module, watch
         self.kind = type(module).__name__
         self.number = next(_numbers)
-        # Compiled code hands this to the operator, which finds the place by it: a tensor may change
-        # without another compilation, and lies on the CPU, so reading it waits for no device.
+        # Compiled code passes this to the operator, which looks the module up by it. A tensor may change without
+        # another compilation, and on the CPU reading it waits for no device.
         self.handle = torch.tensor([self.number, 0])
         self.heads = _heads(module)
-        self.understood = understands(module)
-        self.legacy = self.heads is not None and forms_softmax_by_hand(module)
-        # None: not known yet, so what runs in it is looked at as if it did.
+        self.eager_is_understood = eager_is_understood(module)
+        self.softmax_by_hand = self.heads is not None and forms_softmax_by_hand(module)
+        # None: not known yet, so what runs inside is measured as if it did.
         self.attends = True if sounds_like_attention(module) else None
         self.calls = 0
-        self.entered = 0
-        self.slowed = False  # its native fast path would have run
-        self.ways: dict[str, None] = {}  # through what it was seen, in order
-        self.unseen: dict[str, None] = {}  # why calls of it were not
+        self.runs = 0
+        self.lost_fast_path = False  # its native fast path would have run
+        self.paths: dict[str, None] = {}  # functions through which its calls were observed, in order
+        self.not_observed: dict[str, None] = {}  # reasons why calls of it were not observed
         self.ever_ran: set[str] = set()  # names of children
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -57,26 +97,33 @@ class Place:
         return type(None), ()
 
 
-class Frame:
-    """A place that is running, in one thread; of a compiled one, the time while it is traced."""
+WATCHED_MODULES: dict[int, WatchedModule] = {}  # of all attached watches, by number
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+
+class Frame:
+    """One run of a watched module, in one thread. Inside a compiled model: one tracing of it."""
+
+    def __init__(self, watched: WatchedModule) -> None:
+        self.watched = watched
         self.ran: list[Ran] = []  # inside it, since it was entered
-        self.busy = False  # inside a call that is being observed already
-        self.open = False  # inside a function whose softmax is to be looked at
-        self.via = ""  # inside a function of that name
-        self.kv_heads = 0  # that the function was given, before it repeated them; 0: not known
+        self.busy = False  # inside a call that is being measured already
+        self.softmax_is_call = False  # inside a function whose softmax is the call
+        self.via = ""  # path of the transformers function that is running
+        self.kv_heads = 0  # passed to that function, before it repeated them; 0: not known
+
+    @property
+    def watch(self) -> Recorder:
+        return self.watched.watch
 
 
 def sounds_like_attention(module: nn.Module) -> bool:
-    """Whether its class, or one above, is called so."""
+    """Whether the name of its class, or of a base class, contains attention or attn."""
     names = [base.__name__.lower() for base in type(module).__mro__[:-1]]
     return any("attention" in name or "attn" in name for name in names)
 
 
 def _heads(module: nn.Module) -> int | None:
-    """How many heads a module says it has."""
+    """The number of heads, from the module's attributes."""
     for name in _HEADS:
         number = getattr(module, name, None)
         if isinstance(number, int) and number > 0:
@@ -85,12 +132,12 @@ def _heads(module: nn.Module) -> int | None:
 
 
 def clean(name: str) -> str:
-    """A module's name without the wrappers that compile, FSDP and checkpointing put around."""
+    """A module's name without the wrappers of compile, FSDP and checkpointing."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS[:-1])
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, inside what compiles or distributes it."""
+    """The model itself, without wrappers that compile or distribute it."""
     for name in _WRAPPERS:
         inner = model._modules.get(name)
         known = name != "module" or type(model).__module__.startswith(_DISTRIBUTORS)
@@ -100,7 +147,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def frame_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The model, and modules in it that may hold an attention call: all but simple ones."""
+    """The model, and modules in it that may contain an attention call: all but simple ones."""
     for name, module in model.named_modules():
         torchs = type(module).__module__.startswith("torch.nn.modules")
         simple = not module._modules and (torchs or _is_one_weight(module))
@@ -109,7 +156,7 @@ def frame_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_one_weight(module: nn.Module) -> bool:
-    """Whether it is a projection or a norm of somebody's own, such as transformers' Conv1D."""
+    """Whether it is a projection or a norm outside torch, such as transformers' Conv1D."""
     names = module._parameters.keys()
     return "weight" in names and names <= {"weight", "bias"} and not sounds_like_attention(module)
 
@@ -123,11 +170,11 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
-traced: list[Frame | None] = []  # the same while torch.compile looks: it knows lists, not threads
+traced: list[Frame | None] = []  # the same while Dynamo traces, which supports lists but no thread-locals
 
 
 def current() -> Frame | None:
-    """The innermost place that is running."""
+    """The innermost watched module that is running."""
     if torch.compiler.is_compiling():
         return traced[-1] if traced else None
     return _stack.frames[-1] if _stack.frames else None
@@ -135,18 +182,18 @@ def current() -> Frame | None:
 
 def enter(module: nn.Module, args: Any) -> None:
     """A forward pre-hook."""
-    place = getattr(module, ATTRIBUTE, None)
+    watched = getattr(module, ATTRIBUTE, None)
     if torch.compiler.is_compiling():
-        traced.append(None if place is None else Frame(place))
+        traced.append(None if watched is None else Frame(watched))
         return
-    if place is None or place.module is not module:
+    if watched is None or watched.module is not module:
         return
-    if module is place.watch.model:
-        leave_all(place.watch)  # a run that Ctrl-C ended has left its frames: no hook ran then
-    place.entered += 1
+    if module is watched.watch.model:
+        leave_all(watched.watch)  # after Ctrl-C no hook ran, and old frames remain
+    watched.runs += 1
     if isinstance(module, nn.MultiheadAttention) and _would_be_fast(module):
-        place.slowed = True
-    _stack.frames.append(Frame(place))
+        watched.lost_fast_path = True
+    _stack.frames.append(Frame(watched))
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -154,18 +201,18 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
     if torch.compiler.is_compiling():
         traced.pop()
         return
-    place = getattr(module, ATTRIBUTE, None)
-    if place is None or not _stack.frames or _stack.frames[-1].place is not place:
+    watched = getattr(module, ATTRIBUTE, None)
+    if watched is None or not _stack.frames or _stack.frames[-1].watched is not watched:
         return
     _stack.frames.pop()
-    if place.attends is None and output is not None and place.watch.wanted():
-        place.attends = False  # ran whole, and called nothing
+    if watched.attends is None and output is not None and watched.watch.wanted():
+        watched.attends = False  # ran whole, and called nothing
     child_ran(module, args, output)
 
 
-def leave_all(watch: Any) -> None:
-    """Forgets what this thread has running of a watched model."""
-    _stack.frames[:] = [frame for frame in _stack.frames if frame.place.watch is not watch]
+def leave_all(watch: Recorder) -> None:
+    """Removes all frames of a watch from this thread's stack."""
+    _stack.frames[:] = [frame for frame in _stack.frames if frame.watch is not watch]
 
 
 def _would_be_fast(module: nn.MultiheadAttention) -> bool:
@@ -175,11 +222,11 @@ def _would_be_fast(module: nn.MultiheadAttention) -> bool:
 
 
 def child_ran(module: nn.Module, args: Any, output: Any) -> None:
-    """A forward hook of simple modules: the place around remembers what came out."""
+    """A forward hook of simple modules: the frame around them stores what came out."""
     if torch.compiler.is_compiling() or not _stack.frames:
         return
     frame = _stack.frames[-1]
-    around = frame.place
+    around = frame.watched
     name = around.watch.child_names.get(id(module))
     if name is None:
         return
@@ -188,6 +235,6 @@ def child_ran(module: nn.Module, args: Any, output: Any) -> None:
         return
     x = output[0] if isinstance(output, tuple) and output else output
     if isinstance(x, Tensor) and x.dim() > 1 and x.is_floating_point() and plain(x):
-        busy, frame.busy = frame.busy, True  # squaring is nobody's attention
+        busy, frame.busy = frame.busy, True  # squaring is no attention call
         frame.ran.append(ran(name, module, x))
         frame.busy = busy

@@ -1,15 +1,16 @@
-"""What one module has done in one step: tallies of its heads, and the facts of its calls.
+"""What one module did in one step: tallies of its heads, and the facts of its calls.
 
-Everything stays on the tensors' device until the step is read; only then is waited for it. A
-module that calls attention with different numbers of heads has a record for each.
+Everything stays on the tensors' device until the step is read; only then the CPU waits for the device. A module that
+calls attention with different numbers of heads has a record for each.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,57 +24,68 @@ from levelhead.runs.record import Facts, Record
 from levelhead.torch.operators import Pass
 from levelhead.watching import effective_scale, measure
 from levelhead.watching.effective_scale import Ran, Reading
-from levelhead.watching.intercept import WEIGHTS
+from levelhead.watching.intercept_softmax import WEIGHTS
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import Frame, Place
+from levelhead.watching.module_stack import Frame, WatchedModule
 
-Shape: TypeAlias = tuple[int, int, int, int, int]  # B, kv heads, queries, keys, d_k
 RULES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)")
+
+
+class Settings(Protocol):
+    """What a ledger needs of its watch."""
+
+    rows: int | None  # query rows to measure of each call; None: all
+    plain_torch: bool | None
+    counterfactual: bool
+    listeners: list[Callable[..., None]]
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while a step changes: several threads may run the model."""
+
+
+@dataclass
+class _Measured:
+    """One call with its statistics."""
+
+    path: str
+    call: Call
+    tally: Tensor
+    q: Tensor  # the operands of the product
+    k: Tensor
+    scale: float | Tensor | None  # None: not one number
+    rules: dict[str, Tensor] = field(default_factory=dict)
+    sampled: bool = False
+    fused: bool = False
+    tokens: tuple[int, int] | None = None  # queries and keys of the whole sequence, if these rows are a shard of it
 
 
 @dataclass
 class _Sheet:
-    """Calls with one number of heads: their tally, and the facts of the last one."""
+    """The calls of a step with one number of heads: their tally, and the facts of the last one."""
 
     tally: Tensor
-    how: str
-    shape: Shape
-    dtype: str
-    scale: float | Tensor | None  # None: not one number
-    softcap: float | None
-    causal: bool
-    masked: bool
-    sinks: bool
-    fused: bool = False
-    sampled: bool = False
-    rules: dict[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Shard:
-    """Rows that are some of a longer sequence's, on one rank of several."""
-
-    positions: Tensor
-    queries: int  # of the whole sequence
-    keys: int
-    told: bool  # whether this rank tells of them
+    rules: dict[str, Tensor]
+    facts: Facts  # without scale and norms, which are read with the step
+    scale: float | Tensor | None
+    batch: int
 
 
 @dataclass
 class _Noted:
-    """What the scale in force is read from, when the step is."""
+    """From which the effective scale is read, when the step is."""
 
     ran: list[Ran]
-    scale: float | Tensor | None
-    squares: Tensor  # of q and k at the call, and their counts
-    shape: Shape
-    heads: int
+    squares: Tensor  # means of q² and k² at the call
+    last: _Sheet
 
 
 class Ledger:
-    def __init__(self, place: Place, watch: Any) -> None:
-        self.place, self.watch = place, watch
-        self._sheets: dict[int, _Sheet] = {}
+    """The sheets of one module."""
+
+    def __init__(self, watched: WatchedModule, watch: Settings) -> None:
+        self.watched, self.watch = watched, watch
+        self._sheets: dict[int, _Sheet] = {}  # by number of heads
         self._noted: _Noted | None = None
         self._reading: Reading | None = None
         self._followed: dict[str, Tensor] = {}
@@ -81,11 +93,11 @@ class Ledger:
         self._hooks: list[Any] = []
 
     def clear(self) -> None:
-        """A new step."""
+        """Starts a new step."""
         self._sheets, self._weights = {}, {}
 
     def let_go(self) -> None:
-        """Takes the hooks off the projections' weights."""
+        """Removes the hooks from the projections' weights."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._followed = [], {}
@@ -95,33 +107,31 @@ class Ledger:
     def add(
         self,
         frame: Frame,
-        how: str,
+        path: str,
         call: Call,
         *,
         operands: tuple[Tensor, Tensor] | None = None,
         scale: float | Tensor | None = None,
     ) -> None:
-        """A call whose statistics are still to be made. `operands`: what its ready-made scores
-        were the product of, and `scale` what that was multiplied by."""
+        """Measures a call. If it consists of ready-made scores, these are `scale` times the product of `operands`."""
         rows = self.watch.rows
 
         def at(times: float) -> Tensor:
             changed = call if times == 1.0 else measure.rescaled(call, times)
             return measure.tallied(changed, sample=rows, by_torch=self.watch.plain_torch)
 
-        found = at(1.0)
+        tallied = at(1.0)
         q, k = (call.q, call.k) if operands is None else operands
         if operands is not None:
-            measure.fill_squares(found, q, k)
+            measure.fill_squares(tallied, q, k)
         factor = scale if call.ready else call.scale
         sampled = rows is not None and rows < call.q.shape[2]
-        rules = self._rules(q, at)
-        self._enter(frame, how, call, found, q, k, factor, rules, sampled=sampled)
+        self._enter(frame, _Measured(path, call, tallied, q, k, factor, self._rules(q, at), sampled))
 
-    def add_pass(self, frame: Frame, how: str, seen: Pass) -> None:
+    def add_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """A call that levelhead computed."""
-        options = seen.options
-        q, k = (_four(x) for x in (seen.q, seen.k))
+        options = computed.options
+        q, k = (_four(x) for x in (computed.q, computed.k))
         call = Call(
             q,
             k,
@@ -134,50 +144,59 @@ class Ledger:
             sinks=options.sinks,
         )
         shape = tuple(q.shape[:3])
-        sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (seen.sums, seen.counts))
-        found = measure.from_core(sums, counts, seen.sinks, call)
+        sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (computed.sums, computed.counts))
+        tallied = measure.from_core(sums, counts, computed.sinks, call)
         rules = self._rules(q, lambda times: measure.tallied(measure.rescaled(call, times)))
-        self._enter(frame, how, call, found, q, k, options.scale, rules, fused=True)
+        self._enter(frame, _Measured(path, call, tallied, q, k, options.scale, rules, fused=True))
 
-    def add_observation(self, frame: Frame, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any) -> None:
+    def add_observation(
+        self, frame: Frame, path: str, observation: Observation, q: Tensor, k: Tensor, options: Any
+    ) -> None:
         """A call of `levelhead.attention`."""
-        given = (q.detach(), k.detach())
+        detached = (q.detach(), k.detach())
 
         def again(factor: Any) -> Observation:
-            return observe(*given, **(options | {"scale": factor}))
+            return observe(*detached, **(options | {"scale": factor}))
 
-        self._add_seen(frame, how, seen, q, k, options, again)
+        def tallied(seen: Observation, call: Call) -> Tensor:
+            return measure.from_core(*_states(seen, call), call)
 
-    def add_shard(self, frame: Frame, seen: Observation, q: Tensor, k: Tensor, options: Any, call: Any) -> None:
-        """This rank's rows of a call of `levelhead.distributed.attention`. Where every rank has
-        all rows, the first one tells of them."""
-        given = (q.detach(), k.detach())
-        scoring, how = options
+        self._add_observed(frame, path, observation, q, k, options, again, tallied)
+
+    def add_shard(self, frame: Frame, observation: Observation, q: Tensor, k: Tensor, options: Any, shard: Any) -> None:
+        """This rank's rows of a call of `levelhead.distributed.attention`. Where every rank has all rows, the first
+        one counts them."""
+        detached = (q.detach(), k.detach())
+        scoring, others = options
+        counts_rows = shard.plan != "decode" or shard.wire.rank == 0
+        positions = torch.from_numpy(shard.positions)
 
         def again(factor: Any) -> Observation:
-            return look(*given, None, scoring | {"scale": factor}, **how)[0]
+            return look(*detached, None, scoring | {"scale": factor}, **others)[0]
 
-        positions = torch.from_numpy(call.positions)
-        told = call.plan != "decode" or call.wire.rank == 0
-        shard = _Shard(positions, call.queries.n, call.keys.n, told)
-        name = f"levelhead.distributed, {call.plan}"
-        self._add_seen(frame, name, seen, q, k, scoring, again, shard)
+        def tallied(seen: Observation, call: Call) -> Tensor:
+            whole = measure.from_core(*_states(seen, call), call, positions)
+            return whole if counts_rows else _keys_alone(whole)
 
-    def _add_seen(
+        path, tokens = f"levelhead.distributed, {shard.plan}", (shard.queries.n, shard.keys.n)
+        self._add_observed(frame, path, observation, q, k, scoring, again, tallied, tokens)
+
+    def _add_observed(
         self,
         frame: Frame,
-        how: str,
-        seen: Observation,
+        path: str,
+        observation: Observation,
         q: Tensor,
         k: Tensor,
         options: Any,
         again: Callable[[Any], Observation],
-        shard: _Shard | None = None,
+        tallied: Callable[[Observation, Call], Tensor],
+        tokens: tuple[int, int] | None = None,
     ) -> None:
+        """`again` observes the call under another scale, `tallied` sums an observation up."""
         q, k = _four(q), _four(k)
-        H, D = q.shape[1], q.shape[3]
-        rule = scaling.resolve(options.get("scale"), heads=H, d_k=D)
-        plain = not (rule.cosine or rule.log_n)  # else it is no number, and has no variations
+        rule = scaling.resolve(options.get("scale"), heads=q.shape[1], d_k=q.shape[3])
+        is_number = not (rule.cosine or rule.log_n)  # else there are no variations of it
         call = Call(
             q,
             k,
@@ -188,73 +207,53 @@ class Ledger:
             sinks=options.get("sinks"),
         )
 
-        def tallied(seen: Observation) -> Tensor:
-            shape, state = tuple(q.shape[:3]), seen.state
-            sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (state.sums, state.counts))
-            if shard is None:
-                return measure.from_core(sums, counts, seen.sinks, call)
-            found = measure.from_core(sums, counts, seen.sinks, call, shard.positions)
-            return found if shard.told else _keys_alone(found)
-
         def at(times: float) -> Tensor:
-            with torch.no_grad():
-                return tallied(again(rule.factor * times))
+            return tallied(again(rule.factor * times), call)
 
-        rules = self._rules(q, at) if plain else {}
-        factor = call.scale if plain else None
-        tokens = None if shard is None else (shard.queries, shard.keys)
-        self._enter(frame, how, call, tallied(seen), q, k, factor, rules, fused=True, tokens=tokens)
+        rules = self._rules(q, at) if is_number else {}
+        scale = call.scale if is_number else None
+        whole = tallied(observation, call)
+        self._enter(frame, _Measured(path, call, whole, q, k, scale, rules, fused=True, tokens=tokens))
 
-    def _enter(
-        self,
-        frame: Frame,
-        how: str,
-        call: Call,
-        found: Tensor,
-        q: Tensor,
-        k: Tensor,
-        scale: float | Tensor | None,
-        rules: dict[str, Tensor],
-        *,
-        fused: bool = False,
-        sampled: bool = False,
-        tokens: tuple[int, int] | None = None,
-    ) -> None:
-        place, heads = self.place, found.shape[0]
+    def _enter(self, frame: Frame, measured: _Measured) -> None:
+        """Adds a call to its sheet."""
+        watched, call, q, k = self.watched, measured.call, measured.q, measured.k
         for listener in self.watch.listeners:
-            listener(place, call, found, q, k)
-        kv_heads = frame.kv_heads or k.shape[1]
-        queries, keys = tokens or (call.q.shape[2], call.k.shape[2])
-        shape = (q.shape[0], kv_heads, queries, keys, q.shape[3])
-        sheet = _Sheet(
-            found,
-            how,
-            shape,
-            str(q.dtype).removeprefix("torch."),
-            scale,
-            call.softcap,
-            call.causal,
-            call.mask is not None and not call.ready,
-            call.sinks is not None,
-            fused,
-            sampled,
-            rules,
+            listener(watched, call, measured.tally, q, k)
+        queries, keys = measured.tokens or (call.q.shape[2], call.k.shape[2])
+        facts = Facts(
+            kind=watched.kind,
+            how=measured.path,
+            d_k=q.shape[3],
+            kv_heads=frame.kv_heads or k.shape[1],
+            queries=queries,
+            keys=keys,
+            dtype=str(q.dtype).removeprefix("torch."),
+            scale=None,
+            softcap=call.softcap,
+            causal=call.causal,
+            masked=call.mask is not None and not call.ready,
+            sinks=call.sinks is not None,
+            sampled=measured.sampled,
+            fused=measured.fused,
         )
+        sheet = _Sheet(measured.tally, measured.rules, facts, measured.scale, q.shape[0])
         squares = torch.stack([measure.squares(x) for x in (q, k)]) if frame.ran else None
+        heads = len(measured.tally)
         with self.watch.lock:
-            place.calls += 1
-            place.attends = True
-            place.ways[how] = None
+            watched.calls += 1
+            watched.attends = True
+            watched.paths[measured.path] = None
             old = self._sheets.get(heads)
-            if old is not None and old.tally.device == found.device:
-                sheet.tally = measure.folded(old.tally, found)
+            if old is not None and old.tally.device == sheet.tally.device:
+                sheet.tally = measure.folded(old.tally, sheet.tally)
                 sheet.rules = {
                     rule: measure.folded(old.rules[rule], new) if rule in old.rules else new
-                    for rule, new in rules.items()
+                    for rule, new in measured.rules.items()
                 }
             self._sheets[heads] = sheet
             if squares is not None:
-                self._noted = _Noted(list(frame.ran), scale, squares, shape, heads)
+                self._noted = _Noted(list(frame.ran), squares, sheet)
 
     def _rules(self, q: Tensor, at: Callable[[float], Tensor]) -> dict[str, Tensor]:
         """The same heads under every scale rule: what is in force counts as 1/√d_k."""
@@ -266,14 +265,14 @@ class Ledger:
 
     # ---- gradients
 
-    def follow(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int]) -> None:
+    def follow_gradients(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int]) -> None:
         """Counts dL/dq, dL/dk and dL/dv of this call when they come, and those of the weights.
 
         Args:
             parts: over how many ranks the queries lie, and the keys.
         """
         self._follow_weights(frame)
-        heads = q.shape[-3] if q.dim() > 3 else self.place.heads or 1
+        heads = q.shape[-3] if q.dim() > 3 else self.watched.heads or 1
         for name, x, shards in (("dq", q, parts[0]), ("dk", k, parts[1]), ("dv", v, parts[1])):
             if x is not None and x.requires_grad:
                 counted = _Counted(self, name, heads, shards)
@@ -314,7 +313,7 @@ class Ledger:
     def records(self) -> Iterator[Record]:
         """One for each number of heads."""
         for heads, sheet in list(self._sheets.items()):
-            name = self.place.name
+            name = self.watched.name
             if len(self._sheets) > 1:
                 name = f"{name} ({heads} heads)"
             rules = {rule: _numbers(x) for rule, x in sheet.rules.items()}
@@ -322,58 +321,44 @@ class Ledger:
             yield Record(name, self._facts(heads, sheet), _numbers(sheet.tally), rules, weights)
 
     def _facts(self, heads: int, sheet: _Sheet) -> Facts:
-        _, kv_heads, queries, keys, d_k = sheet.shape
-        found = self._read(heads) or Reading(None, "nothing ran before the call")
-        module, scale = self.place.module, _one_number(sheet.scale)
+        reading = self._read(heads) or Reading(None, "nothing ran before the call")
+        module, scale, d_k = self.watched.module, _one_number(sheet.scale), sheet.facts.d_k
         if isinstance(module, nn.MultiheadAttention):
-            by_hand = sheet.how == WEIGHTS or scale is None  # scaled before it was seen
-            own = 1 / math.sqrt(module.head_dim) if by_hand else scale
-            found, scale = Reading(own, effective_scale.BY_DEFINITION, module.embed_dim), own
-            d_k = module.head_dim
+            by_hand = sheet.facts.how == WEIGHTS or scale is None  # scaled before it was observed
+            scale, d_k = 1 / math.sqrt(module.head_dim) if by_hand else scale, module.head_dim
+            reading = Reading(scale, effective_scale.BY_DEFINITION, module.embed_dim)
         norms = [n for n, child in module.named_children() if effective_scale.is_norm(n, child)]
         present = tuple(n for n in norms if effective_scale.is_qk_norm(n))
-        ran = self.place.ever_ran  # nothing is known of what runs inside a compiled module
-        idle = tuple(n for n in present if ran and n not in ran)
-        return Facts(
-            kind=self.place.kind,
-            how=sheet.how,
+        ran = self.watched.ever_ran  # empty for a compiled module: what ran inside it is not known
+        return replace(
+            sheet.facts,
             d_k=d_k,
-            kv_heads=kv_heads,
-            queries=queries,
-            keys=keys,
-            dtype=sheet.dtype,
             scale=scale,
-            effective_scale=found.scale,
-            scale_reading=found.how,
-            model_width=found.width,
-            softcap=sheet.softcap,
-            causal=sheet.causal,
-            masked=sheet.masked,
-            sinks=sheet.sinks,
-            sampled=sheet.sampled,
-            fused=sheet.fused,
+            effective_scale=reading.scale,
+            scale_reading=reading.how,
+            model_width=reading.width,
             architecture=_architecture(module),
             norms_present=present,
-            norms_idle=idle,
+            norms_idle=tuple(n for n in present if ran and n not in ran),
         )
 
     def _read(self, heads: int) -> Reading | None:
         noted = self._noted
-        if noted is not None and noted.heads == heads:
-            B, kv_heads, _queries, keys, d_k = noted.shape
+        if noted is not None and len(noted.last.tally) == heads:
             q, k = (math.sqrt(float(x)) for x in noted.squares)
-            found = effective_scale.read(
+            facts = noted.last.facts
+            reading = effective_scale.read(
                 noted.ran,
-                scale=_one_number(noted.scale),
+                scale=_one_number(noted.last.scale),
                 heads=heads,
-                kv_heads=kv_heads,
-                d_k=d_k,
+                kv_heads=facts.kv_heads,
+                d_k=facts.d_k,
                 q_rms=q,
                 k_rms=k,
-                tokens=B * keys,
+                tokens=noted.last.batch * facts.keys,
             )
-            if self._reading is None or found.scale is not None or self._reading.scale is None:
-                self._reading = found
+            if self._reading is None or reading.scale is not None or self._reading.scale is None:
+                self._reading = reading
             self._noted = None
         return self._reading
 
@@ -388,6 +373,13 @@ class _Counted:
         self._ledger.count(self._name, self._heads, gradient, self._shards)
 
 
+def _states(observation: Observation, call: Call) -> tuple[Any, Any, Any]:
+    """The states of an observation's rows, (B, H, T, ...), and their sinks."""
+    shape, state = tuple(call.q.shape[:3]), observation.state
+    sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (state.sums, state.counts))
+    return sums, counts, observation.sinks
+
+
 def _four(x: Tensor) -> Tensor:
     """(B, heads, tokens, width), whatever leads."""
     x = x.detach()
@@ -396,11 +388,11 @@ def _four(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
-def _keys_alone(found: Tensor) -> Tensor:
-    """The tally of a rank whose rows another rank tells of: of its keys, and nothing else."""
-    kept = torch.from_numpy(tally.nothing(len(found))).to(found)
+def _keys_alone(whole: Tensor) -> Tensor:
+    """The tally of a rank whose rows another rank counts: that of its keys, and nothing else."""
+    kept = torch.from_numpy(tally.nothing(len(whole))).to(whole)
     for name in ("k_squares", "k_count"):
-        kept[:, tally.INDEX[name]] = found[:, tally.INDEX[name]]
+        kept[:, tally.INDEX[name]] = whole[:, tally.INDEX[name]]
     return kept
 
 

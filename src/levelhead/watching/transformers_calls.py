@@ -67,14 +67,12 @@ class Interface:
         return functools.partial(self._called, found, name)
 
 
-@functools.cache
-def _is_understood(function: Function) -> bool:
-    return understood(function)
+is_understood = functools.cache(understood)
 
 
-def understands(module: nn.Module) -> bool:
-    """Whether all eager functions that a module may call are what they seem; for torch.compile,
-    which does not read code."""
+def eager_is_understood(module: nn.Module) -> bool:
+    """Whether each eager function that a module may call is softmax(q kᵀ · scale + mask) v; read before Dynamo traces,
+    which cannot read code."""
     kind = type(module)
     if kind not in _understood:
         _understood[kind] = all(understood(f) for f in eager_functions(module))
@@ -85,17 +83,15 @@ _understood: dict[type, bool] = {}
 
 
 def forms_softmax_by_hand(module: nn.Module) -> bool:
-    """Whether it is a module of transformers from before the interface, which some still are."""
+    """Whether it is a transformers module from before the interface; some still are."""
     if not type(module).__module__.startswith("transformers.models."):
         return False
-    ways = next((found for found in attending_modules(module) if found.module is module), None)
-    return ways is not None and ways.by_hand and not ways.interface
+    own = next((attending for attending in attending_modules(module) if attending.module is module), None)
+    return own is not None and own.by_hand and not own.interface
 
 
 def describe(
     name: str,
-    known: bool | None,
-    function: Function,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -109,17 +105,14 @@ def describe(
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
     **rest: Any,
-) -> Call | None:
-    """The call as ours; None where only the function itself knows. `known`: whether an eager
-    function is what it seems, where its code cannot be read now."""
+) -> Call:
+    """The call that these arguments of an implementation mean."""
     T, S, D = query.shape[2], key.shape[2], query.shape[3]
     scale = D**-0.5 if scaling is None else scaling
     if isinstance(scale, Tensor) and scale.numel() == 1:
         query, scale = query * scale, 1.0
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
     if name == "eager":
-        if not (_is_understood(function) if known is None else known):
-            return None
         mask = attention_mask if attention_mask is None else attention_mask[..., :S]
         return Call(query, key, scale, _joined(mask, position_bias), softcap=softcap, sinks=sinks)
     if name == "flex_attention":

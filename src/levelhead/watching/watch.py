@@ -28,7 +28,7 @@ from levelhead.watching import by_hand as deep
 from levelhead.watching import compiled, coverage, module_stack
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import ATTRIBUTE, PLACES, Frame, Place
+from levelhead.watching.module_stack import ATTRIBUTE, WATCHED_MODULES, Frame, WatchedModule
 from levelhead.watching.step_tallies import Ledger
 
 _PASSES_OF_A_STEP = 64  # more micro-batches than anybody accumulates before a first step
@@ -36,13 +36,13 @@ KEPT_SNAPSHOTS = 256  # then every second one goes: trends stay, memory does not
 
 
 def _root_begins(module: nn.Module, args: Any) -> None:
-    place = getattr(module, ATTRIBUTE, None)
-    if place is None or (not torch.compiler.is_compiling() and place.module is not module):
+    watched = getattr(module, ATTRIBUTE, None)
+    if watched is None or (not torch.compiler.is_compiling() and watched.module is not module):
         return
     if torch.compiler.is_compiling():
-        compiled.trace_forward(place)
+        compiled.trace_forward(watched)
     else:
-        place.watch.begins_forward()
+        watched.watch.begin_forward()
 
 
 class Watch:
@@ -82,12 +82,12 @@ class Watch:
         self.expected_scale, self.plain_torch = expected_scale, plain_torch
         self.training_only = training_only
         self._sinks, self._history = _checked_sinks(sinks), max(history, 2)
-        self.listeners: list[Callable[..., None]] = []  # (place, call, tally, q, k) of every call
+        self.listeners: list[Callable[..., None]] = []  # (watched, call, tally, q, k) of every call
         self._snapshots: list[Snapshot] = []
         self._held: list[Snapshot] = []  # that the sinks have not heard of yet
         self._carried: Snapshot | None = None  # what passes before the first `step()` belong to
-        self._ledgers: dict[int, Ledger] = {}  # by the place's number
-        self.places: list[Place] = []
+        self._ledgers: dict[int, Ledger] = {}  # by the number of the watched module
+        self.watched_modules: list[WatchedModule] = []
         self.child_names: dict[int, str] = {}
         self._hooks: list[Any] = []
         self._step, self._forwards, self._by_hand = 0, 0, False
@@ -108,17 +108,19 @@ class Watch:
             advice = "Detach that watch first; one can have several sinks"
             wanted, given = "a model that is not watched", "one that is"
             raise LevelheadValueError(expected("model", wanted, given, advice))
-        if not self.places:
-            self.places = [Place(module_stack.clean(n), m, self) for n, m in module_stack.frame_modules(self.model)]
-        framed = {id(place.module) for place in self.places}
+        if not self.watched_modules:
+            self.watched_modules = [
+                WatchedModule(module_stack.clean(n), m, self) for n, m in module_stack.frame_modules(self.model)
+            ]
+        framed = {id(watched.module) for watched in self.watched_modules}
         for name, module in self.model.named_modules():
             self.child_names[id(module)] = name.rsplit(".", 1)[-1]
             if id(module) not in framed:
                 self._hooks.append(_hooked(module.register_forward_hook, module_stack.child_ran))
-        for place in self.places:
-            PLACES[place.number] = place
-            object.__setattr__(place.module, ATTRIBUTE, place)
-            before, after = (place.module.register_forward_pre_hook, place.module.register_forward_hook)
+        for watched in self.watched_modules:
+            WATCHED_MODULES[watched.number] = watched
+            object.__setattr__(watched.module, ATTRIBUTE, watched)
+            before, after = (watched.module.register_forward_pre_hook, watched.module.register_forward_hook)
             self._hooks.append(_hooked(before, module_stack.enter, prepend=True))
             self._hooks.append(_hooked(after, module_stack.leave, always_call=True))
         before, after = self.model.register_forward_pre_hook, self.model.register_forward_hook
@@ -144,11 +146,11 @@ class Watch:
         for ledger in self._ledgers.values():
             ledger.let_go()
         module_stack.leave_all(self)
-        if self.deep and self.places:
-            deep.end(self.places[0].number)
-        for place in self.places:
-            PLACES.pop(place.number, None)
-            vars(place.module).pop(ATTRIBUTE, None)
+        if self.deep and self.watched_modules:
+            deep.end(self.watched_modules[0].number)
+        for watched in self.watched_modules:
+            WATCHED_MODULES.pop(watched.number, None)
+            vars(watched.module).pop(ATTRIBUTE, None)
         self._flush()
         self._deliver()
         for sink in self._sinks:
@@ -176,7 +178,7 @@ class Watch:
         self._flush()
         self._step += 1
 
-    def begins_forward(self) -> None:
+    def begin_forward(self) -> None:
         """The whole model runs (the root's hook says so)."""
         if self._by_hand or _in_backward():
             return
@@ -233,52 +235,54 @@ class Watch:
             return found
         return self._carried if found is None else self._carried.merged(found)
 
-    # ---- what the wrappers tell
+    # ---- called by hooks and wrappers while the model runs: see `module_stack.Recorder`
 
     def _ledger(self, frame: Frame) -> Ledger:
-        place = frame.place
+        watched = frame.watched
         with self.lock:
-            if place.number not in self._ledgers:
-                self._ledgers[place.number] = Ledger(place, self)
-            return self._ledgers[place.number]
+            if watched.number not in self._ledgers:
+                self._ledgers[watched.number] = Ledger(watched, self)
+            return self._ledgers[watched.number]
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
+        """Measuring: counts as cost, and records nothing for autograd."""
         started = time.perf_counter()
-        yield
+        with torch.no_grad():
+            yield
         self._spent += time.perf_counter() - started
 
-    def saw(self, frame: Frame, how: str, call: Call) -> None:
-        """A call that somebody else computed: one pass for its statistics alone."""
-        with self._timed(), torch.no_grad():
-            self._ledger(frame).add(frame, how, call)
+    def record_call(self, frame: Frame, path: str, call: Call) -> None:
+        with self._timed():
+            self._ledger(frame).add(frame, path, call)
 
-    def saw_scores(
-        self, frame: Frame, how: str, call: Call, operands: tuple[Tensor, Tensor], factor: float | Tensor | None
+    def record_scores(
+        self, frame: Frame, path: str, call: Call, operands: tuple[Tensor, Tensor], factor: float | Tensor | None
     ) -> None:
-        """A softmax by hand over `factor` times the product of the operands, and more."""
-        with self._timed(), torch.no_grad():
-            self._ledger(frame).add(frame, how, call, operands=operands, scale=factor)
+        with self._timed():
+            self._ledger(frame).add(frame, path, call, operands=operands, scale=factor)
 
-    def saw_pass(self, frame: Frame, how: str, seen: Pass) -> None:
-        """A call that levelhead computed, with its statistics."""
-        with self._timed(), torch.no_grad():
-            self._ledger(frame).add_pass(frame, how, seen)
+    def record_pass(self, frame: Frame, path: str, computed: Pass) -> None:
+        with self._timed():
+            self._ledger(frame).add_pass(frame, path, computed)
 
-    def saw_observation(self, frame: Frame, how: str, seen: Observation, q: Tensor, k: Tensor, options: Any) -> None:
-        """The same of `levelhead.attention`."""
-        with self._timed(), torch.no_grad():
-            self._ledger(frame).add_observation(frame, how, seen, q, k, options)
+    def record_observation(
+        self, frame: Frame, path: str, observation: Observation, q: Tensor, k: Tensor, options: Any
+    ) -> None:
+        with self._timed():
+            self._ledger(frame).add_observation(frame, path, observation, q, k, options)
 
-    def saw_shard(self, frame: Frame, seen: Observation, q: Tensor, k: Tensor, options: Any, call: Any) -> None:
-        """The same of `levelhead.distributed.attention`: this rank's rows of the call."""
-        with self._timed(), torch.no_grad():
-            self._ledger(frame).add_shard(frame, seen, q, k, options, call)
+    def record_shard(
+        self, frame: Frame, observation: Observation, q: Tensor, k: Tensor, options: Any, call: Any
+    ) -> None:
+        with self._timed():
+            self._ledger(frame).add_shard(frame, observation, q, k, options, call)
 
-    def follow(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int] = (1, 1)) -> None:
-        """Has the gradients of a call counted, if they are asked for."""
+    def follow_gradients(
+        self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int] = (1, 1)
+    ) -> None:
         if self.gradients and self.observing and torch.is_grad_enabled():
-            self._ledger(frame).follow(frame, q, k, v, parts)
+            self._ledger(frame).follow_gradients(frame, q, k, v, parts)
 
     # ---- what one reads
 
@@ -289,7 +293,7 @@ class Watch:
 
     def coverage(self) -> tuple[Seen, ...]:
         """Which modules attend, and whether and how each was seen."""
-        return coverage.report(self)
+        return coverage.report(self.model, self.watched_modules, compiled=self.compiled, deep=self.deep)
 
     @property
     def cost(self) -> dict[str, float]:

@@ -1,0 +1,70 @@
+"""`F.softmax` as an attention call, where no function with queries and keys is called.
+
+These are `nn.MultiheadAttention` with need_weights=True, a module of transformers from before its attention interface,
+and a transformers function that no `Call` describes.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from levelhead.torch.swap import Function
+from levelhead.watching.measure import Call, from_scores
+from levelhead.watching.module_stack import Frame, current
+from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_observed, run_traced
+
+WEIGHTS = "nn.MultiheadAttention, weights asked for"
+
+
+def softmax_over(original: Function) -> Function:
+    """`original`, observed."""
+
+    def softmax(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        frame = current()
+        if frame is None or frame.busy or is_retraced(input) or not _is_call(frame, input):
+            return original(input, *args, **kwargs)
+
+        def run() -> Any:
+            return original(input, *args, **kwargs)
+
+        def describe() -> Call:
+            return from_scores(input if input.dim() == 4 else _by_head(input, frame.watched.heads or 1))
+
+        own = isinstance(frame.watched.module, nn.MultiheadAttention)
+        path = WEIGHTS if own else frame.via or "huggingface:eager"
+        if torch.compiler.is_compiling():
+            return run_traced(frame, path, run, describe())
+        return run() if cannot_be_read(frame, input) else run_observed(frame, path, run, describe)
+
+    return softmax
+
+
+def _is_call(frame: Frame, scores: Tensor) -> bool:
+    """Whether these scores are the logits of attention."""
+    watched = frame.watched
+    if isinstance(watched.module, nn.MultiheadAttention) or frame.softmax_is_call:
+        return True
+    return watched.softmax_by_hand and scores.dim() == 4 and scores.shape[1] == watched.heads
+
+
+def _by_head(scores: Tensor, heads: int) -> Tensor:
+    each = heads if scores.shape[0] % heads == 0 else 1
+    return scores.reshape(-1, each, *scores.shape[-2:])
+
+
+def multihead_over(original: Function) -> Function:
+    """`F.multi_head_attention_forward`, which Dynamo puts into a graph as one call. A function of the same code that
+    Dynamo does not know is traced instead, with the attention call inside it."""
+    copy = FunctionType(original.__code__, original.__globals__, "multi_head_attention", original.__defaults__)
+    copy.__kwdefaults__ = original.__kwdefaults__
+
+    def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return copy(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    return multi_head_attention_forward

@@ -1,0 +1,73 @@
+"""A function of transformers' attention interface, observed and amended.
+
+There are three kinds. Some call another function that is intercepted itself, which then observes the call. Others are
+described by their arguments. What remains does more than its arguments say: there the softmax inside is observed.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from levelhead.torch.huggingface.options import attention as levelhead_attention
+from levelhead.torch.swap import Function
+from levelhead.watching import amend, transformers_calls
+from levelhead.watching.module_stack import Frame, current
+from levelhead.watching.observe_call import Run, cannot_be_read, is_retraced, run_labelled, run_observed, run_traced
+
+
+def transformers_attention(
+    function: Function, name: str, module: nn.Module, query: Tensor, key: Tensor, *args: Any, **options: Any
+) -> Any:
+    """Runs instead of function(module, query, key, ...); `name` is that of the implementation."""
+    amendment = amend.of(module)
+    by_levelhead = amendment is not None and amend.is_ours(name, query)
+    if amendment is not None:
+        options = amendment.for_interface(name, module, query, options)
+
+    def run() -> Any:
+        if by_levelhead:
+            return levelhead_attention(name == "eager", module, query, key, *args, **options), None
+        return function(module, query, key, *args, **options)
+
+    frame = current()
+    if frame is None or frame.busy or is_retraced(query):
+        return run()
+    compiling = torch.compiler.is_compiling()
+    if not compiling and cannot_be_read(frame, query, key):
+        return run()
+    path = f"huggingface:{name}"
+    frame.kv_heads = key.shape[1]
+
+    calls_intercepted = not compiling if by_levelhead else name == "sdpa"
+    if calls_intercepted:
+        return run_labelled(frame, path, run)
+
+    if not compiling:
+        value = args[0] if args else options.get("value")
+        frame.watch.follow_gradients(frame, query, key, value)
+    served = isinstance(function, functools.partial)  # by `huggingface.use`: levelhead computes it
+    undescribed = by_levelhead and amend.has_no_description(options)
+    if undescribed or (name == "eager" and (served or not _is_understood(frame, function))):
+        return _run_with_softmax(frame, path, run, observed=not served)
+
+    call = transformers_calls.describe(name, module, query, key, *args, **options)
+    return run_traced(frame, path, run, call) if compiling else run_observed(frame, path, run, lambda: call)
+
+
+def _is_understood(frame: Frame, function: Function) -> bool:
+    """Whether an eager function is softmax(q kᵀ · scale + mask) v. Dynamo cannot trace reading its code."""
+    if torch.compiler.is_compiling():
+        return frame.watched.eager_is_understood
+    return transformers_calls.is_understood(function)
+
+
+def _run_with_softmax(frame: Frame, path: str, run: Run, *, observed: bool) -> Any:
+    """Runs a function whose softmax is the call, if `observed`."""
+    frame.softmax_is_call = observed
+    result = run_labelled(frame, path, run)  # after an exception the frame is discarded
+    frame.softmax_is_call = False
+    return result
