@@ -41,7 +41,7 @@ _HUGE = float(np.finfo(np.float32).max)
 class Options(TypedDict, total=False):
     """What callers pass, by keyword; what is left out has the default of `DEFAULTS`."""
 
-    scale: ScaleLike
+    scale: Any
     causal: bool
     window: tuple[int | None, int | None] | None
     mask: Any

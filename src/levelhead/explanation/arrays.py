@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from levelhead.attention import attention, observe
-from levelhead.call import scoring
+from levelhead.attention import attention
+from levelhead.call.options import NAMES, Options, Scoring, Shape, describe, documented, known, shape_of
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.explanation import core_steps, option_words
 from levelhead.explanation.head_report import HeadReport
@@ -23,6 +22,10 @@ from levelhead.explanation.renderable import Renderable
 
 __all__ = ["LIMIT", "Explanation", "explain"]
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_OPTIONS = tuple(name for name in NAMES if name not in ("dropout", "seed"))
 LIMIT = 512  # tokens
 
 
@@ -79,30 +82,23 @@ class Explanation(Renderable):
         return {"heads": [self.head(h).to_json() for h in range(len(self.names))]}
 
 
+@documented(_OPTIONS)
 def explain(
     q: Any,
     k: Any,
     v: Any,
     *,
-    scale: Any = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Any = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    alibi: Any = None,
-    key_lengths: Any = None,
-    segments: Any = None,
-    query_start: Any = None,
     labels: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
     names: Sequence[str] | None = None,
+    **options: Unpack[Options],
 ) -> Explanation:
     """Attention on one sequence with every step kept: scores, scaled, weights, output.
 
-    The options are those of `attention`. The weights without the scale are kept beside the weights.
+    The weights without the scale are kept beside the weights.
 
     Args:
         q: queries (T, D) or (H, T, D), up to 512 tokens; k and v likewise, with G heads.
+        {options}
         labels: the tokens' names, or a pair of lists: of the queries, of the keys.
         names: the heads' names.
 
@@ -110,74 +106,39 @@ def explain(
     >>> explain(q, q, q, labels=["a", "b", "c"]).weights.shape
     (3, 3)
     """
+    known("explain", options, _OPTIONS)
     q, k, v = (x.detach() if hasattr(x, "detach") else x for x in (q, k, v))
-    sizes = scoring.shape_of(_shape("q", q), _shape("k", k), _shape("v", v))
+    sizes = shape_of(_shape("q", q), _shape("k", k), _shape("v", v))
     _check(sizes)
     token_labels, head_names = _labels(labels, sizes), _names(names, sizes.H)
-    options = {
-        "causal": causal,
-        "window": window,
-        "mask": mask,
-        "softcap": softcap,
-        "sinks": sinks,
-        "alibi": alibi,
-        "key_lengths": key_lengths,
-        "segments": segments,
-        "query_start": query_start,
-    }
-    output = _numpy(attention(q, k, v, scale=scale, **options))
+    output = _numpy(attention(q, k, v, **options))
     q, k, v = _numpy(q), _numpy(k), _numpy(v)
-    options["mask"] = None if mask is None else _numpy(mask)
-    scored = scoring.describe(sizes, scale=scale, dtype_name=q.dtype.name, **options)
-    changes = option_words.changes(scored)
-    call = core_steps.AttentionCall(q, k, v, scale, options)
+    rest: dict[str, Any] = {**options}
+    scale = rest.pop("scale", None)
+    if rest.get("mask") is not None:
+        rest["mask"] = _numpy(rest["mask"])
+    scoring = describe(sizes, scale=scale, dtype_name=q.dtype.name, **rest)
+    changes = option_words.changes(scoring)
+    call = core_steps.AttentionCall(q, k, v, scale, rest)
     unscaled = replace(call, scale="none")
-    one_key_call = _for_one_key_calls(q, k, scale, scored, options)
-    scaled = core_steps.logits(*one_key_call)
+    scaled = core_steps.logits(q, k, scoring, scale_only=True)
     return Explanation(
         q=q,
         k=k,
         v=v,
         output=output,
         scaled=scaled,
-        scores=core_steps.logits(q, k, "none"),
-        logits=core_steps.logits(*one_key_call, partial(_options_of_key, scored)) if changes else scaled,
+        scores=core_steps.logits(q, k, Scoring(np.ones(sizes.H))),
+        logits=core_steps.logits(q, k, scoring) if changes else scaled,
         weights=call.weights(),
         unscaled=unscaled.weights(),
         labels=token_labels,
         names=head_names,
         changes=changes,
-        scales=tuple(option_words.scale_words(scored.scale, h, sizes.D) for h in range(sizes.H)),
+        scales=tuple(option_words.scale_words(scoring, h, sizes.D) for h in range(sizes.H)),
         gauges=call.gauges(),
         unscaled_gauges=unscaled.gauges(),
     )
-
-
-def _for_one_key_calls(
-    q: Array, k: Array, scale: Any, scored: scoring.Scoring, options: dict[str, Any]
-) -> tuple[Array, Array, Any]:
-    """q, k and scale for calls of one key each. There the "log-n" rule would count n = 1: q is multiplied by ln n."""
-    if not scored.scale.log_n:
-        return q, k, scale
-    n = np.maximum(observe(q, k, **options).rows.count, 1)
-    return q * np.log(n)[..., None].astype(q.dtype), k, "1/sqrt(d_k)"
-
-
-def _options_of_key(scored: scoring.Scoring, j: int) -> dict[str, Any]:
-    """The options of a call whose only key is the j-th: positions count from there."""
-    options: dict[str, Any] = {
-        "causal": scored.causal,
-        "window": (scored.left, scored.right),
-        "mask": None if scored.mask is None else scored.mask[..., j : j + 1],
-        "softcap": scored.softcap,
-        "alibi": scored.alibi,
-        "query_start": scored.query_start[0] - j,
-    }
-    if scored.key_lengths is not None:
-        options["key_lengths"] = np.clip(scored.key_lengths[0] - j, 0, 1)
-    if scored.query_segments is not None and scored.key_segments is not None:
-        options["segments"] = (scored.query_segments[0], scored.key_segments[0, j : j + 1])
-    return options
 
 
 def _numpy(x: Any) -> Array:
@@ -199,7 +160,7 @@ def _shape(name: str, x: Any) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def _check(sizes: scoring.Shape) -> None:
+def _check(sizes: Shape) -> None:
     if sizes.batch:
         given = f"a batch of shape {sizes.batch}"
         advice = "Explain one row of it at a time: q[0], k[0], v[0]"
@@ -213,7 +174,7 @@ def _check(sizes: scoring.Shape) -> None:
         raise LevelheadValueError(expected("q", "at least one of each", given, "Give some tokens"))
 
 
-def _labels(labels: Any, sizes: scoring.Shape) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _labels(labels: Any, sizes: Shape) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if labels is None:
         labels = range(sizes.T), range(sizes.S)
     elif not (isinstance(labels, tuple) and len(labels) == 2 and not isinstance(labels[0], str)):

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from levelhead.call.scaling import Scale
-from levelhead.call.scoring import Scoring
+from levelhead.call.options import Scoring
 
 
-def scale_words(scale: Scale, head: int, d_k: int) -> str:
+def scale_words(scoring: Scoring, head: int, d_k: int) -> str:
     """What the scale does to the scores of a head: "÷ √64"."""
-    factor = float(scale.factor[head])
-    if scale.cosine:
+    factor = float(scoring.scale[head])
+    if scoring.cosine:
         return f"as cosines, × {factor:.4g}"
-    after = " × ln n, n the keys a row sees" if scale.log_n else ""
+    after = " × ln n, n the keys a row sees" if scoring.log_n else ""
     if factor == 1:
         return "as they are" + after
     divisors = {f"÷ √{d_k}": math.sqrt(d_k), f"÷ {d_k}": d_k}
@@ -36,6 +35,7 @@ _CHANGES: dict[str, tuple[Callable[[Scoring], bool], str]] = {
     "causal": (lambda s: s.causal, "later keys are hidden"),
     "window": (lambda s: s.left is not None or s.right is not None, "keys outside the window are hidden"),
     "lengths": (lambda s: s.key_lengths is not None, "keys beyond the length are hidden"),
+    "queries": (lambda s: s.query_lengths is not None, "queries beyond the length see nothing"),
     "segments": (lambda s: s.key_segments is not None, "keys of other segments are hidden"),
     "sinks": (lambda s: s.sinks is not None, "a sink will join the softmax"),
 }
