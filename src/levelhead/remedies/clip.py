@@ -122,7 +122,7 @@ class QKClip(Remedy):
             found[:, tally.LARGEST].detach().clone(),
             found[:, tally.INDEX["nan_rows"]].sum(),
             _biased(call),
-            call.softcap,
+            call.scoring.softcap,
         )
         old = self._seen.get(place.name)
         if old is not None and old.largest.shape == new.largest.shape:
@@ -240,7 +240,7 @@ def _largest(sight: Sight) -> float:
 
 def _biased(call: Call) -> Tensor:
     """Whether something other than 0 is added to a logit that is shown."""
-    mask = call.mask
+    mask: Tensor | None = call.scoring.mask
     if mask is None or mask.dtype is torch.bool or call.ready:
         return torch.zeros((), dtype=torch.bool, device=call.q.device)
     return ((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any().detach()

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from levelhead.attention import observe
 from levelhead.call import scaling
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.remedies.remedy import Remedy, Sight, checked, no_attention, positive
@@ -22,7 +21,7 @@ from levelhead.torch.huggingface.survey import attending_modules, eager_function
 from levelhead.torch.nn import MultiHeadAttention
 from levelhead.watching import amend
 from levelhead.watching.intercept import INTERCEPTION
-from levelhead.watching.measure import Call
+from levelhead.watching.measure import Call, tallied
 from levelhead.watching.module_stack import clean, unwrapped
 
 _CLOSE = 1e-5  # relative, of a scale or a bound; half precision is measured as it is
@@ -178,24 +177,15 @@ def _largest_bias(sight: Sight) -> float:
         shown = mask[mask > torch.finfo(mask.dtype).min / 2]
         return float(shown.abs().max()) if shown.numel() else 0.0
 
-    return max(of(call.mask) for call, *_ in sight.calls)
+    return max(of(call.scoring.mask) for call, *_ in sight.calls)
 
 
 def _maxima(call: Call, rule: Any, q: Tensor, k: Tensor) -> Any:
     """Every head's largest logit, from its q and k, by the rule."""
-    window = None if call.left is None and call.right is None else (call.left, call.right)
-    seen = observe(
-        q,
-        k,
-        scale=rule,
-        causal=call.causal,
-        window=window,
-        mask=call.mask,
-        softcap=call.softcap,
-        sinks=call.sinks,
-        query_start=call.start,
-    )
-    return np.asarray(seen.rows.max).reshape(q.shape[:3]).max((0, 2))
+    scale = scaling.resolve(rule, heads=q.shape[1], d_k=q.shape[3])
+    changed: dict[str, Any] = {"scale": torch.from_numpy(scale.factor), "cosine": scale.cosine, "log_n": scale.log_n}
+    found = tallied(Call(q, k, call.scoring._replace(**changed)))
+    return found[:, tally.LARGEST].double().cpu().numpy()
 
 
 # ---- which modules

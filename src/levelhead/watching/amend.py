@@ -103,9 +103,10 @@ class Terms(NamedTuple):
         if self.cosine:
             q, k = (nn.functional.normalize(x, dim=-1) for x in (call.q, call.k))
             call = replace(call, q=q, k=k)
+        changed: dict[str, Any] = {"softcap": self.softcap, "log_n": self.log_n}
         if isinstance(self.scale, tuple):
-            call = replace(call, scale=torch.tensor(self.scale, dtype=torch.float64))
-        return replace(call, softcap=self.softcap)
+            changed["scale"] = torch.tensor(self.scale, dtype=torch.float64)
+        return replace(call, scoring=call.scoring._replace(**changed))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

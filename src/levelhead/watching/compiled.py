@@ -13,68 +13,37 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
+from levelhead.call.options import Scoring
+from levelhead.torch.operators import SCHEMA
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import WATCHED_MODULES, Frame, WatchedModule
 
 _library: Any = Library("levelhead_watch", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
-    "call(Tensor(a!) handle, Tensor q, Tensor k, Tensor? scale, float factor, Tensor? mask,"
-    " bool causal, SymInt start, SymInt? left, SymInt? right, float? softcap, Tensor? sinks,"
-    " bool ready, str how) -> ()",
+    f"call(Tensor(a!) handle, Tensor q, Tensor k, {SCHEMA}, bool ready, str how) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _library.define("forward(Tensor(a!) handle) -> ()", tags=torch.Tag.pt2_compliant_tag)
 
 
-def trace(watched: WatchedModule, call: Call, how: str) -> None:
-    """Leaves word of a call in the graph."""
-    scale = call.scale if isinstance(call.scale, Tensor) else None
-    torch.ops.levelhead_watch.call(
-        watched.handle,
-        call.q.detach(),
-        call.k.detach(),
-        scale,
-        1.0 if scale is not None else call.scale,
-        None if call.mask is None else call.mask.detach(),
-        call.causal,
-        call.start,
-        call.left,
-        call.right,
-        call.softcap,
-        None if call.sinks is None else call.sinks.detach(),
-        call.ready,
-        how,
-    )
+def trace(watched: WatchedModule, call: Call, path: str) -> None:
+    """Inserts an observer op for a call into the graph."""
+    fields = (x.detach() if isinstance(x, Tensor) else x for x in call.scoring)
+    torch.ops.levelhead_watch.call(watched.handle, call.q.detach(), call.k.detach(), *fields, call.ready, path)
 
 
 def trace_forward(watched: WatchedModule) -> None:
-    """Leaves word of a forward pass of the whole model."""
+    """Inserts an observer op for a forward pass of the whole model into the graph."""
     torch.ops.levelhead_watch.forward(watched.handle)
 
 
-def _call(
-    handle: Tensor,
-    q: Tensor,
-    k: Tensor,
-    scale: Tensor | None,
-    factor: float,
-    mask: Tensor | None,
-    causal: bool,
-    start: int,
-    left: int | None,
-    right: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    ready: bool,
-    how: str,
-) -> None:
+def _call(handle: Tensor, q: Tensor, k: Tensor, *arguments: Any) -> None:
+    *fields, ready, path = arguments
     watched = WATCHED_MODULES.get(int(handle[0]))
     if watched is not None:
         watched.runs += 1
     if watched is not None and watched.watch.wanted():
-        factor_or_scale = factor if scale is None else scale
-        call = Call(q, k, factor_or_scale, mask, causal, start, left, right, softcap, sinks, ready)
-        watched.watch.record_call(Frame(watched), how, call)
+        watched.watch.record_call(Frame(watched), path, Call(q, k, Scoring(*fields), ready))
     handle[1] += 1
 
 

@@ -19,16 +19,16 @@ from torch.nn import functional
 
 from levelhead.attention import attention as levelhead_attention
 from levelhead.attention import observe
+from levelhead.call.options import NAMES, Options, Scoring
 from levelhead.distributed.attention import attention as sharded_attention
 from levelhead.distributed.attention import look
 from levelhead.torch import sdpa
 from levelhead.torch.functorch import attend
-from levelhead.torch.operators import Options
 from levelhead.torch.swap import Function, Swap
 from levelhead.watching import amend, transformers_calls
 from levelhead.watching.intercept_softmax import multihead_over, softmax_over
 from levelhead.watching.intercept_transformers import transformers_attention
-from levelhead.watching.measure import Call
+from levelhead.watching.measure import Call, call_of
 from levelhead.watching.module_stack import current, traced
 from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_observed, run_traced
 
@@ -126,8 +126,6 @@ def _sdpa_over(original: Function) -> Function:
 
         path = frame.via or usual
         if torch.compiler.is_compiling():
-            if terms is not None and terms.log_n:  # no `Call` describes it
-                return run()
             return run_traced(frame, path, run, describe())
         if cannot_be_read(frame, query, key, mask):
             return run()
@@ -181,14 +179,14 @@ def described(
         if mask is not None and mask.dim() == 3 and mask.shape[0] > 1:
             mask = torch.unflatten(mask, 0, (-1, each))
         q, k = (torch.unflatten(x, 0, (-1, each)) for x in (q, k))
-        return Call(q, k, factor, mask, causal)
+        return call_of(q, k, factor, mask=mask, causal=causal)
     q, k, _ = sdpa.broadcast(q, k, v, gqa)
     if q.dim() > 4:
         if mask is not None:
             last = ((1,) * 3 + tuple(mask.shape))[-3:]
             mask = mask.expand((*q.shape[:-3], *last)).flatten(0, -4)
         q, k = (x.flatten(0, -4) for x in (q, k))
-    return Call(q, k, factor, mask, causal)
+    return call_of(q, k, factor, mask=mask, causal=causal)
 
 
 # ---- levelhead's own function
@@ -226,12 +224,11 @@ def _sharded_over(original: Function) -> Function:
         watch.follow_gradients(frame, q, k, v, _parts(options))
         if not watch.wanted():
             return original(q, k, v, **options)
-        scoring = dict.fromkeys(_SCORING) | {"causal": False, "dropout": 0.0}
-        given = scoring | {name: x for name, x in options.items() if name in scoring}
-        how = {name: x for name, x in options.items() if name not in scoring}
-        seen, call = look(q, k, v, given, **how)
-        watch.record_shard(frame, seen, q, k, (given, how), call)
-        return seen.output
+        own: Options = {name: x for name, x in options.items() if name in NAMES}  # type: ignore[assignment]
+        others = {name: x for name, x in options.items() if name not in NAMES}
+        observation, agreement = look(q, k, v, own, **others)
+        watch.record_shard(frame, observation, q, k, (own, others), agreement)
+        return observation.output
 
     return attention
 
@@ -244,53 +241,19 @@ def _parts(options: dict[str, Any]) -> tuple[int, int]:
     return (1 if options.get("plan") == "decode" else world), world
 
 
-_SCORING = (
-    "scale",
-    "causal",
-    "window",
-    "mask",
-    "softcap",
-    "sinks",
-    "alibi",
-    "key_lengths",
-    "segments",
-    "query_start",
-    "dropout",
-    "seed",
-)
-
-
 def _operator_over(original: Function) -> Function:
     """Over `functorch.attend`, through which all calls of levelhead's operator in a graph go."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Any:
+    def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | None = None) -> Any:
         frame = current() if torch.compiler.is_compiling() else None
-        if frame is None or frame.busy or is_retraced(q) or not _is_call(options):
-            return original(q, k, v, options)
+        if frame is None or frame.busy or is_retraced(q):
+            return original(q, k, v, scoring, threads)
         lead = (1,) * (4 - q.dim())
         q4, k4 = (x.reshape(*lead, *x.shape) if lead else x for x in (q, k))
-        call = Call(
-            q4,
-            k4,
-            options.scale,
-            options.mask,
-            options.causal,
-            0,
-            options.left,
-            options.right,
-            options.softcap,
-            options.sinks,
-        )
         path = f"{frame.via}, levelhead" if frame.via else "levelhead"
-        return run_traced(frame, path, lambda: original(q, k, v, options), call)
+        return run_traced(frame, path, lambda: original(q, k, v, scoring, threads), Call(q4, k4, scoring))
 
     return attend
-
-
-def _is_call(options: Options) -> bool:
-    """Whether a `Call` says all of it."""
-    rest = (options.alibi, options.key_lengths, options.query_segments, options.query_start)
-    return not (options.cosine or options.log_n or any(x is not None for x in rest))
 
 
 INTERCEPTION = Interception()

@@ -15,10 +15,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from levelhead import stats
-from levelhead.attention import observe
+from levelhead import _core, reference, stats
+from levelhead.call.options import Scoring
 from levelhead.runs import tally
+from levelhead.state import unwritten
+from levelhead.torch.operators import for_core, memory, uniform
 
 Fields: TypeAlias = dict[str, Tensor]  # name -> (B, H, T)
 
@@ -28,23 +31,26 @@ _AT_A_TIME = 1 << 24
 
 @dataclass(frozen=True)
 class Call:
-    """Everything between q, k and the softmax. Query i sits at position start + i."""
+    """An attention call: q, k, and everything between their product and the softmax."""
 
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, G, S, D); H is a multiple of G
-    scale: float | Tensor  # one, or one per head
-    mask: Tensor | None = None  # bool (True: visible) or additive, broadcastable to (B, H, T, S)
-    causal: bool = False
-    start: int = 0
-    left: int | None = None  # keys from position - left on
-    right: int | None = None  # keys up to position + right
-    softcap: float | None = None
-    sinks: Tensor | None = None  # (H,)
+    scoring: Scoring  # of tensors
     ready: bool = False  # the mask holds the logits, and the product is zero
 
     @property
-    def heads(self) -> int:
-        return self.q.shape[1]
+    def scale(self) -> Tensor | None:
+        """What multiplies the products, (H,); None: not one number per head."""
+        return None if self.scoring.cosine or self.scoring.log_n else self.scoring.scale
+
+
+def call_of(q: Tensor, k: Tensor, scale: float | Tensor, start: int | None = None, **fields: Any) -> Call:
+    """A call with one scale or one per head; `fields` are those of `Scoring`, and `start` is the first query's
+    position."""
+    factors = scale if isinstance(scale, Tensor) else uniform(q.shape[1], scale, q.device)
+    if start is not None:
+        fields["query_start"] = torch.full((q.shape[0],), start, device=q.device)
+    return Call(q, k, Scoring(factors, **fields))
 
 
 def plain(x: Tensor) -> bool:
@@ -62,7 +68,7 @@ def from_scores(scores: Tensor) -> Call:
     B, H, T, S = scores.shape
     wide = torch.float64 if scores.dtype is torch.float64 else torch.float32
     q, k = (scores.new_zeros((B, H, n, 1), dtype=wide) for n in (T, S))
-    return Call(q, k, 1.0, scores.to(wide), ready=True)
+    return replace(call_of(q, k, 1.0, mask=scores.to(wide)), ready=True)
 
 
 def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = None) -> Tensor:
@@ -75,23 +81,25 @@ def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = No
 
 
 def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
-    call = whole = _hidden(_detached(call))
+    call = _hidden(_detached(call))
     T = call.q.shape[2]
     rows: Tensor | None = None
     if sample is not None and sample < T:
         rows = torch.linspace(0, T - 1, sample, device=call.q.device).round().long()
-        call = _sampled(call, rows)
     elsewhere = call.q.device.type != "cpu" if by_torch is None else by_torch
-    found = summed(_by_torch(call) if elsewhere else _by_core(call), rows)
-    fill_squares(found, whole.q, whole.k)
+    part = call if rows is None else _of_rows(call, rows)
+    found = summed(_by_torch(part, rows) if elsewhere else _by_core(part, rows), rows)
+    fill_squares(found, call.q, call.k)
     return found
 
 
-def from_core(sums: Any, counts: Any, sinks: Any, call: Call, positions: Tensor | None = None) -> Tensor:
-    """The same from the states that a fused pass left: (B, H, T, ...) NumPy arrays; `positions`:
-    where the rows sit, if they are but some of a sequence."""
-    rows = stats.rows(sums, counts, sinks)
-    found = summed(_as_fields(rows, call.q.shape[:3]), positions)
+def from_core(
+    sums: Any, counts: Any, sinks: Any, call: Call, positions: Tensor | None = None, exists: Any = None
+) -> Tensor:
+    """The same from the states of a fused pass, (B, H, T, ...) NumPy arrays. `positions`: where the rows sit, if they
+    are a part of a sequence. `exists`: rows that count, broadcastable to (B, H, T)."""
+    rows = stats.rows(sums, counts, sinks, exists)
+    found = summed(_as_fields(rows, call.q.shape[:3], exists), positions)
     fill_squares(found, call.q, call.k)
     return found
 
@@ -127,120 +135,96 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _detached(call: Call) -> Call:
-    parts = {name: getattr(call, name) for name in ("q", "k", "mask", "sinks", "scale")}
-    tensors: Any = {name: x.detach() for name, x in parts.items() if isinstance(x, Tensor)}
-    return replace(call, **tensors)
+    tensors = {name: x.detach() for name, x in call.scoring._asdict().items() if isinstance(x, Tensor)}
+    return replace(call, q=call.q.detach(), k=call.k.detach(), scoring=call.scoring._replace(**tensors))
 
 
 def _hidden(call: Call) -> Call:
     """Masks that stand in for -inf with a huge number, as models' masks do, hide for good."""
-    mask = call.mask
+    mask = call.scoring.mask
     if mask is None or mask.dtype is torch.bool:
         return call
     if mask.dtype not in (call.q.dtype, torch.float32):
         mask = mask.to(_wide(call.q))
     least = torch.finfo(mask.dtype).min / 2
-    return replace(call, mask=mask.masked_fill(mask <= least, -math.inf))
+    mask = mask.masked_fill(mask <= least, -math.inf)
+    return replace(call, scoring=call.scoring._replace(mask=mask))
 
 
-def visible(call: Call, rows: Tensor | None = None) -> Tensor | None:
-    """Which keys positions leave to those rows, (T, S); None: all."""
-    if not call.causal and call.left is None and call.right is None:
-        return None
-    device = call.q.device
-    if rows is None:
-        rows = torch.arange(call.q.shape[2], device=device)
-    position, key = (rows + call.start)[:, None], torch.arange(call.k.shape[2], device=device)
-    seen = key <= position if call.causal else key >= 0
-    if call.left is not None:
-        seen = seen & (key >= position - call.left)
-    if call.right is not None:
-        seen = seen & (key <= position + call.right)
-    return seen
-
-
-def _with_mask(mask: Tensor | None, seen: Tensor | None) -> Tensor | None:
-    if mask is None or seen is None:
-        return seen if mask is None else mask
-    return mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, -math.inf)
-
-
-def _sampled(call: Call, rows: Tensor) -> Call:
-    """Those rows alone; what was said by positions is said by a mask."""
-    mask = call.mask
+def _of_rows(call: Call, rows: Tensor) -> Call:
+    """The call of some query rows."""
+    mask, ids = call.scoring.mask, call.scoring.query_segments
     if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
         mask = mask.index_select(-2, rows)
-    mask = _with_mask(mask, visible(call, rows))
-    q = call.q.index_select(2, rows)
-    return replace(call, q=q, mask=mask, causal=False, left=None, right=None)
+    ids = None if ids is None else ids.index_select(-1, rows)
+    scoring = call.scoring._replace(mask=mask, query_segments=ids)
+    return replace(call, q=call.q.index_select(2, rows), scoring=scoring)
 
 
 # ---- two ways to the fields of every row
 
 
-def _by_core(call: Call) -> Fields:
-    window = None if call.left is None and call.right is None else (call.left, call.right)
-    seen = observe(
-        call.q,
-        call.k,
-        scale=call.scale,
-        causal=call.causal,
-        window=window,
-        mask=call.mask,
-        softcap=call.softcap,
-        sinks=call.sinks,
-        query_start=call.start,
-    )
-    return _as_fields(seen.rows, call.q.shape[:3])
+def _by_core(call: Call, rows: Tensor | None) -> Fields:
+    """`rows`: the indices of these queries in their sequence; None: all of it, in order."""
+    q, k, scoring = call.q, call.k, call.scoring
+    keywords = for_core(scoring, q, k)
+    if rows is not None:
+        keywords["query_runs"] = [(row, 1, 1) for row in rows.tolist()]
+    state = unwritten(tuple(q.shape[:3]), None, np.float64 if q.dtype is torch.float64 else np.float32, k.shape[2])
+    _core.forward(memory(q), memory(k), None, sums=state.sums, counts=state.counts, **keywords)
+    exists = existing(call, rows)
+    return _as_fields(stats.rows(state.sums, state.counts, keywords.get("sinks"), exists), q.shape[:3], exists)
 
 
-def _as_fields(rows: stats.Rows, shape: Any) -> Fields:
+def existing(call: Call, rows: Tensor | None = None) -> Any:
+    """Which rows exist, a NumPy array (B, 1, T); None: all."""
+    index = torch.arange(call.q.shape[2], device=call.q.device) if rows is None else rows
+    exists = call.scoring.exists(index)
+    return None if exists is None else exists[:, None].cpu().numpy()
+
+
+def _as_fields(rows: stats.Rows, shape: Any, exists: Any) -> Fields:
     names = (*_ROW_FIELDS, "count", "argmax")
-    return {name: torch.from_numpy(np.asarray(getattr(rows, name))).reshape(shape) for name in names}
+    fields = {name: torch.from_numpy(np.asarray(getattr(rows, name))).reshape(shape) for name in names}
+    return fields if exists is None else fields | {"exists": torch.from_numpy(exists).expand(shape)}
 
 
 _ROW_FIELDS = ("mean", "var", "min", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink")
 
 
-def _by_torch(call: Call) -> Fields:
-    pieces = [_piece(logits, call.sinks) for logits in _logits(call)]
+def _by_torch(call: Call, rows: Tensor | None) -> Fields:
+    pieces = list(_pieces(call, rows))
     if not pieces:
-        pieces = [_piece(call.q.new_empty((*call.q.shape[:3], 1)), call.sinks)]
+        pieces = [_piece(call.q.new_empty((*call.q.shape[:3], 1)), call.scoring.sinks, None)]
     return {name: torch.cat([piece[name] for piece in pieces], 2) for name in pieces[0]}
 
 
-def _logits(call: Call) -> Iterator[Tensor]:
-    """(B, H, rows, S) logits, -inf where hidden, some rows at a time."""
-    wide = _wide(call.q)
+def _pieces(call: Call, rows: Tensor | None) -> Iterator[Fields]:
+    """The fields of some rows at a time, from logits (B, H, rows, S)."""
+    real, device = _wide(call.q), call.q.device
     B, H, T, D = call.q.shape
     G, S = call.k.shape[1], call.k.shape[2]
-    keys = call.k.to(wide).transpose(-1, -2).unsqueeze(2)
-    scale: Any = call.scale
-    if isinstance(scale, Tensor):
-        scale = scale.to(call.q.device, wide).reshape(-1, 1, 1)
+    index = torch.arange(T, device=device) if rows is None else rows
+    j = torch.arange(S, device=device)
+    tensors: dict[str, Any] = {
+        name: x.to(device) for name, x in call.scoring._asdict().items() if isinstance(x, Tensor)
+    }
+    tensors |= {name: x.to(real) for name, x in tensors.items() if x.is_floating_point()}
+    q, k = (functional.normalize(x.to(real), dim=-1) if call.scoring.cosine else x for x in (call.q, call.k))
+    whole = Call(q, k, call.scoring._replace(**tensors))
+    keys = k.to(real).transpose(-1, -2).unsqueeze(2)
     step = max(1, _AT_A_TIME // max(B * H * S, 1))
     for first in range(0, T, step):
-        last = min(T, first + step)
-        q = call.q[:, :, first:last].to(wide).reshape(B, G, H // max(G, 1), last - first, D)
-        s = (q @ keys).reshape(B, H, last - first, S) * scale
-        if call.softcap is not None:
-            s = call.softcap * torch.tanh(s / call.softcap)
-        rows = slice(first, last)
-        mask = call.mask
-        if mask is not None:
-            if mask.dim() > 1 and mask.shape[-2] > 1:
-                mask = mask[..., rows, :]
-            s = s.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else _biased(s, mask)
-        seen = visible(call, torch.arange(first, last, device=call.q.device))
-        yield s if seen is None else s.masked_fill(~seen, -math.inf)
+        chosen = torch.arange(first, min(T, first + step), device=device)
+        part = _of_rows(whole, chosen)
+        products = part.q.to(real).reshape(B, G, H // max(G, 1), -1, D) @ keys
+        here = index.index_select(0, chosen)
+        exists = part.scoring.exists(here)
+        logits = reference.score(part.scoring, products.reshape(B, H, -1, S), here, j)
+        yield _piece(logits, part.scoring.sinks, None if exists is None else exists[:, None])
 
 
-def _biased(s: Tensor, mask: Tensor) -> Tensor:
-    """s + mask; hidden is hidden, also where s is NaN."""
-    return torch.where(mask == -math.inf, -math.inf, s + mask.to(s.dtype))
-
-
-def _piece(s: Tensor, sinks: Tensor | None) -> Fields:
+def _piece(s: Tensor, sinks: Tensor | None, exists: Tensor | None) -> Fields:
     """The fields of rows whose logits are s (B, H, T, S); formulas as in `stats.rows`."""
     if s.shape[-1] == 0:
         s = s.new_full((*s.shape[:-1], 1), -math.inf)
@@ -250,6 +234,8 @@ def _piece(s: Tensor, sinks: Tensor | None) -> Fields:
     m = s.amax(-1)
     sure = torch.where(some, m, 0.0)
     sink = None if sinks is None else sinks.to(s.dtype)[:, None].expand_as(m)
+    if sink is not None and exists is not None:
+        sink = sink.masked_fill(~exists, -math.inf)
     logsumexp = torch.logsumexp(s, -1)
     if sink is not None:
         logsumexp = torch.logaddexp(logsumexp, sink)
@@ -281,7 +267,8 @@ def _piece(s: Tensor, sinks: Tensor | None) -> Fields:
     }
     fields = {name: torch.where(wrong, math.nan, x) for name, x in fields.items()}
     argmax = torch.where(some & ~wrong, s.argmax(-1), -1)
-    return fields | {"count": count, "argmax": argmax}
+    fields |= {"count": count, "argmax": argmax}
+    return fields if exists is None else fields | {"exists": exists.expand_as(count)}
 
 
 # ---- rows to heads
@@ -305,10 +292,11 @@ def summed(fields: Fields, sampled: Tensor | None) -> Tensor:
         return kept.amax((0, 2)) * sign
 
     ones = torch.ones_like(count)
+    absent = ~fields["exists"] if "exists" in fields else torch.zeros_like(wrong)
     columns = {
         "rows": total(ones, some),
-        "lone_rows": total(ones, ~several & ~wrong),
-        "empty_rows": total(ones, (count == 0) & ~wrong),
+        "lone_rows": total(ones, ~several & ~wrong & ~absent),
+        "empty_rows": total(ones, (count == 0) & ~wrong & ~absent),
         "nan_rows": total(ones, wrong),
         "several": total(ones, several),
         "saturated": total(saturated.to(real), several),
@@ -350,10 +338,9 @@ def _places(fields: Fields, some: Tensor, sampled: Tensor | None) -> Fields:
 def rescaled(call: Call, times: float) -> Call:
     """The call with its products multiplied by so much more; ready-made scores as a whole."""
     if call.ready:
-        whole = _hidden(call)  # before what stands in for -inf becomes something else
-        assert whole.mask is not None
-        return replace(whole, mask=whole.mask * times)
-    return replace(call, scale=call.scale * times)
+        hidden = _hidden(call).scoring  # before what stands in for -inf becomes something else
+        return replace(call, scoring=hidden._replace(mask=hidden.mask * times))
+    return replace(call, scoring=call.scoring._replace(scale=call.scoring.scale * times))
 
 
 def squares(x: Tensor) -> Tensor:

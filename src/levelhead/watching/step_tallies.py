@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from levelhead.attention import observe
 from levelhead.call import scaling
+from levelhead.call.options import Scoring
 from levelhead.distributed.attention import look
 from levelhead.observation import Observation
 from levelhead.runs import tally
@@ -130,24 +131,14 @@ class Ledger:
 
     def add_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """A call that levelhead computed."""
-        options = computed.options
         q, k = (_four(x) for x in (computed.q, computed.k))
-        call = Call(
-            q,
-            k,
-            options.scale,
-            options.mask,
-            options.causal,
-            softcap=options.softcap,
-            left=options.left,
-            right=options.right,
-            sinks=options.sinks,
-        )
+        call = Call(q, k, computed.scoring)
         shape = tuple(q.shape[:3])
         sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (computed.sums, computed.counts))
-        tallied = measure.from_core(sums, counts, computed.sinks, call)
+        exists = measure.existing(call)
+        tallied = measure.from_core(sums, counts, computed.sinks, call, exists=exists)
         rules = self._rules(q, lambda times: measure.tallied(measure.rescaled(call, times)))
-        self._enter(frame, _Measured(path, call, tallied, q, k, options.scale, rules, fused=True))
+        self._enter(frame, _Measured(path, call, tallied, q, k, computed.scoring.scale, rules, fused=True))
 
     def add_observation(
         self, frame: Frame, path: str, observation: Observation, q: Tensor, k: Tensor, options: Any
@@ -159,7 +150,7 @@ class Ledger:
             return observe(*detached, **(options | {"scale": factor}))
 
         def tallied(seen: Observation, call: Call) -> Tensor:
-            return measure.from_core(*_states(seen, call), call)
+            return measure.from_core(*_states(seen, call), call, exists=seen.exists)
 
         self._add_observed(frame, path, observation, q, k, options, again, tallied)
 
@@ -175,7 +166,7 @@ class Ledger:
             return look(*detached, None, scoring | {"scale": factor}, **others)[0]
 
         def tallied(seen: Observation, call: Call) -> Tensor:
-            whole = measure.from_core(*_states(seen, call), call, positions)
+            whole = measure.from_core(*_states(seen, call), call, positions, seen.exists)
             return whole if counts_rows else _keys_alone(whole)
 
         path, tokens = f"levelhead.distributed, {shard.plan}", (shard.queries.n, shard.keys.n)
@@ -197,15 +188,10 @@ class Ledger:
         q, k = _four(q), _four(k)
         rule = scaling.resolve(options.get("scale"), heads=q.shape[1], d_k=q.shape[3])
         is_number = not (rule.cosine or rule.log_n)  # else there are no variations of it
-        call = Call(
-            q,
-            k,
-            torch.from_numpy(rule.factor),
-            options.get("mask"),
-            bool(options.get("causal", False)),
-            softcap=options.get("softcap"),
-            sinks=options.get("sinks"),
-        )
+        # Of the options, those that a record names.
+        named = {name: options.get(name) for name in ("mask", "softcap", "sinks")}
+        scoring = Scoring(torch.from_numpy(rule.factor), causal=bool(options.get("causal", False)), **named)
+        call = Call(q, k, scoring._replace(cosine=rule.cosine, log_n=rule.log_n))
 
         def at(times: float) -> Tensor:
             return tallied(again(rule.factor * times), call)
@@ -230,10 +216,10 @@ class Ledger:
             keys=keys,
             dtype=str(q.dtype).removeprefix("torch."),
             scale=None,
-            softcap=call.softcap,
-            causal=call.causal,
-            masked=call.mask is not None and not call.ready,
-            sinks=call.sinks is not None,
+            softcap=call.scoring.softcap,
+            causal=call.scoring.causal,
+            masked=call.scoring.mask is not None and not call.ready,
+            sinks=call.scoring.sinks is not None,
             sampled=measured.sampled,
             fused=measured.fused,
         )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from levelhead.torch.huggingface.survey import attending_modules, eager_functions, understood
 from levelhead.torch.swap import Function, Layer, wraps
-from levelhead.watching.measure import Call
+from levelhead.watching.measure import Call, call_of
 
 
 class Interface:
@@ -114,16 +114,17 @@ def describe(
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
     if name == "eager":
         mask = attention_mask if attention_mask is None else attention_mask[..., :S]
-        return Call(query, key, scale, _joined(mask, position_bias), softcap=softcap, sinks=sinks)
+        return call_of(query, key, scale, mask=_joined(mask, position_bias), softcap=softcap, sinks=sinks)
     if name == "flex_attention":
         mask = _flex_mask(attention_mask, query.shape[:3], S)
-        return Call(query, key, scale, _joined(mask, position_bias), softcap=softcap, sinks=sinks)
+        return call_of(query, key, scale, mask=_joined(mask, position_bias), softcap=softcap, sinks=sinks)
     causal = bool(T > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal))
     mask = attention_mask
     if mask is not None and mask.dim() == 2:  # which keys are no padding
         mask = mask.bool()[:, None, None, :S]
     left = None if sliding_window is None else sliding_window - 1
-    return Call(query, key, scale, mask, causal, S - T, left, None, softcap, sinks)
+    options = {"mask": mask, "causal": causal, "left": left, "softcap": softcap, "sinks": sinks}
+    return call_of(query, key, scale, S - T, **options)
 
 
 def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
