@@ -1,8 +1,8 @@
-"""Reads and writes beyond an array, caught by the hardware: every input and output lies against a
-page that may not be touched, in front or behind, and a stray vector access ends the process.
+"""Reads and writes beyond an array: every input and output borders on a memory page without access rights, before or
+behind it, so that an access beyond the array ends the process.
 
-Each case runs in a process of its own, which names what it is about to do, so that a fault is
-reported as a failure with the sizes that led to it. Run as a script, this file is that process.
+Each case runs in a process of its own, which prints the sizes before every call, so that a fault is reported with its
+sizes. Run as a script, this file is that process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END = ("front", "back")
 
 
 class Fence:
-    """Memory for one array with a forbidden page at one of its ends (and, further off, both)."""
+    """Memory for one array that borders on a page without access rights at one of its ends."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, end: str) -> None:
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -57,7 +57,7 @@ class Fence:
 
 
 def fenced(x: Array, end: str) -> Array:
-    """A copy of x that nothing may read past, nor write to. The fence lives as long as it."""
+    """A read-only copy of x behind a fence. The copy keeps the fence alive."""
     fence = Fence(x.shape, x.dtype, end)
     fence.array[...] = x
     fence.freeze()
@@ -66,7 +66,7 @@ def fenced(x: Array, end: str) -> Array:
 
 # ---- what runs in the other process
 
-# T, S, D, E: one past, at and one short of what vectors and tiles are made of.
+# T, S, D, E: at, one above and one below the sizes of vectors and tiles.
 SIZES = [
     *((n, n, n, n) for n in range(1, 20)),
     *((1, S, 3, 5) for S in (*range(1, 36), 47, 48, 49, 63, 64, 65, 127, 128, 129, 511, 513)),
@@ -98,41 +98,41 @@ def run(dtype: str, T: int, S: int, D: int, E: int, end: str, options: dict[str,
     q, k, v = qkv((2,), T, S, D, E, groups=1, dtype=dtype, seed=T + S + D + E)
     truth = reference.observe(q, k, v, **options)
     scored = scoring.describe(scoring.shape_of(q.shape, k.shape, v.shape), dtype_name=dtype, **options)
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name in ("causal", "left", "right", "softcap"):
-        given[name] = getattr(scored, name)
-    given["scale"] = fenced(scored.scale.factor, end)
+        arguments[name] = getattr(scored, name)
+    arguments["scale"] = fenced(scored.scale.factor, end)
     for name in ("sinks", "alibi", "key_lengths", "query_segments", "key_segments", "query_start"):
         value = getattr(scored, name)
-        given[name] = None if value is None else fenced(np.ascontiguousarray(value), end)
+        arguments[name] = None if value is None else fenced(np.ascontiguousarray(value), end)
     if scored.mask is not None:  # the memory is that of the caller's mask, then broadcast
         mask = fenced(storage(np.ascontiguousarray(options["mask"])), end)
-        given["mask"] = np.broadcast_to(mask, (2, T, S))
+        arguments["mask"] = np.broadcast_to(mask, (2, T, S))
     wide = "f8" if dtype == "float64" else "f4"
     out = Fence((2, T, E), kind(dtype), end).array
     acc = Fence((2, T, E), wide, end).array
     sums = Fence((2, T, 8), wide, end).array
     counts = Fence((2, T, 2), "i8", end).array
     memory = [fenced(storage(x), end) for x in (q, k, v)]
-    _core.forward(*memory, out=storage(out), acc=acc, sums=sums, counts=counts, threads=1, **given)
+    _core.forward(*memory, out=storage(out), acc=acc, sums=sums, counts=counts, threads=1, **arguments)
     assert truth.output is not None
     check_output(out, truth.output, magnitude(v))
     np.testing.assert_array_equal(counts[..., 0], truth.rows.count)
     again = Fence((2, T, E), kind(dtype), end).array
-    _core.finish(fenced(acc, end), fenced(sums, end), given["sinks"], storage(again))
+    _core.finish(fenced(acc, end), fenced(sums, end), arguments["sinks"], storage(again))
     assert again.tobytes() == out.tobytes()
-    _core.forward(*memory[:2], None, sums=sums, counts=counts, threads=2, **given)
+    _core.forward(*memory[:2], None, sums=sums, counts=counts, threads=2, **arguments)
     parts = [fenced(x, end) for x in (sums, counts, acc)]
     _core.merge(*parts, *parts, S, sums, counts, acc)
     plain = Fence((2, T, E), kind(dtype), end).array
-    _core.forward(*memory, out=storage(plain), threads=2, **given)
+    _core.forward(*memory, out=storage(plain), threads=2, **arguments)
     assert plain.tobytes() == out.tobytes()
 
 
 def run_all(isa: str, dtype: str) -> None:
     with running_on(isa):
         for turn, ((T, S, D, E), end) in enumerate(itertools.product(SIZES, END)):
-            turn += turn // 16  # so that an end does not always meet the same options
+            turn += turn // 16  # so that an end is not always combined with the same options
             options = options_for(T, S, turn, dtype)
             names = ", ".join(options)
             print(f"T={T} S={S} D={D} E={E} {end} [{names}]", flush=True)
@@ -161,7 +161,7 @@ def rows_apart(dtype: str, T: int, S: int, D: int, E: int, end: str) -> None:
 
 
 def trespass(where: str) -> None:
-    """Touch the forbidden page, to show that the fence stands."""
+    """Accesses the protected page, to show that the fence works."""
     array = Fence((5,), "f4", "back" if where == "behind" else "front").array
     if where == "inside":
         array = fenced(array, "back")
@@ -187,17 +187,17 @@ def last_lines(text: str, n: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("where", ["behind", "before", "inside"])
-def test_the_fence_stands(where: str) -> None:
+def test_the_fence_works(where: str) -> None:
     done = child("trespass", where)
     assert done.returncode in (-signal.SIGSEGV, -signal.SIGBUS), done
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", ISAS)
-def test_nothing_is_touched_beyond_an_array(isa: str, dtype: str) -> None:
+def test_no_access_beyond_an_array(isa: str, dtype: str) -> None:
     done = child(isa, dtype)
-    told = "\n".join([*last_lines(done.stdout, 1), *last_lines(done.stderr, 25)])
-    assert done.returncode == 0, f"status {done.returncode} after {told}"
+    output = "\n".join([*last_lines(done.stdout, 1), *last_lines(done.stderr, 25)])
+    assert done.returncode == 0, f"status {done.returncode} after {output}"
     assert len(done.stdout.splitlines()) == len(SIZES) * len(END)
 
 

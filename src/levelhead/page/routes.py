@@ -73,7 +73,7 @@ class Routes:
         try:
             return json_response(await self._computing.figure(id, options, request.is_disconnected))
         except AbandonedError:
-            return error(503, "Nobody waits for this figure any more.")
+            return error(503, "The client has cancelled this request.")
 
     async def sentence(self, request: Request) -> Response:
         options = parameters.of_sentence(await request.body())
