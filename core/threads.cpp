@@ -97,6 +97,15 @@ struct Loop {
   std::fenv_t environment;  // the caller's
 };
 
+// Runs indices of the loop until `next` has none left, or it is interrupted.
+void take_indices(const Loop& loop, std::atomic<std::int64_t>& next, int worker) {
+  while (!loop.interrupt->requested(worker)) {
+    const std::int64_t index = next.fetch_add(1, std::memory_order_relaxed);
+    if (index >= loop.count) return;
+    loop.task(loop.context, index, worker);
+  }
+}
+
 class Pool {
  public:
   std::atomic<bool> taken{false};  // by one caller at a time
@@ -105,7 +114,6 @@ class Pool {
  private:
   void grow(int workers);
   void serve();
-  void work(int worker);
   void wait_for_others();
 
   Loop loop{};  // written while the door is shut and nobody inside, read only by those inside
@@ -158,14 +166,6 @@ void Pool::grow(int workers) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void Pool::work(int worker) {
-  while (!loop.interrupt->requested(worker)) {
-    const std::int64_t index = next.fetch_add(1, std::memory_order_relaxed);
-    if (index >= loop.count) return;
-    loop.task(loop.context, index, worker);
-  }
-}
-
 void Pool::serve() {
   std::uint32_t served = 0;  // the last loop this worker went in for; going in twice could only find it done
   const auto welcome = [&](Door now) { return seats(now) > 0 && generation(now) != served; };
@@ -184,7 +184,7 @@ void Pool::serve() {
 
     served = generation(now);
     std::fesetenv(&loop.environment);  // about 50 ns; or a caller that flushes denormals gets rows of two kinds
-    work(seats(now));
+    take_indices(loop, next, seats(now));
 
     now = door.fetch_sub(one_inside, std::memory_order_release) - one_inside;  // release: our results
     if (inside(now) == 0 && seats(now) == 0) {
@@ -210,7 +210,7 @@ bool Pool::run(const Loop& wanted, int threads) {
   } else {
     for (int i = 1; i < threads; ++i) wake.notify_one();  // the surplus sleeps on
   }
-  work(0);
+  take_indices(loop, next, 0);
   wait_for_others();
   return !loop.interrupt->requested(0);
 }
@@ -243,13 +243,6 @@ struct Shift {
   alignas(64) std::atomic<std::int64_t> next{0};
   alignas(64) std::atomic<int> came{1}, left{0};  // worker numbers given out, the caller's among them
 
-  void work(int worker) {
-    while (!loop.interrupt->requested(worker)) {
-      const std::int64_t index = next.fetch_add(1, std::memory_order_relaxed);
-      if (index >= loop.count) return;
-      loop.task(loop.context, index, worker);
-    }
-  }
   // The team's own barrier would wait as well, but deaf to Ctrl-C.
   void wait_for_others() {
     const auto gone = [&] { return left.load(std::memory_order_acquire) + 1 >= came.load(std::memory_order_relaxed); };
@@ -260,14 +253,14 @@ struct Shift {
   }
   void serve() {
     if (pthread_equal(caller, pthread_self())) {
-      work(0);
+      take_indices(loop, next, 0);
       return wait_for_others();
     }
     const int worker = came.fetch_add(1, std::memory_order_relaxed);
     std::fenv_t own;
     std::fegetenv(&own);
     std::fesetenv(&loop.environment);
-    if (worker < workers) work(worker);
+    if (worker < workers) take_indices(loop, next, worker);
     std::fesetenv(&own);
     left.fetch_add(1, std::memory_order_release);
   }
