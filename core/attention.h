@@ -106,9 +106,15 @@ struct Gradients {
 // The same promises as forward(): O(tokens * width) scratch, the same bits for any number of threads.
 bool backward(const Problem& problem, const Gradients& gradients, int threads, Interrupt& interrupt);
 
-// Reads the output off finished states with the code forward() uses, hence with the same bits.
-void finish(std::int64_t B, std::int64_t H, std::int64_t T, std::int64_t E, DType compute, const void* acc,
-            const void* sums, const double* sinks, const MutableTensor& out);
+// Finished states as forward() wrote them: acc (B, H, T, E) and sums (B, H, T, row_sums) of the compute type.
+struct States {
+  std::int64_t B, H, T, E;
+  DType compute;
+  const void *acc, *sums;
+};
+
+// Reads the output off finished states with the code forward() uses, hence with the same bits. `sinks` is (H,) or null.
+void finish(const States& states, const double* sinks, const MutableTensor& out);
 
 // 2^x for x <= 0 as the kernel computes it; n numbers of the compute type.
 void exponential(DType compute, const void* x, void* y, std::int64_t n);

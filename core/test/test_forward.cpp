@@ -156,7 +156,7 @@ void check_case(const Case& c) {
   // finish() reads the same bits off the state, and asking for no statistics changes none.
   Array again(c.dtype, c.B, c.H, c.T, c.E, c.layout);
   again.fill([] { return 77; });
-  finish(c.B, c.H, c.T, c.E, o.wide ? DType::f64 : DType::f32, o.acc_data(), o.sums_data(),
+  finish({c.B, c.H, c.T, c.E, o.wide ? DType::f64 : DType::f32, o.acc_data(), o.sums_data()},
          c.sinks ? in.sinks.data() : nullptr, again.view<MutableTensor>());
   CHECK(again.bytes() == o.out.bytes(), "finish() | %s", what.c_str());
   CHECK(run(in, {.state = false}).out.bytes() == o.out.bytes(), "without statistics | %s", what.c_str());

@@ -182,7 +182,7 @@ class Options {
 // A problem, and the arrays it points into.
 class Given {
  public:
-  Given(nb::handle q_, nb::handle k_, nb::handle v_, Options options)
+  Given(nb::handle q_, nb::handle k_, nb::handle v_, Options& options)
       : q(q_, "q"),
         k(k_, "k"),
         v(v_, "v"),
