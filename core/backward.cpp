@@ -148,7 +148,9 @@ class BackwardCall {
     for (std::int64_t h = 0; h < problem_.H; ++h) {
       double sink = 0, scale = 0;
       for (std::int64_t b = 0; b < problem_.B; ++b)
-        for (std::int64_t i = (b * problem_.H + h) * problem_.T; i < (b * problem_.H + h + 1) * problem_.T; ++i) {
+        for (std::int64_t t = 0; t < problem_.T; ++t) {
+          if (!problem_.scoring.has_query(b, t)) continue;
+          const std::int64_t i = (b * problem_.H + h) * problem_.T + t;
           if (gradients_.dsinks) sink -= std::exp(gradients_.sinks[h] - real(gradients_.logsumexp, i)) * real(backward_.delta, i);
           if (gradients_.dscale) scale += backward_.dscale[i];
         }

@@ -109,8 +109,10 @@ class Call {
     piece.ahead = ahead;
     kernel_.attend(job_, packed, piece, with_scratch(worker));
   }
+  // Nothing where query_lengths leaves no query: attend() reads no pack then.
   void pack(const Packed& packed, std::int64_t kv_head, std::int64_t block, int worker) {
-    kernel_.pack(job_, kv_head / problem_.G, kv_head % problem_.G, block, packed, scratch(worker));
+    const std::int64_t b = kv_head / problem_.G;
+    if (problem_.scoring.has_queries(b)) kernel_.pack(job_, b, kv_head % problem_.G, block, packed, scratch(worker));
   }
 
   // What a kv head reads and writes, to be fetched ahead; nothing for a long one.

@@ -73,7 +73,8 @@ LH_INLINE bool tile_in_place(const Array& x, const Problem& problem, const Strip
          (strip.head[0] == strip.head[strip.rows - 1] || x.head_stride == problem.T * x.row_stride);
 }
 
-// Strip i of a query block. Its queries stay in place, or are copied one after another, with zeros beyond the last.
+// Strip i of a query block. Its queries stay in place, or are copied one after another, with zeros beyond the last. A strip
+// that sees no key needs none.
 template <class Operand, class Real = typename Operand::Real>
 Progress<Real> begin_strip(const Job& job, const Strip& strip, std::int64_t i, bool streams, const Scratch<Real>& scratch) {
   const Problem& problem = *job.problem;
@@ -85,6 +86,7 @@ Progress<Real> begin_strip(const Job& job, const Strip& strip, std::int64_t i, b
     return {reinterpret_cast<const Real*>(problem.q.at(strip.b, strip.head[0], strip.t[0])),
             problem.q.row_stride / static_cast<std::int64_t>(sizeof(Real)), rows, acc, false, false};
   Real *const room = scratch.q + first * D, *q = room;
+  if (strip.first >= strip.last) return {room, D, rows, acc, false, false};
   for (int r = 0; r < tile_rows; ++r, q += D) {
     if (r < strip.rows) {
       Operand::read_words(problem.q, strip.b, strip.head[r], strip.t[r], problem.D, problem.scoring.cosine, q);

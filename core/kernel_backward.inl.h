@@ -111,6 +111,10 @@ void gradient_strip(const GradientBlock<Real>& block, const GradientStrip<Real>&
   for (int r = 0; r < strip.rows; ++r) {
     const std::int64_t index = row_index(problem, {strip.b, strip.head[r], strip.t[r]});
     Real *s = p + r * stride + lo, *d = ds + r * stride + lo;
+    if (strip.dead[r]) {
+      for (std::int64_t j = 0; j < n; ++j) s[j] = d[j] = 0;
+      continue;
+    }
     const auto drop = [&](Real* x) {
       if (problem.scoring.dropout > 0) drop_row(job, strip, r, Scores<Real>{x, first + lo, real});
     };
@@ -276,7 +280,7 @@ void gradient_slice(const Job& job, const Backward& backward, const Piece& head,
   for (std::int64_t i = 0; backward.parts && i < wide_d; ++i) dq[rows * wide_d + i] = 0;
   for (std::int64_t block = slice; block < plan.blocks; block += plan.splits) {
     const std::int64_t first = block * plan.key_block, count = least(plan.key_block, problem.S - first);
-    pack_gradient_keys(job, b, g, block, scratch);
+    if (problem.scoring.has_queries(b) || problem.scoring.additive) pack_gradient_keys(job, b, g, block, scratch);
     for (std::int64_t i = 0; i < round_up(count, tile_rows) * wide_d; ++i) scratch.dk[i] = 0;
     for (std::int64_t i = 0; i < round_up(count, tile_rows) * padded<Real>(plan.E); ++i) scratch.dv[i] = 0;
     const GradientBlock<Real> here{job, backward, scratch, block, first, dq, block != slice};
@@ -312,6 +316,13 @@ void gradient_fold(const Job& job, const Backward& backward, const Piece& rows, 
       for (std::int64_t c = 0; c < wide; ++c) total[c] += part[c];
     }
     const std::int64_t head = strip.head[r], t = strip.t[r];
+    const MutableTensor& dq = backward.given->dq;
+    if (strip.dead[r]) {  // its q is not read: it may hold anything
+      for (std::int64_t c = 0; c < wide; ++c) total[c] = 0;
+      if (backward.dscale) backward.dscale[row_index(problem, {b, head, t})] = 0;
+      if (dq) narrow(total, plan.D, dq.dtype, dq.at(b, head, t), dq.column_stride);
+      continue;
+    }
     const double scale = natural_scale(job, strip, r);
     if (backward.dscale) {
       const double n = problem.scoring.log_n ? static_cast<double>(most(keys_left(job, strip, r), 1)) : 0;
@@ -320,7 +331,6 @@ void gradient_fold(const Job& job, const Backward& backward, const Piece& rows, 
     }
     for (std::int64_t c = 0; c < plan.D && !problem.scoring.additive; ++c) total[c] *= static_cast<Real>(scale);
     if (problem.scoring.cosine) through_norm(problem.q, b, head, t, plan.D, scratch.row, total);
-    const MutableTensor& dq = backward.given->dq;
     if (dq) narrow(total, plan.D, dq.dtype, dq.at(b, head, t), dq.column_stride);
   }
 }

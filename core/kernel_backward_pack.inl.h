@@ -145,6 +145,22 @@ LH_INLINE void place_facts(const Backward& backward, std::int64_t index, Real de
   to[1] = lse - lse == 0 ? static_cast<Real>(twos - static_cast<double>(most_of_it)) : Real(0);
 }
 
+// A row that does not exist: the facts of one that saw nothing.
+template <class Real>
+LH_INLINE void forget_facts(const Backward& backward, std::int64_t index) {
+  static_cast<Real*>(backward.delta)[index] = 0;
+  static_cast<Real*>(backward.lse)[2 * index] = infinity<Real>;
+  static_cast<Real*>(backward.lse)[2 * index + 1] = 0;
+}
+// Zeros in its place, whatever q and dout hold: neither is read.
+template <class Real>
+LH_INLINE void clear_query(const Plan& plan, const Queries<Real>& to, std::int64_t i) {
+  for (std::int64_t d = 0; d < plan.D; ++d) to.q[i * plan.D + d] = 0;
+  for (std::int64_t e = 0; e < plan.E; ++e) to.dout[i * plan.E + e] = 0;
+  place_row(to.q + i * plan.D, plan.D, Real(1), plan.query_block, to.q_rows + i * panel<Real>);
+  place_row(to.dout + i * plan.E, plan.E, Real(1), plan.query_block, to.dout_rows + i * panel<Real>);
+}
+
 // A block of query rows of a kv head.
 template <class Real>
 void pack_queries(const Job& job, const Backward& backward, const Piece& rows, void* packed, void* memory) {
@@ -160,6 +176,11 @@ void pack_queries(const Job& job, const Backward& backward, const Piece& rows, v
     if (r == 0) make_strip(job, rows, rows.row0 + i, strip);
     const std::int64_t head = strip.head[r], t = strip.t[r];
     Real *q = to.q + i * plan.D, *dout = to.dout + i * plan.E;
+    if (strip.dead[r]) {
+      clear_query(plan, to, i);
+      forget_facts<Real>(backward, row_index(problem, {b, head, t}));
+      continue;
+    }
     read_vector(problem.q, b, head, t, plan.D, problem.scoring.cosine, q);
     read_vector(given.dout, b, head, t, plan.E, false, dout);
     place_row(q, plan.D, static_cast<Real>(natural_scale(job, strip, r)), plan.query_block, to.q_rows + i * panel<Real>);

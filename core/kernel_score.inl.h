@@ -22,6 +22,7 @@ struct Strip {
   std::int64_t common_first, common_last;          // intersection
   std::int64_t segment[tile_rows], min_segment, max_segment;
   double scale[tile_rows];  // what the dot products are multiplied with
+  bool dead[tile_rows];     // the query does not exist (query_lengths)
 };
 
 // Keys [lo, hi) of a block that some row of the strip may see; `hide` when not every row sees all of them, `segments`
@@ -38,12 +39,6 @@ struct Scores {
   std::int64_t lo, n;
 };
 
-std::int64_t position_of(const Positions& positions, std::int64_t b, std::int64_t index) {
-  const std::int64_t start = positions.batch_start ? positions.batch_start[b] : 0;
-  const Run* run = positions.runs;
-  while (index >= run->length) index -= run++->length;
-  return start + run->start + index * run->stride;
-}
 
 // Keys left to a row by position and segment: the n of the "log-n" rule.
 std::int64_t keys_left(const Job& job, const Strip& strip, int r) {
@@ -76,6 +71,21 @@ LH_INLINE void see_keys(const Job& job, Strip& strip) {
   }
 }
 
+// A row that does not exist sees no key. Everything else about the strip stays as it would be if the row existed: the
+// bits of the other rows must not change. Without any row that exists, the strip sees nothing and costs nothing.
+void remove_dead_rows(const Scoring& scoring, std::int64_t S, Strip& strip) {
+  bool all = true;
+  for (int r = 0; r < tile_rows; ++r) {
+    strip.dead[r] = !scoring.has_query(strip.b, strip.t[r]);
+    if (strip.dead[r]) strip.begin[r] = strip.end[r] = strip.common_last = 0;  // an empty intersection: something is hidden
+    all = all && strip.dead[r];
+  }
+  if (all) {
+    strip.first = S;
+    strip.last = 0;
+  }
+}
+
 // Field by field, so that the compiler can take several rows at once: a short head is no more than one or two strips.
 void make_strip(const Job& job, const Piece& piece, std::int64_t row0, Strip& strip) {
   const Problem& problem = *job.problem;
@@ -83,11 +93,13 @@ void make_strip(const Job& job, const Piece& piece, std::int64_t row0, Strip& st
   const std::int64_t b = piece.b, S = problem.S;
   strip.b = b;
   strip.rows = least(piece.row1 - row0, tile_rows);
+  const std::int64_t start = scoring.queries.batch_start ? scoring.queries.batch_start[b] : 0;
   std::int64_t head = piece.g * (problem.H / problem.G) + row0 / problem.T, t = row0 % problem.T;
   for (int r = 0; r < tile_rows; ++r) {
     strip.head[r] = head;
     strip.t[r] = t;
-    strip.position[r] = position_of(scoring.queries, b, t);
+    strip.position[r] = start + scoring.queries.in_runs(t);
+    strip.dead[r] = false;
     // To what comes first: the softcap, which wants s / cap, or the softmax, which wants units of ln 2.
     strip.scale[r] = scoring.scale[head] * (scoring.softcap > 0 ? 1 / scoring.softcap : log2_e);
     if (r + 1 < strip.rows && ++t == problem.T) {
@@ -119,6 +131,7 @@ void make_strip(const Job& job, const Piece& piece, std::int64_t row0, Strip& st
       strip.max_segment = most(strip.max_segment, strip.segment[r]);
     }
   }
+  if (scoring.query_lengths) remove_dead_rows(scoring, S, strip);
   if (scoring.log_n)
     for (int r = 0; r < tile_rows; ++r) {
       const std::int64_t left = keys_left(job, strip, r);

@@ -49,8 +49,10 @@ void write_row(const Job& job, const QueryRow& at, Row<Real>& row, const Real* a
   const std::int64_t index = row_index(problem, at);
   const Real below = settled_divisor(job, row, at.head);
   if (result.sums) store_row(row, static_cast<Real*>(result.sums) + index * row_sums, result.counts + index * row_counts);
-  if (result.logsumexp)
-    static_cast<Real*>(result.logsumexp)[index] = natural_logsumexp(row.max, row.l, result.sinks ? result.sinks + at.head : nullptr);
+  if (result.logsumexp) {  // a query that does not exist has no sink either
+    const double* sink = result.sinks && problem.scoring.has_query(at.b, at.t) ? result.sinks + at.head : nullptr;
+    static_cast<Real*>(result.logsumexp)[index] = natural_logsumexp(row.max, row.l, sink);
+  }
   if (result.acc)
     for (std::int64_t c = 0; c < problem.E; ++c) static_cast<Real*>(result.acc)[index * problem.E + c] = acc[c];
   if (result.out && !written)

@@ -29,8 +29,8 @@ def forward(
     threads: int = 1,
     torchs_team: bool = False,
     # scale and, where they are not as usual, additive, cosine, log_n, causal, left, right, mask,
-    # softcap, alibi, key_lengths, query_segments, key_segments, query_start, query_runs, key_runs,
-    # dropout, seed, first_head: what attention.h has in Scoring
+    # softcap, alibi, key_lengths, query_lengths, query_segments, key_segments, query_start,
+    # query_runs, key_runs, dropout, seed, first_head: what attention.h has in Scoring
     **options: Any,
 ) -> None: ...
 def backward(
