@@ -122,8 +122,11 @@ void gradient_strip(const GradientBlock<Real>& block, const GradientStrip<Real>&
     differentiate(s, d, n, static_cast<const Real*>(backward.lse) + 2 * index, static_cast<const Real*>(backward.delta)[index]);
     drop(s);
     if (backward.given->dmask) add_to_bias(backward.given->dmask, strip, r, Scores<Real>{d, first + lo, real});
-    if (cap > 0)
-      for (std::int64_t j = 0; j < n; j += lanes<Real>) store(d + j, load(d + j) * load(scratch.slope + r * stride + j));
+    // A hidden key may hold NaN, and then its slope is NaN too: zero must stay zero.
+    for (std::int64_t j = 0; cap > 0 && j < n; j += lanes<Real>) {
+      const Vector<Real> x = load(d + j), zero{};
+      store(d + j, select(x != zero, x * load(scratch.slope + r * stride + j), zero));
+    }
   }
 }
 
