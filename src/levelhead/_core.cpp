@@ -1,6 +1,6 @@
 // The binding: Python arrays in, core calls out. No arithmetic and no policy; arguments arrive checked (scoring.py,
 // arrays.py), and what is checked again here is only what memory safety needs. The plain call has a door of its own
-// (_door.cpp); everything else comes this way.
+// (_fast_call.cpp); everything else comes this way.
 //
 // Arrays come through the buffer protocol: any strides in bytes, read-only memory, no copies. bfloat16 has no
 // buffer format and travels as its bits in uint16.
@@ -184,7 +184,7 @@ double sweep_array(nb::handle x_, int threads) {
 
 NB_MODULE(_core, m) {
   remember_main_thread();
-  meet_numpy();
+  register_numpy();
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
     try {
       std::rethrow_exception(error);
@@ -196,9 +196,9 @@ NB_MODULE(_core, m) {
   m.def("forward", forward_arrays, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("keywords"));
   m.def("backward", backward_arrays, nb::arg("dout"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
         nb::arg("logsumexp"), nb::arg("keywords"));
-  m.def("attend", attend, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("scale").none(),
-        nb::arg("causal").none(), nb::arg("threads").none());
-  m.def("meet_tensors", meet_tensors, nb::arg("torch"));
+  m.def("fast_attention", fast_attention, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(),
+        nb::arg("scale").none(), nb::arg("causal").none(), nb::arg("threads").none());
+  m.def("register_torch", register_torch, nb::arg("torch"));
   m.def("finish", finish_arrays, nb::arg("acc"), nb::arg("sums"), nb::arg("sinks").none(), nb::arg("out"));
   m.def("merge", [](nb::handle sums_a, nb::handle counts_a, nb::handle acc_a, nb::handle sums_b, nb::handle counts_b,
                     nb::handle acc_b, std::int64_t shift, nb::handle sums, nb::handle counts, nb::handle acc) {

@@ -3,7 +3,7 @@
 Everything a caller can get wrong is refused here, before any memory for a result exists. The
 arithmetic lives in the core, the meaning of the options in `scoring`, the families of arrays in
 `arrays`; this file only leads from one to the next. Plain calls are short: most go straight through
-`_core.attend`, and what that leaves of them is described once per shape.
+`_core.fast_attention`, and what that leaves of them is described once per shape.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def attention(
         and dropout == 0.0
     )
     if plain and out is None:
-        done = _core.attend(q, k, v, scale, causal, threads)
+        done = _core.fast_attention(q, k, v, scale, causal, threads)
         if done is not None:
             return done
     given = {
