@@ -42,6 +42,13 @@ struct Positions {
   const Run* runs = nullptr;
   std::int64_t run_count = 0;
   const std::int64_t* batch_start = nullptr;  // (B,) or null: 0
+
+  // The position of a token, batch_start left out.
+  [[gnu::always_inline]] std::int64_t in_runs(std::int64_t index) const {
+    const Run* run = runs;
+    while (index >= run->length) index -= run++->length;
+    return run->start + index * run->stride;
+  }
 };
 
 // Positions lie within +-2^61, so distances within 2^62: a window as wide as that is none.
@@ -62,12 +69,28 @@ struct Scoring {
   const double* alibi = nullptr;                     // (H,) slopes: s -= slope * |p - j|
   Tensor mask;                                       // boolean (true: visible) or a bias to add
   const std::int64_t* key_lengths = nullptr;         // (B,)
+  // (B,) or null. A query whose position without batch_start is not below its batch row's length does not exist: output 0,
+  // logsumexp -inf, the identity as state, no gradient to or from it. Its numbers are never used.
+  const std::int64_t* query_lengths = nullptr;
   const std::int64_t* query_segments = nullptr;      // (B, T)
   const std::int64_t* key_segments = nullptr;        // (B, S)
   Positions queries, keys;
   double dropout = 0;
   std::uint64_t seed = 0;
   std::int64_t first_head = 0;  // of the whole model's: dropout tells heads apart by their number there
+
+  // Whether query_lengths leaves query t of batch row b, or any query of it.
+  [[gnu::always_inline]] bool has_query(std::int64_t b, std::int64_t t) const {
+    return !query_lengths || queries.in_runs(t) < query_lengths[b];
+  }
+  [[gnu::always_inline]] bool has_queries(std::int64_t b) const {
+    bool any = !query_lengths;
+    for (const Run* run = queries.runs; !any && run != queries.runs + queries.run_count; ++run) {
+      const std::int64_t last = run->start + (run->length - 1) * run->stride;
+      any = run->length > 0 && (last < run->start ? last : run->start) < query_lengths[b];
+    }
+    return any;
+  }
 };
 
 struct Problem {
@@ -106,9 +129,15 @@ struct Gradients {
 // The same promises as forward(): O(tokens * width) scratch, the same bits for any number of threads.
 bool backward(const Problem& problem, const Gradients& gradients, int threads, Interrupt& interrupt);
 
-// Reads the output off finished states with the code forward() uses, hence with the same bits.
-void finish(std::int64_t B, std::int64_t H, std::int64_t T, std::int64_t E, DType compute, const void* acc,
-            const void* sums, const double* sinks, const MutableTensor& out);
+// Finished states as forward() wrote them: acc (B, H, T, E) and sums (B, H, T, row_sums) of the compute type.
+struct States {
+  std::int64_t B, H, T, E;
+  DType compute;
+  const void *acc, *sums;
+};
+
+// Reads the output off finished states with the code forward() uses, hence with the same bits. `sinks` is (H,) or null.
+void finish(const States& states, const double* sinks, const MutableTensor& out);
 
 // 2^x for x <= 0 as the kernel computes it; n numbers of the compute type.
 void exponential(DType compute, const void* x, void* y, std::int64_t n);

@@ -21,7 +21,13 @@ class BackwardCall {
       : problem_(problem),
         gradients_(gradients),
         kernel_(kernel),
-        plan_(make_gradient_plan(kernel.tile, problem.T, problem.S, problem.D, problem.E, real_bytes)),
+        plan_(make_gradient_plan(kernel.tile, {.group = 1,
+                                               .T = problem.T,
+                                               .S = problem.S,
+                                               .D = problem.D,
+                                               .E = problem.E,
+                                               .real_bytes = real_bytes,
+                                               .streamable = false})),
         real_bytes_(real_bytes),
         rows_(problem.G > 0 ? problem.H / problem.G * problem.T : 0),
         threads_(std::clamp(threads, 1, max_threads)),
@@ -78,19 +84,22 @@ class BackwardCall {
   char* queries(std::int64_t slot, std::int64_t block) const { return queries_ + (slot * row_blocks_ + block) * query_bytes_; }
   char* parts(std::int64_t slot) const { return parts_ + slot * plan_.splits * part_bytes_; }
 
+  // Query rows [row0, row1) of a kv head.
+  Piece rows_of(std::int64_t head, std::int64_t row0, std::int64_t row1) const {
+    return {head / problem_.G, head % problem_.G, row0, std::min(row1, rows_), 0, plan_.blocks};
+  }
+  Piece row_block(std::int64_t head, std::int64_t block) const {
+    return rows_of(head, block * plan_.query_block, (block + 1) * plan_.query_block);
+  }
   void pack_rows(std::int64_t head, std::int64_t slot, std::int64_t block, int worker) const {
-    const std::int64_t row = block * plan_.query_block;
-    kernel_.queries(frame_.job, backward_, head / problem_.G, head % problem_.G, row, std::min(row + plan_.query_block, rows_),
-                    queries(slot, block), scratch(worker));
+    kernel_.queries(frame_.job, backward_, row_block(head, block), queries(slot, block), scratch(worker));
   }
   void run_slice(std::int64_t head, std::int64_t slot, std::int64_t slice, int worker) const {
-    kernel_.slice(frame_.job, backward_, head / problem_.G, head % problem_.G, slice, queries(slot, 0),
-                  parts(slot) + slice * part_bytes_, worker, scratch(worker));
+    kernel_.slice(frame_.job, backward_, rows_of(head, 0, rows_), slice, queries(slot, 0), parts(slot) + slice * part_bytes_,
+                  {worker, scratch(worker)});
   }
   void fold_rows(std::int64_t head, std::int64_t slot, std::int64_t block, int worker) const {
-    const std::int64_t row = block * plan_.query_block;
-    kernel_.fold(frame_.job, backward_, head / problem_.G, row, std::min(row + plan_.query_block, rows_), queries(slot, block),
-                 parts(slot), part_bytes_, scratch(worker));
+    kernel_.fold(frame_.job, backward_, row_block(head, block), queries(slot, block), {parts(slot), part_bytes_}, scratch(worker));
   }
   std::int64_t folds() const { return backward_.parts ? row_blocks_ : 0; }
 
@@ -139,7 +148,9 @@ class BackwardCall {
     for (std::int64_t h = 0; h < problem_.H; ++h) {
       double sink = 0, scale = 0;
       for (std::int64_t b = 0; b < problem_.B; ++b)
-        for (std::int64_t i = (b * problem_.H + h) * problem_.T; i < (b * problem_.H + h + 1) * problem_.T; ++i) {
+        for (std::int64_t t = 0; t < problem_.T; ++t) {
+          if (!problem_.scoring.has_query(b, t)) continue;
+          const std::int64_t i = (b * problem_.H + h) * problem_.T + t;
           if (gradients_.dsinks) sink -= std::exp(gradients_.sinks[h] - real(gradients_.logsumexp, i)) * real(backward_.delta, i);
           if (gradients_.dscale) scale += backward_.dscale[i];
         }

@@ -41,8 +41,13 @@ class Call {
        Interrupt& interrupt)
       : problem_(problem),
         kernel_(kernel),
-        plan_(make_plan(kernel.tile, problem.G > 0 ? problem.H / problem.G : 0, problem.T, problem.S, problem.D,
-                        problem.v ? problem.E : 0, real_bytes, !problem.scoring.additive)),
+        plan_(make_plan(kernel.tile, {.group = problem.G > 0 ? problem.H / problem.G : 0,
+                                      .T = problem.T,
+                                      .S = problem.S,
+                                      .D = problem.D,
+                                      .E = problem.v ? problem.E : 0,
+                                      .real_bytes = real_bytes,
+                                      .streamable = !problem.scoring.additive})),
         interrupt_(interrupt),
         group_(problem.G > 0 ? problem.H / problem.G : 0),
         kv_heads_(problem.B * problem.G),
@@ -86,12 +91,13 @@ class Call {
     char* data = workspace_->take(packs * blocks * block_bytes_);
     auto* tainted = reinterpret_cast<std::uint8_t*>(workspace_->take(flags));
     packs_.clear();
-    for (std::int64_t i = 0; i < packs; ++i) packs_.push_back({data + i * blocks * block_bytes_, tainted + i * blocks, 0});
+    for (std::int64_t i = 0; i < packs; ++i) packs_.push_back({data + i * blocks * block_bytes_, tainted + i * blocks});
     scratch_ = workspace_->take(scratch_bytes_ * threads_);
     partials_ = {workspace_->take(partials * kernel_.row_bytes), workspace_->take(partials * partial_acc_bytes_)};
   }
 
   char* scratch(int worker) const { return scratch_ + worker * scratch_bytes_; }
+  Worker with_scratch(int worker) const { return {worker, scratch(worker)}; }
 
   Piece rows_of(std::int64_t kv_head, std::int64_t row_block) const {
     const std::int64_t row0 = row_block * plan_.query_block;
@@ -101,10 +107,12 @@ class Call {
   void attend(const Packed& packed, std::int64_t kv_head, std::int64_t row_block, int worker, Ahead* ahead = nullptr) {
     Piece piece = rows_of(kv_head, row_block);
     piece.ahead = ahead;
-    kernel_.attend(job_, packed, false, piece, nullptr, 0, worker, scratch(worker));
+    kernel_.attend(job_, packed, piece, with_scratch(worker));
   }
+  // Nothing where query_lengths leaves no query: attend() reads no pack then.
   void pack(const Packed& packed, std::int64_t kv_head, std::int64_t block, int worker) {
-    kernel_.pack(job_, kv_head / problem_.G, kv_head % problem_.G, block, packed, scratch(worker));
+    const std::int64_t b = kv_head / problem_.G;
+    if (problem_.scoring.has_queries(b)) kernel_.pack(job_, b, kv_head % problem_.G, block, packed, scratch(worker));
   }
 
   // What a kv head reads and writes, to be fetched ahead; nothing for a long one.
@@ -143,6 +151,7 @@ class Call {
   bool run_few_queries() {
     const bool split = plan_.splits > 1;
     reserve(threads_, 1, split ? problem_.B * problem_.H * problem_.T * plan_.splits : 0);
+    for (Packed& pack : packs_) pack.on_demand = true;
     const std::int64_t blocks = row_blocks();
     const bool done = deal_runs(kv_heads_ * blocks * plan_.splits, [&](std::int64_t i, bool more, int worker) {
       Piece piece = rows_of(i / plan_.splits / blocks, i / plan_.splits % blocks);
@@ -153,12 +162,13 @@ class Call {
       }
       piece.block0 = i % plan_.splits * plan_.split_blocks;
       piece.block1 = std::min(piece.block0 + plan_.split_blocks, plan_.blocks);
-      kernel_.attend(job_, packs_[worker], true, piece, split ? &partials_ : nullptr, i % plan_.splits, worker,
-                     scratch(worker));
+      piece.partials = split ? &partials_ : nullptr;
+      piece.split = i % plan_.splits;
+      kernel_.attend(job_, packs_[worker], piece, with_scratch(worker));
     });
     return done && (!split || frame_.deal(problem_.B * problem_.H * problem_.T, [&](std::int64_t i, int worker) {
              const std::int64_t head = i / problem_.T;
-             kernel_.fold(job_, partials_, head / problem_.H, head % problem_.H, i % problem_.T, scratch(worker));
+             kernel_.fold(job_, partials_, {head / problem_.H, head % problem_.H, i % problem_.T}, scratch(worker));
            }));
   }
 
@@ -220,14 +230,14 @@ bool forward(const Problem& problem, const Result& result, int threads, Interrup
   return Call(problem, result, table, wide ? sizeof(double) : sizeof(float), threads, interrupt).run();
 }
 
-void finish(std::int64_t B, std::int64_t H, std::int64_t T, std::int64_t E, DType compute, const void* acc,
-            const void* sums, const double* sinks, const MutableTensor& out) {
+void finish(const States& states, const double* sinks, const MutableTensor& out) {
+  const auto [B, H, T, E, compute, acc, sums] = states;
   const KernelTable& table = table_of(compute);
   const std::int64_t bytes = compute == DType::f64 ? sizeof(double) : sizeof(float);
   for (std::int64_t head = 0; head < B * H; ++head)
-    table.finish(static_cast<const char*>(acc) + head * T * E * bytes, E,
-                 static_cast<const char*>(sums) + head * T * row_sums * bytes, row_sums, T, E,
-                 sinks ? sinks + head % H : nullptr, out, head / H, head % H, 0);
+    table.finish({static_cast<const char*>(acc) + head * T * E * bytes,
+                  static_cast<const char*>(sums) + head * T * row_sums * bytes, T, E},
+                 sinks ? sinks + head % H : nullptr, out, head / H, head % H);
 }
 
 void exponential(DType compute, const void* x, void* y, std::int64_t n) {

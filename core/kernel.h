@@ -14,6 +14,7 @@ struct Packed {
   void* data = nullptr;
   std::uint8_t* tainted = nullptr;  // one per block
   std::int64_t first_block = 0;
+  bool on_demand = false;  // room for one block: attend() packs each block when it needs it, or reads it in place
 };
 
 // What a worker reads next, asked for bit by bit while it computes. A short head would else be over before the memory
@@ -29,17 +30,42 @@ struct Ahead {
   std::int64_t lines = 0;  // cache lines for each step of the computation
 };
 
+// States of rows over one split of the keys each, waiting for fold(): (B, H, T, splits).
+struct Partials {
+  char* rows = nullptr;  // Row<Real>
+  char* acc = nullptr;   // E numbers each
+};
+
 // Query rows of one kv head: row i belongs to query head g * (H / G) + i / T and query i % T, so that all heads of
 // a group can share a pass over the keys. Against key blocks [block0, block1).
 struct Piece {
   std::int64_t b, g, row0, row1, block0, block1;
   Ahead* ahead = nullptr;
+  const Partials* partials = nullptr;  // where to keep the states; null: write the results
+  std::int64_t split = 0;              // which part of the keys the states are of
 };
 
-// States of rows over one split of the keys each, waiting for fold(): (B, H, T, splits).
-struct Partials {
-  char* rows = nullptr;  // Row<Real>
-  char* acc = nullptr;   // E numbers each
+// One query row: of batch row b and query head `head`, query t.
+struct QueryRow {
+  std::int64_t b, head, t;
+};
+
+// One worker: its number and its scratch memory.
+struct Worker {
+  int number;
+  void* scratch;
+};
+
+// The finished states of the rows of one head, C-contiguous.
+struct HeadStates {
+  const void *acc, *sums;
+  std::int64_t rows, E;
+};
+
+// The parts of dq, one for each slice of a kv head.
+struct DqParts {
+  const void* data;
+  std::int64_t bytes;  // of one part
 };
 
 // Structural facts of a key block, to skip it or to know that nothing in it is hidden.
@@ -79,17 +105,13 @@ struct KernelTable {
   std::int64_t (*scratch_bytes)(const Plan&);  // what each worker brings along
   std::int64_t row_bytes;                      // sizeof(Row)
   void (*pack)(const Job&, std::int64_t b, std::int64_t g, std::int64_t block, const Packed&, void* scratch);
-  // At most plan.query_block rows. With `packs`, `packed` has room for one block, and each is packed there as it
-  // comes, or read in place when there are very few queries.
-  // Writes the results, or the states of split `split` when there are partials. Stops early when interrupted.
-  void (*attend)(const Job&, const Packed&, bool packs, const Piece&, const Partials*, std::int64_t split, int worker,
-                 void* scratch);
-  // Joins the splits of query row (b, head, t) in order, and writes its results.
-  void (*fold)(const Job&, const Partials&, std::int64_t b, std::int64_t head, std::int64_t t, void* scratch);
-  // acc / denominator for n rows of one head, into rows [t, t + n) of out.
-  void (*finish)(const void* acc, std::int64_t acc_stride, const void* sums, std::int64_t sums_stride,
-                 std::int64_t n, std::int64_t E, const double* sink, const MutableTensor& out,
-                 std::int64_t b, std::int64_t head, std::int64_t t);
+  // At most plan.query_block rows. Writes the results, or the states when the piece has partials. Stops early when
+  // interrupted.
+  void (*attend)(const Job&, const Packed&, const Piece&, const Worker&);
+  // Joins the splits of a query row in order, and writes its results.
+  void (*fold)(const Job&, const Partials&, const QueryRow&, void* scratch);
+  // acc / denominator for the rows of one head, into that head of out.
+  void (*finish)(const HeadStates&, const double* sink, const MutableTensor& out, std::int64_t b, std::int64_t head);
   void (*exponential)(const void* x, void* y, std::int64_t n);
 };
 
@@ -99,13 +121,13 @@ struct GradientTable {
   Tile tile;
   std::int64_t (*scratch_bytes)(const Plan&);
   std::int64_t (*query_bytes)(const Plan&);  // of a block of query rows, packed
-  void (*queries)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t row0, std::int64_t row1,
-                  void* packed, void* scratch);
-  // `queries` has all blocks of the kv head. `part` has a row of whole panels for each query row of it, and tile.rows more.
-  void (*slice)(const Job&, const Backward&, std::int64_t b, std::int64_t g, std::int64_t slice, const void* queries, void* part,
-                int worker, void* scratch);
-  void (*fold)(const Job&, const Backward&, std::int64_t b, std::int64_t row0, std::int64_t row1,
-               const void* packed, const void* parts, std::int64_t part_bytes, void* scratch);
+  // `rows` is a block of query rows of a kv head.
+  void (*queries)(const Job&, const Backward&, const Piece& rows, void* packed, void* scratch);
+  // `rows` are all of the kv head, and `queries` has all their blocks. `part` has a row of whole panels for each of them,
+  // and tile.rows more.
+  void (*slice)(const Job&, const Backward&, const Piece& rows, std::int64_t slice, const void* queries, void* part,
+                const Worker&);
+  void (*fold)(const Job&, const Backward&, const Piece& rows, const void* packed, const DqParts&, void* scratch);
 };
 
 // For operands of the compute type; every isa_*.cpp has these, unless it only adds to another.

@@ -28,6 +28,8 @@ template <class Real>
 struct Progress {
   const Real* q;        // its queries, q_step apart
   std::int64_t q_step;
+  Row<Real>* rows;      // the states of its rows
+  Real* acc;            // their sums of values, padded_columns apart
   bool begun, written;  // whether acc holds something; whether the output is where it belongs
 };
 
@@ -71,25 +73,55 @@ LH_INLINE bool tile_in_place(const Array& x, const Problem& problem, const Strip
          (strip.head[0] == strip.head[strip.rows - 1] || x.head_stride == problem.T * x.row_stride);
 }
 
-// Queries of a strip: in place, or one after another in `room`, where those beyond the last are zero.
+// Strip i of a query block. Its queries stay in place, or are copied one after another, with zeros beyond the last. A strip
+// that sees no key needs none.
 template <class Operand, class Real = typename Operand::Real>
-Progress<Real> begin_strip(const Job& job, const Strip& strip, std::int64_t b, bool streams, Real* room) {
+Progress<Real> begin_strip(const Job& job, const Strip& strip, std::int64_t i, bool streams, const Scratch<Real>& scratch) {
   const Problem& problem = *job.problem;
-  const std::int64_t D = job.plan->key_words;
+  const std::int64_t D = job.plan->key_words, first = i * tile_rows;
+  Row<Real>* rows = scratch.rows + first;
+  Real* acc = scratch.acc + first * job.plan->padded_columns;
   if (!streams && !problem.scoring.cosine && Operand::lies_in_words(problem.q, problem.D) &&
       tile_in_place(problem.q, problem, strip))
-    return {reinterpret_cast<const Real*>(problem.q.at(b, strip.head[0], strip.t[0])),
-            problem.q.row_stride / static_cast<std::int64_t>(sizeof(Real)), false, false};
-  Real* q = room;
+    return {reinterpret_cast<const Real*>(problem.q.at(strip.b, strip.head[0], strip.t[0])),
+            problem.q.row_stride / static_cast<std::int64_t>(sizeof(Real)), rows, acc, false, false};
+  Real *const room = scratch.q + first * D, *q = room;
+  if (strip.first >= strip.last) return {room, D, rows, acc, false, false};
   for (int r = 0; r < tile_rows; ++r, q += D) {
     if (r < strip.rows) {
-      Operand::read_words(problem.q, b, strip.head[r], strip.t[r], problem.D, problem.scoring.cosine, q);
+      Operand::read_words(problem.q, strip.b, strip.head[r], strip.t[r], problem.D, problem.scoring.cosine, q);
     } else {
       for (std::int64_t d = 0; d < D; ++d) q[d] = 0;
     }
   }
-  return {room, D, false, false};
+  return {room, D, rows, acc, false, false};
 }
+
+// The keys of a block that a strip sees and those it computes: from the vector where these begin, on
+// to whole panels; what lies beyond the last is hidden.
+struct Stretch {
+  std::int64_t first, lo, n;  // the block's first key, the first computed, how many
+  Span seen;
+
+  LH_INLINE std::int64_t real() const { return seen.hi - lo; }
+};
+
+template <class Real>
+LH_INLINE Stretch stretch_of(const Span& span, std::int64_t first) {
+  const std::int64_t lo = first + (span.lo - first) / lanes<Real> * lanes<Real>;
+  return {first, lo, round_up(span.hi - lo, panel<Real>), span};
+}
+
+// One key block of a piece of work.
+template <class Real>
+struct BlockWork {
+  const Job& job;
+  const Piece& piece;
+  const Packed& packed;
+  const Scratch<Real>& scratch;
+  std::int64_t block;
+  bool streams;  // keys and values are read in place
+};
 
 // --- values that are not finite: zero in the pack, added by hand to the rows that see them ---
 
@@ -100,37 +132,39 @@ void note_visible(const Strip& strip, const Real* scores, std::int64_t stride, s
 }
 
 template <class Operand, class Real = typename Operand::Real>
-void add_tainted(const Job& job, const Strip& strip, const Span& span, std::int64_t b, std::int64_t g,
-                 const Scratch<Real>& scratch, std::int64_t lo, std::int64_t n, Real* acc) {
-  const Plan& plan = *job.plan;
-  for (std::int64_t j = span.lo; j < span.hi; ++j) {
-    read_vector(job.problem->v, b, g, j, plan.E, false, scratch.row);
+void add_tainted(const BlockWork<Real>& work, const Strip& strip, const Stretch& keys, Real* acc) {
+  const Plan& plan = *work.job.plan;
+  const Scratch<Real>& scratch = work.scratch;
+  for (std::int64_t j = keys.seen.lo; j < keys.seen.hi; ++j) {
+    read_vector(work.job.problem->v, work.piece.b, work.piece.g, j, plan.E, false, scratch.row);
     if (all_finite(scratch.row, plan.E)) continue;
     for (int r = 0; r < strip.rows; ++r)
-      if (scratch.sees[r * n + j - lo])
+      if (scratch.sees[r * keys.n + j - keys.lo])
         for (std::int64_t c = 0; c < plan.E; ++c)
           acc[r * plan.padded_columns + c] +=
-              Operand::weight(scratch.scores + r * plan.score_stride, j - lo) * scratch.row[c];
+              Operand::weight(scratch.scores + r * plan.score_stride, j - keys.lo) * scratch.row[c];
   }
 }
 
 // --- one strip against one key block ---
 
-// Scores of keys [from, from + n) of a packed block; `from` is whole vectors. Half a panel where no more is wanted.
-// Before a tile the mask of its keys is asked for, which all at once would be more than memory takes.
+// Scores of keys [from, from + n) of a packed block, whose first panel is product.k; `from` is whole vectors. Half a panel
+// where no more is wanted. Calls fetch(first, end) before a tile, to prefetch the mask of its keys: all at once would be
+// more than memory takes.
 template <class Operand, int rows, class Fetch, class Real = typename Operand::Real>
-LH_INLINE void multiply_keys(const Scoring& scoring, const Plan& plan, const Progress<Real>& strip, const Real* keys, std::int64_t from,
-                             std::int64_t n, const Real* scale, Real* s, const Fetch& fetch) {
-  const std::int64_t D = plan.key_words, chunk = plan.score_chunk, stride = plan.score_stride;
+LH_INLINE void multiply_keys(const Scoring& scoring, const ScoreProduct<Real>& product, std::int64_t from, std::int64_t n,
+                             const Fetch& fetch) {
+  ScoreProduct<Real> tile = product;
   for (std::int64_t j = from, end = from + n; j < end;) {
     const std::int64_t within = j % panel<Real>;
-    const Real* k = keys + (j - within) * D + within;
+    tile.k = product.k + (j - within) * product.D + within;
+    tile.s = product.s + j - from;
     fetch(j, least(j + panel<Real> - within, end));
     if (within == 0 && end - j > lanes<Real>) {
-      any_score_tile<Operand, rows, 2>(scoring, strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
+      any_score_tile<Operand, rows, 2>(scoring, tile);
       j += panel<Real>;
     } else {
-      any_score_tile<Operand, rows, 1>(scoring, strip.q, strip.q_step, k, D, chunk, scale, s + j - from, stride);
+      any_score_tile<Operand, rows, 1>(scoring, tile);
       j += lanes<Real>;
     }
   }
@@ -182,119 +216,117 @@ LH_INLINE bool ends_in_output(const Job& job, const Strip& strip) {
          tile_in_place(result.out, *job.problem, strip);
 }
 
-// The keys of a block that a strip sees and those it computes: from the vector where these begin, on
-// to whole panels; what lies beyond the last is hidden.
-struct Stretch {
-  std::int64_t first, lo, n;  // the block's first key, the first computed, how many
-  Span seen;
-
-  LH_INLINE std::int64_t real() const { return seen.hi - lo; }
-};
-
-template <class Real>
-LH_INLINE Stretch stretch_of(const Span& span, std::int64_t first) {
-  const std::int64_t lo = first + (span.lo - first) / lanes<Real> * lanes<Real>;
-  return {first, lo, round_up(span.hi - lo, panel<Real>), span};
-}
-
-// Scores of a strip become weights, in words; share[r] is what is left of what row r had before.
+// Scores of a strip become weights, in words; share[r] is the factor for what row r had before.
 template <class Operand, bool statistics, class Real = typename Operand::Real>
-LH_INLINE void weigh(const Job& job, const Strip& strip, const Piece& piece, const Stretch& keys, bool hidden, Real* scores,
-                     Row<Real>* rows, Real* share) {
+LH_INLINE void weigh(const BlockWork<Real>& work, const Strip& strip, const Stretch& keys, bool hidden, Row<Real>* rows, Real* share) {
+  const Job& job = work.job;
   for (int r = 0; r < tile_rows; ++r) share[r] = 1;
   for (int r = 0; r < strip.rows; ++r) {
-    Real* s = scores + r * job.plan->score_stride;
+    Real* s = work.scratch.scores + r * job.plan->score_stride;
     share[r] = softmax_row<Real, statistics>(job, s, keys.lo, keys.n, hidden, rows[r]);
-    fetch_ahead(piece.ahead, 1);
+    fetch_ahead(work.piece.ahead, 1);
     if (job.problem->scoring.dropout > 0)
-      drop_row(job, piece.b, strip.head[r], strip.position[r], s, keys.lo, least(keys.n, job.problem->S - keys.lo));
+      drop_row(job, strip, r, Scores<Real>{s, keys.lo, least(keys.n, job.problem->S - keys.lo)});
     Operand::make_words(s, keys.n);
   }
 }
 
+// How the product with the values is taken.
+struct ValueSource {
+  bool in_place;  // from the caller's array, not from the pack
+  bool ends;      // it is the last, and a tile can write the output
+};
+
 // acc = share * acc + weights . values; the last time, if a tile can, divided and straight to the output.
 template <class Operand, class Real = typename Operand::Real>
-void add_values(const Job& job, const Strip& strip, const Piece& piece, const Stretch& keys, const Real* packed,
-                bool in_place, bool ends, const Real* weights, const Real* share, Progress<Real>& progress,
-                Row<Real>* rows, Real* acc) {
+void add_values(const BlockWork<Real>& work, const Strip& strip, const Stretch& keys, const Real* packed, ValueSource source,
+                const Real* share, Progress<Real>& progress) {
+  const Job& job = work.job;
   const Plan& plan = *job.plan;
   const auto& v = job.problem->v;
   constexpr std::int64_t per_word = Operand::per_word;
   const std::int64_t from = (keys.seen.lo - keys.first) / per_word, end = (keys.seen.hi - keys.first + per_word - 1) / per_word;
   Values<Real> values{packed + from * panel<Real>, panel<Real>, plan.value_words()};
-  if (in_place)
-    values = {reinterpret_cast<const Real*>(v.at(piece.b, piece.g, keys.seen.lo)),
+  if (source.in_place)
+    values = {reinterpret_cast<const Real*>(v.at(work.piece.b, work.piece.g, keys.seen.lo)),
               v.row_stride / static_cast<std::int64_t>(sizeof(Real)), 1};
+  Real* const acc = progress.acc;
   Target<Real> target{progress.begun ? share : nullptr, nullptr, acc, plan.padded_columns, acc, plan.padded_columns};
   Real below[tile_rows];
-  if (ends) {
+  if (source.ends) {
     const MutableTensor& out = job.result->out;
-    for (int r = 0; r < tile_rows; ++r) below[r] = r < strip.rows ? settled_divisor(job, rows[r], strip.head[r]) : Real(1);
+    for (int r = 0; r < tile_rows; ++r)
+      below[r] = r < strip.rows ? settled_divisor(job, progress.rows[r], strip.head[r]) : Real(1);
     target.below = below;
-    target.to = reinterpret_cast<Real*>(out.at(piece.b, strip.head[0], strip.t[0]));
+    target.to = reinterpret_cast<Real*>(out.at(strip.b, strip.head[0], strip.t[0]));
     target.step = out.row_stride / static_cast<std::int64_t>(sizeof(Real));
     progress.written = true;
   }
+  const Real* weights = work.scratch.scores + (from - (keys.lo - keys.first) / per_word);
   with_tile(strip.rows, [&](auto n_rows) {
-    multiply_values<Operand, n_rows.value>(plan, weights + (from - (keys.lo - keys.first) / per_word), values, from, end - from,
-                                           target, acc);
+    multiply_values<Operand, n_rows.value>(plan, weights, values, from, end - from, target, acc);
   });
 }
 
+// With `last`, no later block has keys that the strip sees.
 template <class Operand, bool statistics, class Real = typename Operand::Real>
-void attend_block(const Job& job, const Packed& packed, bool streams, const Strip& strip, const Piece& piece,
-                  std::int64_t block, bool last, const Scratch<Real>& scratch, Progress<Real>& progress, Row<Real>* rows,
-                  Real* acc) {
-  if constexpr (Operand::per_word > 1) streams = false;  // never is; so the code for it is left out
+void attend_block(const BlockWork<Real>& work, const Strip& strip, Progress<Real>& progress, bool last) {
+  const bool streams = Operand::per_word == 1 && work.streams;  // pairs never stream: leaves that code out
+  const Job& job = work.job;
+  const Piece& piece = work.piece;
+  const Scratch<Real>& scratch = work.scratch;
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
-  const Span span = visible_span(job, piece.b, block, strip);
+  const Span span = visible_span(job, work.block, strip);
   if (span.lo >= span.hi) return;
-  const Stretch keys = stretch_of<Real>(span, block * plan.key_block);
-  Real* room = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_words();
+  const Stretch keys = stretch_of<Real>(span, work.block * plan.key_block);
+  const HeadRows rows{piece.b, piece.g, keys.lo, keys.real()};
+  const std::int64_t slot = work.block - work.packed.first_block;
+  Real* room = static_cast<Real*>(work.packed.data) + slot * plan.pack_words();
   Real scale[tile_rows], share[tile_rows];
   for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
 
   fetch_ahead(piece.ahead, product_steps);
-  if (streams)
-    stream_keys(job, piece.b, piece.g, keys.lo, keys.real(), progress.q, strip.rows, scale, scratch.scores, scratch.row);
-  else
+  if (streams) {
+    stream_keys(job, rows, LineScores<Real>{progress.q, strip.rows, plan.D, scale, scratch.scores, plan.score_stride}, scratch.row);
+  } else {
+    const ScoreProduct<Real> product{progress.q, progress.q_step, room, plan.key_words, plan.score_chunk,
+                                     scale, scratch.scores, plan.score_stride};
     with_tile(strip.rows, [&](auto n_rows) {
-      multiply_keys<Operand, n_rows.value>(
-          problem.scoring, plan, progress, room, keys.lo - keys.first, keys.real(), scale, scratch.scores,
-          [&](std::int64_t from, std::int64_t to) {
-            fetch_mask(problem.scoring.mask, strip, piece.b, keys.first + from, keys.first + to);
-          });
+      multiply_keys<Operand, n_rows.value>(problem.scoring, product, keys.lo - keys.first, keys.real(),
+                                           [&](std::int64_t from, std::int64_t to) {
+                                             fetch_mask(problem.scoring.mask, strip, keys.first + from, keys.first + to);
+                                           });
     });
-  const bool hidden = score_strip(job, strip, span, piece.b, scratch.scores, keys.lo, keys.n, scratch.row);
+  }
+  const bool hidden = score_strip(job, strip, span, Scores<Real>{scratch.scores, keys.lo, keys.n}, scratch.row);
 
-  bool tainted = !streams && problem.v && packed.tainted[block - packed.first_block];
-  // Streamed values show only afterwards whether they are finite; a look at few rows costs nothing.
+  bool tainted = !streams && problem.v && work.packed.tainted[slot];
+  // Whether streamed values are finite is known only afterwards; for few rows this costs nothing.
   if (streams || tainted) note_visible(strip, scratch.scores, plan.score_stride, keys.n, scratch.sees);
-  weigh<Operand, statistics>(job, strip, piece, keys, hidden, scratch.scores, rows, share);
+  weigh<Operand, statistics>(work, strip, keys, hidden, progress.rows, share);
   if (!problem.v) return;
 
   fetch_ahead(piece.ahead, product_steps);
   if (streams) {
-    if (!progress.begun) clear(strip, plan, acc);
-    tainted = !stream_values(job, piece.b, piece.g, keys.first, keys.lo, keys.real(), scratch.scores, strip.rows, share,
-                             scratch.part, room, acc);
+    if (!progress.begun) clear(strip, plan, progress.acc);
+    const LineWeights<Real> weights{scratch.scores, strip.rows, plan.score_stride, scratch.part, plan.padded_columns};
+    tainted = !stream_values(job, keys.first, rows, weights, share, room, progress.acc);
   } else {
-    add_values<Operand>(job, strip, piece, keys, room + plan.key_block * plan.key_words,
-                        !tainted && values_in_place<Real>(problem), last && !tainted && ends_in_output<Real>(job, strip),
-                        scratch.scores, share, progress, rows, acc);
+    const ValueSource source{!tainted && values_in_place<Real>(problem), last && !tainted && ends_in_output<Real>(job, strip)};
+    add_values<Operand>(work, strip, keys, room + plan.key_block * plan.key_words, source, share, progress);
   }
   progress.begun = true;
-  if (tainted) add_tainted<Operand>(job, strip, span, piece.b, piece.g, scratch, keys.lo, keys.n, acc);
+  if (tainted) add_tainted<Operand>(work, strip, keys, progress.acc);
 }
 
 // --- a piece of work ---
 
 template <class Real>
-void fold(const Job& job, const Partials& partials, std::int64_t b, std::int64_t head, std::int64_t t, void* memory) {
+void fold(const Job& job, const Partials& partials, const QueryRow& row, void* memory) {
   const Plan& plan = *job.plan;
   const Scratch<Real> scratch(plan, memory);
-  const std::int64_t slot = row_index(*job.problem, b, head, t) * plan.splits;
+  const std::int64_t slot = row_index(*job.problem, row) * plan.splits;
   const Row<Real>* rows = reinterpret_cast<const Row<Real>*>(partials.rows) + slot;
   const Real* acc = reinterpret_cast<const Real*>(partials.acc) + slot * plan.E;
   Row<Real> total;
@@ -304,37 +336,35 @@ void fold(const Job& job, const Partials& partials, std::int64_t b, std::int64_t
     if (share.b == 0) continue;  // nothing seen there, nothing to add
     for (std::int64_t c = 0; c < plan.E; ++c) scratch.acc[c] = fused(scratch.acc[c], share.a, acc[c] * share.b);
   }
-  write_row(job, total, scratch.acc, false, b, head, t, scratch.row);
+  write_row(job, row, total, scratch.acc, false, scratch.row);
 }
 
 template <class Real>
-void end_strip(const Job& job, const Strip& strip, const Progress<Real>& progress, const Piece& piece,
-               const Partials* partials, std::int64_t split, Row<Real>* rows, Real* acc, Real* spare) {
+void end_strip(const Job& job, const Piece& piece, const Strip& strip, const Progress<Real>& progress, Real* spare) {
   const std::int64_t stride = job.plan->padded_columns;
-  if (!progress.begun) clear(strip, *job.plan, acc);
+  if (!progress.begun) clear(strip, *job.plan, progress.acc);
   if (progress.written && !job.result->sums && !job.result->logsumexp) return;
   for (int r = 0; r < strip.rows; ++r) {
-    const std::int64_t head = strip.head[r], t = strip.t[r];
-    if (partials)
-      keep_partial(job, *partials, row_index(*job.problem, piece.b, head, t) * job.plan->splits + split, rows[r],
-                   acc + r * stride);
+    const QueryRow row{strip.b, strip.head[r], strip.t[r]};
+    const Real* acc = progress.acc + r * stride;
+    if (piece.partials)
+      keep_partial(job, *piece.partials, row_index(*job.problem, row) * job.plan->splits + piece.split, progress.rows[r], acc);
     else
-      write_row(job, rows[r], acc + r * stride, progress.written, piece.b, head, t, spare);
+      write_row(job, row, progress.rows[r], acc, progress.written, spare);
   }
 }
 
 template <class Operand, bool statistics, class Real = typename Operand::Real>
-void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& piece, const Partials* partials,
-                 std::int64_t split, int worker, void* memory) {
+void attend_rows(const Job& job, const Packed& packed, const Piece& piece, const Worker& worker) {
   const Plan& plan = *job.plan;
-  const Scratch<Real> scratch(plan, memory);
+  const Scratch<Real> scratch(plan, worker.scratch);
   const std::int64_t count = piece.row1 - piece.row0, strips = (count + tile_rows - 1) / tile_rows;
-  const bool streams = packs && plan.streams;
+  const bool streams = packed.on_demand && plan.streams;
   std::int64_t first = piece.block1, last = piece.block0;  // key blocks that some strip can see
   for (std::int64_t i = 0; i < strips; ++i) {
     Strip& strip = scratch.strips[i];
     make_strip(job, piece, piece.row0 + i * tile_rows, strip);
-    scratch.progress[i] = begin_strip<Operand>(job, strip, piece.b, streams, scratch.q + i * tile_rows * plan.key_words);
+    scratch.progress[i] = begin_strip<Operand>(job, strip, i, streams, scratch);
     first = least(first, strip.first / plan.key_block);
     last = most(last, (strip.last + plan.key_block - 1) / plan.key_block);
   }
@@ -343,26 +373,23 @@ void attend_rows(const Job& job, const Packed& packed, bool packs, const Piece& 
   const std::int64_t end = least(last, piece.block1);
   for (std::int64_t block = most(first, piece.block0); block < end; ++block) {
     Packed here = packed;
-    if (packs) here.first_block = block;
-    if (packs && !streams) pack<Operand>(job, piece.b, piece.g, block, here, scratch.row);
+    if (packed.on_demand) here.first_block = block;
+    if (packed.on_demand && !streams) pack<Operand>(job, piece.b, piece.g, block, here, scratch.row);
+    const BlockWork<Real> work{job, piece, here, scratch, block, streams};
     for (std::int64_t i = 0; i < strips; ++i) {
       const Strip& strip = scratch.strips[i];
-      const bool ends = !partials && (block + 1 == end || strip.last <= (block + 1) * plan.key_block);
-      attend_block<Operand, statistics>(job, here, streams, strip, piece, block, ends, scratch, scratch.progress[i],
-                                        scratch.rows + i * tile_rows, scratch.acc + i * tile_rows * plan.padded_columns);
+      const bool ends = !piece.partials && (block + 1 == end || strip.last <= (block + 1) * plan.key_block);
+      attend_block<Operand, statistics>(work, strip, scratch.progress[i], ends);
     }
-    if (block + 1 < end && interrupted(*job.interrupt, worker)) return;
+    if (block + 1 < end && interrupted(*job.interrupt, worker.number)) return;
   }
-  for (std::int64_t i = 0; i < strips; ++i)
-    end_strip(job, scratch.strips[i], scratch.progress[i], piece, partials, split, scratch.rows + i * tile_rows,
-              scratch.acc + i * tile_rows * plan.padded_columns, scratch.row);
+  for (std::int64_t i = 0; i < strips; ++i) end_strip(job, piece, scratch.strips[i], scratch.progress[i], scratch.row);
 }
 
 template <class Operand>
-void attend(const Job& job, const Packed& packed, bool packs, const Piece& piece, const Partials* partials,
-            std::int64_t split, int worker, void* memory) {
-  if (job.result->sums) return attend_rows<Operand, true>(job, packed, packs, piece, partials, split, worker, memory);
-  attend_rows<Operand, false>(job, packed, packs, piece, partials, split, worker, memory);
+void attend(const Job& job, const Packed& packed, const Piece& piece, const Worker& worker) {
+  if (job.result->sums) return attend_rows<Operand, true>(job, packed, piece, worker);
+  attend_rows<Operand, false>(job, packed, piece, worker);
 }
 
 template <class Real>

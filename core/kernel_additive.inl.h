@@ -20,8 +20,8 @@ LH_INLINE Vector<Real> one_minus_tanh(Real q, Vector<Real> k) {
 }
 
 template <class Real, int rows, int vectors>
-[[gnu::noinline]] void additive_tile(const Real* q, std::int64_t q_step, const Real* k, std::int64_t A, const Real* weights,
-                                     const Real* scale, Real* s, std::int64_t stride) {
+[[gnu::noinline]] void additive_tile(const ScoreProduct<Real>& product, const Real* weights) {
+  const auto [q, q_step, k, A, chunk, scale, s, stride] = product;
   Vector<Real> sum[rows][vectors] = {};
   Real total = 0;
   for (std::int64_t a = 0; a < A; ++a) {
@@ -43,21 +43,31 @@ template <class Real, int rows, int vectors>
 
 // Scores of a tile, whichever way.
 template <class Operand, int rows, int vectors, class Real = typename Operand::Real>
-LH_INLINE void any_score_tile(const Scoring& scoring, const Real* q, std::int64_t q_step, const Real* k, std::int64_t D,
-                              std::int64_t chunk, const Real* scale, Real* s, std::int64_t stride) {
+LH_INLINE void any_score_tile(const Scoring& scoring, const ScoreProduct<Real>& product) {
   if constexpr (Operand::per_word == 1) {
     if (const Real* weights = static_cast<const Real*>(scoring.additive))
-      return additive_tile<Real, rows, vectors>(q, q_step, k, D, weights, scale, s, stride);
+      return additive_tile<Real, rows, vectors>(product, weights);
   }
-  score_tile<Operand, rows, vectors>(q, q_step, k, D, chunk, scale, s, stride);
+  score_tile<Operand, rows, vectors>(product);
 }
 
-// Gradients of a strip by the projected q and k, and by the weights, from ds: dq (rows, `wide` apart), dk as the keys are
-// packed (the weights yet to be multiplied in), dw. Nothing comes from where ds is zero: what is hidden may hold anything.
+// The operands of a strip's gradients, columns [lo, hi) of a key block, and the sums they are added to.
 template <class Real>
-[[gnu::noinline]] void additive_gradient(std::int64_t rows, const Real* q, const Real* keys, std::int64_t A, const Real* weights,
-                                         const Real* ds, std::int64_t stride, std::int64_t lo, std::int64_t hi, Real* dq,
-                                         std::int64_t wide, Real* dk, Real* dw) {
+struct AdditiveGradient {
+  std::int64_t rows, A;
+  const Real *q, *keys, *weights;  // queries A apart; keys packed
+  const Real* ds;
+  std::int64_t stride, lo, hi;  // stride: between rows of ds
+  Real* dq;
+  std::int64_t wide;  // between rows of dq
+  Real *dk, *dw;      // dk as the keys are packed, the weights yet to be multiplied in
+};
+
+// Gradients of a strip by the projected q and k, and by the weights, from ds. Nothing comes from where ds is zero: what is
+// hidden may hold anything.
+template <class Real>
+[[gnu::noinline]] void additive_gradient(const AdditiveGradient<Real>& product) {
+  const auto [rows, A, q, keys, weights, ds, stride, lo, hi, dq, wide, dk, dw] = product;
   const Vector<Real> zero{};
   for (std::int64_t a = 0; a < A; ++a) {
     Vector<Real> across[tile_rows] = {}, by_weight = {};

@@ -116,8 +116,9 @@ void pack_gradient_keys(const Job& job, std::int64_t b, std::int64_t g, std::int
   const Plan& plan = *job.plan;
   const bool cosine = problem.scoring.cosine;
   const std::int64_t first = block * plan.key_block, count = least(plan.key_block, problem.S - first);
-  pack_keys<Numbers<Real>>(problem.k, cosine, plan.D, plan.D, b, g, first, count, scratch.keys, scratch.row);
-  pack_keys<Numbers<Real>>(problem.v, false, plan.E, plan.E, b, g, first, count, scratch.values, scratch.row);
+  const HeadRows rows{b, g, first, count};
+  pack_keys<Numbers<Real>>(problem.k, rows, plan.D, cosine, scratch.keys, scratch.row);
+  pack_keys<Numbers<Real>>(problem.v, rows, plan.E, false, scratch.values, scratch.row);
   if (problem.scoring.additive) {  // where dk is summed, as the keys are packed
     for (std::int64_t i = 0; i < plan.key_block * plan.D; ++i) scratch.key_rows[i] = 0;
     return;
@@ -144,27 +145,48 @@ LH_INLINE void place_facts(const Backward& backward, std::int64_t index, Real de
   to[1] = lse - lse == 0 ? static_cast<Real>(twos - static_cast<double>(most_of_it)) : Real(0);
 }
 
-// Rows [row0, row1) of a kv head, a block of them.
+// A row that does not exist: the facts of one that saw nothing.
 template <class Real>
-void pack_queries(const Job& job, const Backward& backward, std::int64_t b, std::int64_t g, std::int64_t row0, std::int64_t row1,
-                  void* packed, void* memory) {
+LH_INLINE void forget_facts(const Backward& backward, std::int64_t index) {
+  static_cast<Real*>(backward.delta)[index] = 0;
+  static_cast<Real*>(backward.lse)[2 * index] = infinity<Real>;
+  static_cast<Real*>(backward.lse)[2 * index + 1] = 0;
+}
+// Zeros in its place, whatever q and dout hold: neither is read.
+template <class Real>
+LH_INLINE void clear_query(const Plan& plan, const Queries<Real>& to, std::int64_t i) {
+  for (std::int64_t d = 0; d < plan.D; ++d) to.q[i * plan.D + d] = 0;
+  for (std::int64_t e = 0; e < plan.E; ++e) to.dout[i * plan.E + e] = 0;
+  place_row(to.q + i * plan.D, plan.D, Real(1), plan.query_block, to.q_rows + i * panel<Real>);
+  place_row(to.dout + i * plan.E, plan.E, Real(1), plan.query_block, to.dout_rows + i * panel<Real>);
+}
+
+// A block of query rows of a kv head.
+template <class Real>
+void pack_queries(const Job& job, const Backward& backward, const Piece& rows, void* packed, void* memory) {
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
   const Gradients& given = *backward.given;
   const Queries<Real> to(plan, packed);
   const GradientScratch<Real> scratch(plan, memory);
-  const Piece piece{b, g, row0, row1, 0, plan.blocks};
-  for (std::int64_t i = 0; i < row1 - row0; ++i) {
+  const std::int64_t b = rows.b;
+  for (std::int64_t i = 0; i < rows.row1 - rows.row0; ++i) {
     Strip& strip = to.strips[i / tile_rows];
     const int r = static_cast<int>(i % tile_rows);
-    if (r == 0) make_strip(job, piece, row0 + i, strip);
+    if (r == 0) make_strip(job, rows, rows.row0 + i, strip);
     const std::int64_t head = strip.head[r], t = strip.t[r];
     Real *q = to.q + i * plan.D, *dout = to.dout + i * plan.E;
+    if (strip.dead[r]) {
+      clear_query(plan, to, i);
+      forget_facts<Real>(backward, row_index(problem, {b, head, t}));
+      continue;
+    }
     read_vector(problem.q, b, head, t, plan.D, problem.scoring.cosine, q);
     read_vector(given.dout, b, head, t, plan.E, false, dout);
     place_row(q, plan.D, static_cast<Real>(natural_scale(job, strip, r)), plan.query_block, to.q_rows + i * panel<Real>);
     place_row(dout, plan.E, Real(1), plan.query_block, to.dout_rows + i * panel<Real>);
-    place_facts(backward, row_index(problem, b, head, t), dot(view_vector(given.out, b, head, t, plan.E, false, scratch.row), dout, plan.E));
+    const Real* out = view_vector(given.out, b, head, t, plan.E, false, scratch.row);
+    place_facts(backward, row_index(problem, {b, head, t}), dot(out, dout, plan.E));
   }
 }
 
@@ -185,12 +207,12 @@ void through_norm(const Tensor& x, std::int64_t b, std::int64_t head, std::int64
 }
 
 template <class Real>
-void write_gradients(const MutableTensor& to, const Tensor* normalised, std::int64_t b, std::int64_t g, std::int64_t first,
-                     std::int64_t count, std::int64_t n, Real* sums, Real* spare) {
+void write_gradients(const MutableTensor& to, const Tensor* normalised, const HeadRows& rows, std::int64_t n, Real* sums,
+                     Real* spare) {
   if (!to) return;
-  for (std::int64_t j = 0; j < count; ++j, sums += padded<Real>(n)) {
-    if (normalised) through_norm(*normalised, b, g, first + j, n, spare, sums);
-    narrow(sums, n, to.dtype, to.at(b, g, first + j), to.column_stride);
+  for (std::int64_t j = 0; j < rows.count; ++j, sums += padded<Real>(n)) {
+    if (normalised) through_norm(*normalised, rows.b, rows.head, rows.first + j, n, spare, sums);
+    narrow(sums, n, to.dtype, to.at(rows.b, rows.head, rows.first + j), to.column_stride);
   }
 }
 

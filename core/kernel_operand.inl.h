@@ -24,10 +24,9 @@ struct Numbers {
     read_vector(x, b, head, row, n, unit_length, to);
   }
 
-  // A row of values; with `careful`, zeros if one of them is not finite.
-  LH_INLINE static const Real* values(const Tensor& v, std::int64_t b, std::int64_t g, std::int64_t j, std::int64_t,
-                                      std::int64_t E, bool careful, Real* spare) {
-    const Real* row = view_vector(v, b, g, j, E, false, spare);
+  // The first of some rows of values; with `careful`, zeros if one of them is not finite.
+  LH_INLINE static const Real* values(const Tensor& v, const HeadRows& rows, std::int64_t E, bool careful, Real* spare) {
+    const Real* row = view_vector(v, rows.b, rows.head, rows.first, E, false, spare);
     if (!careful || all_finite(row, E)) return row;
     for (std::int64_t c = 0; c < E; ++c) spare[c] = 0;
     return spare;
@@ -71,15 +70,14 @@ struct Pairs {
     return (Integers<float>)_mm512_maskz_cvtepu16_epi32(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
 
-  // Keys j and j + 1 side by side in each column. One that is not among the `count` keys from j on is zero, and with
-  // `careful` one that is not finite.
-  LH_INLINE static const float* values(const Tensor& v, std::int64_t b, std::int64_t g, std::int64_t j, std::int64_t count,
-                                       std::int64_t E, bool careful, float* spare) {
+  // The first two rows of values side by side in each column. Zero instead of a row that does not exist, and with
+  // `careful` instead of one that is not finite.
+  LH_INLINE static const float* values(const Tensor& v, const HeadRows& rows, std::int64_t E, bool careful, float* spare) {
     static constexpr std::uint16_t zero = 0;
     Halves key[per_word];
     for (int i = 0; i < per_word; ++i) {
-      key[i] = {i < count ? v.at(b, g, j + i) : nullptr, v.column_stride};
-      if (careful && key[i].at) read_vector(v, b, g, j + i, E, false, spare);
+      key[i] = {i < rows.count ? v.at(rows.b, rows.head, rows.first + i) : nullptr, v.column_stride};
+      if (careful && key[i].at) read_vector(v, rows.b, rows.head, rows.first + i, E, false, spare);
       if (!key[i].at || (careful && !all_finite(spare, E))) key[i] = {reinterpret_cast<const char*>(&zero), 0};
     }
     std::int64_t c = 0;

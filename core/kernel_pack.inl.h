@@ -75,14 +75,14 @@ LH_INLINE void pack_key_columns(const Real* const (&keys)[lanes<Real>], std::int
     for (int i = 0; i < n; ++i) panel_half[d * width + i] = number(keys[i] + d);
 }
 
-// Rows [first, first + count) of k (keys of D numbers, `words` words) in panels of `panel` keys, each words x panel; keys
-// beyond the last are zero up to a whole vector. `spare` has room for `lanes` keys and one more.
+// Some keys of D numbers in panels of `panel` keys, each words x panel; keys beyond the last are zero up to a whole vector.
+// `spare` has room for `lanes` keys and one more.
 template <class Operand, class Real = typename Operand::Real>
-void pack_keys(const Tensor& k, bool cosine, std::int64_t D, std::int64_t words, std::int64_t b, std::int64_t g,
-               std::int64_t first, std::int64_t count, Real* to, Real* spare) {
+void pack_keys(const Tensor& k, const HeadRows& keys, std::int64_t D, bool cosine, Real* to, Real* spare) {
   constexpr int width = panel<Real>, n = lanes<Real>;
+  const std::int64_t words = (D + Operand::per_word - 1) / Operand::per_word, count = keys.count;
   const bool in_place = Operand::lies_in_words(k, D) && !cosine;
-  const char* row = k.at(b, g, first);
+  const char* row = k.at(keys.b, keys.head, keys.first);
   Real* nothing = spare + n * words;
   if (count % n != 0)
     for (std::int64_t d = 0; d < words; ++d) nothing[d] = 0;
@@ -91,23 +91,22 @@ void pack_keys(const Tensor& k, bool cosine, std::int64_t D, std::int64_t words,
     for (int i = 0; i < n; ++i, row += k.row_stride) {
       rows[i] = j + i >= count ? nothing : in_place ? reinterpret_cast<const Real*>(row) : spare + i * words;
       if (!in_place && j + i < count)
-        Operand::read_words(k, b, g, first + j + i, D, cosine, spare + i * words);
+        Operand::read_words(k, keys.b, keys.head, keys.first + j + i, D, cosine, spare + i * words);
     }
     pack_key_columns<Real>(rows, words, to + j / width * width * words + j % width);
   }
 }
 
-// Values of keys [first, first + count) in panels of `panel` columns, each the words of key_block keys x panel; columns
-// beyond the last are zero up to a whole panel. With `careful`, so are keys with values that are not finite.
-// Returns whether all were finite.
+// Values of some keys in panels of `panel` columns, each the words of key_block keys x panel; columns beyond the last are
+// zero up to a whole panel. With `careful`, so are keys with values that are not finite. Returns whether all were finite.
 template <class Operand, class Real = typename Operand::Real>
-bool pack_values(const Problem& problem, const Plan& plan, std::int64_t b, std::int64_t g, std::int64_t first,
-                 std::int64_t count, bool careful, Real* to, Real* spare) {
+bool pack_values(const Problem& problem, const Plan& plan, const HeadRows& keys, bool careful, Real* to, Real* spare) {
   constexpr int width = panel<Real>, n = lanes<Real>;
   const std::int64_t E = plan.E, whole = E / n * n, column_words = plan.value_words();
   Probe<Real> probe;
-  for (std::int64_t j = 0; j < count; j += Operand::per_word, to += width) {
-    const Real* row = Operand::values(problem.v, b, g, first + j, count - j, E, careful, spare);
+  for (std::int64_t j = 0; j < keys.count; j += Operand::per_word, to += width) {
+    const HeadRows rest{keys.b, keys.head, keys.first + j, keys.count - j};
+    const Real* row = Operand::values(problem.v, rest, E, careful, spare);
     Operand::show(probe, row, E);
     std::int64_t c = 0;
     const auto place = [&] { return to + c / width * width * column_words + c % width; };
@@ -125,10 +124,10 @@ LH_INLINE bool values_in_place(const Problem& problem) {
 }
 
 template <class Real>
-bool finite_values(const Problem& problem, std::int64_t b, std::int64_t g, std::int64_t first, std::int64_t count) {
+bool finite_values(const Problem& problem, const HeadRows& keys) {
   Probe<Real> probe;
-  const char* row = problem.v.at(b, g, first);
-  for (std::int64_t j = 0; j < count; ++j, row += problem.v.row_stride)
+  const char* row = problem.v.at(keys.b, keys.head, keys.first);
+  for (std::int64_t j = 0; j < keys.count; ++j, row += problem.v.row_stride)
     probe.show(reinterpret_cast<const Real*>(row), problem.E);
   return probe.finite();
 }
@@ -139,15 +138,16 @@ void pack(const Job& job, std::int64_t b, std::int64_t g, std::int64_t block, co
   using Real = typename Operand::Real;
   const Problem& problem = *job.problem;
   const Plan& plan = *job.plan;
-  const std::int64_t first = block * plan.key_block, count = least(plan.key_block, problem.S - first);
+  const std::int64_t first = block * plan.key_block;
+  const HeadRows rows{b, g, first, least(plan.key_block, problem.S - first)};
   Real* spare = static_cast<Real*>(scratch);
   Real* keys = static_cast<Real*>(packed.data) + (block - packed.first_block) * plan.pack_words();
   Real* values = keys + plan.key_block * plan.key_words;
-  pack_keys<Operand>(problem.k, problem.scoring.cosine, plan.D, plan.key_words, b, g, first, count, keys, spare);
+  pack_keys<Operand>(problem.k, rows, plan.D, problem.scoring.cosine, keys, spare);
   if (!problem.v) return;
-  const bool finite = values_in_place<Real>(problem) ? finite_values<Real>(problem, b, g, first, count)
-                                                     : pack_values<Operand>(problem, plan, b, g, first, count, false, values, spare);
-  if (!finite) pack_values<Operand>(problem, plan, b, g, first, count, true, values, spare);
+  const bool finite = values_in_place<Real>(problem) ? finite_values<Real>(problem, rows)
+                                                     : pack_values<Operand>(problem, plan, rows, false, values, spare);
+  if (!finite) pack_values<Operand>(problem, plan, rows, true, values, spare);
   packed.tainted[block - packed.first_block] = !finite;
 }
 

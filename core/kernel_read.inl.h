@@ -13,19 +13,16 @@ LH_INLINE std::int64_t most(std::int64_t a, std::int64_t b) { return a > b ? a :
 template <class Real>
 constexpr DType compute_type = sizeof(Real) == sizeof(double) ? DType::f64 : DType::f32;
 
-// A number that may be aligned to nothing, being the caller's.
-template <class Real>
-LH_INLINE Real number(const Real* p) {
-  Real x;
+// A number of a caller's array, which may have any alignment.
+template <class Stored>
+LH_INLINE Stored read(const void* p) {
+  Stored x;
   __builtin_memcpy(&x, p, sizeof x);
   return x;
 }
-
-template <class Stored>
-LH_INLINE Stored read(const char* p) {
-  Stored x;
-  __builtin_memcpy(&x, p, sizeof x);  // the array may be aligned to nothing
-  return x;
+template <class Real>
+LH_INLINE Real number(const Real* p) {
+  return read<Real>(p);
 }
 
 template <class Stored, class Real, class Widen>
@@ -156,6 +153,11 @@ LH_INLINE bool read_in_place(const Tensor& x, const Use& use) {
 }
 
 // --- rows ---
+
+// Rows [first, first + count) of one head of an array.
+struct HeadRows {
+  std::int64_t b, head, first, count;
+};
 
 // One row of an array of vectors: widened, and normalised when the logits are cosines.
 template <class Real>

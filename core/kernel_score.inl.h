@@ -12,8 +12,9 @@ namespace levelhead {
 namespace {
 
 struct Strip {
+  std::int64_t b;                                  // the batch row
   std::int64_t rows;                               // how many are real; those beyond the last repeat it
-  std::int64_t head[tile_rows], t[tile_rows];      // whose query each is
+  std::int64_t head[tile_rows], t[tile_rows];      // of each row's query
   std::int64_t position[tile_rows];                // absolute
   std::int64_t low[tile_rows], high[tile_rows];    // positions a row may see, inclusive
   std::int64_t begin[tile_rows], end[tile_rows];   // the same as key indices, end exclusive
@@ -21,6 +22,7 @@ struct Strip {
   std::int64_t common_first, common_last;          // intersection
   std::int64_t segment[tile_rows], min_segment, max_segment;
   double scale[tile_rows];  // what the dot products are multiplied with
+  bool dead[tile_rows];     // the query does not exist (query_lengths)
 };
 
 // Keys [lo, hi) of a block that some row of the strip may see; `hide` when not every row sees all of them, `segments`
@@ -30,17 +32,18 @@ struct Span {
   bool hide, segments;
 };
 
-std::int64_t position_of(const Positions& positions, std::int64_t b, std::int64_t index) {
-  const std::int64_t start = positions.batch_start ? positions.batch_start[b] : 0;
-  const Run* run = positions.runs;
-  while (index >= run->length) index -= run++->length;
-  return start + run->start + index * run->stride;
-}
+// Scores of a row, or the first row of several: s[0] is key `lo`; n is whole panels and may pass the last key.
+template <class Real>
+struct Scores {
+  Real* s;
+  std::int64_t lo, n;
+};
+
 
 // Keys left to a row by position and segment: the n of the "log-n" rule.
-std::int64_t keys_left(const Job& job, const Strip& strip, std::int64_t b, int r) {
+std::int64_t keys_left(const Job& job, const Strip& strip, int r) {
   const Problem& problem = *job.problem;
-  const std::int64_t* segments = problem.scoring.key_segments ? problem.scoring.key_segments + b * problem.S : nullptr;
+  const std::int64_t* segments = problem.scoring.key_segments ? problem.scoring.key_segments + strip.b * problem.S : nullptr;
   if (!segments && !job.key_positions) return strip.end[r] - strip.begin[r];
   std::int64_t left = 0;
   for (std::int64_t j = strip.begin[r]; j < strip.end[r]; ++j) {
@@ -68,17 +71,35 @@ LH_INLINE void see_keys(const Job& job, Strip& strip) {
   }
 }
 
+// A row that does not exist sees no key. Everything else about the strip stays as it would be if the row existed: the
+// bits of the other rows must not change. Without any row that exists, the strip sees nothing and costs nothing.
+void remove_dead_rows(const Scoring& scoring, std::int64_t S, Strip& strip) {
+  bool all = true;
+  for (int r = 0; r < tile_rows; ++r) {
+    strip.dead[r] = !scoring.has_query(strip.b, strip.t[r]);
+    if (strip.dead[r]) strip.begin[r] = strip.end[r] = strip.common_last = 0;  // an empty intersection: something is hidden
+    all = all && strip.dead[r];
+  }
+  if (all) {
+    strip.first = S;
+    strip.last = 0;
+  }
+}
+
 // Field by field, so that the compiler can take several rows at once: a short head is no more than one or two strips.
 void make_strip(const Job& job, const Piece& piece, std::int64_t row0, Strip& strip) {
   const Problem& problem = *job.problem;
   const Scoring& scoring = problem.scoring;
   const std::int64_t b = piece.b, S = problem.S;
+  strip.b = b;
   strip.rows = least(piece.row1 - row0, tile_rows);
+  const std::int64_t start = scoring.queries.batch_start ? scoring.queries.batch_start[b] : 0;
   std::int64_t head = piece.g * (problem.H / problem.G) + row0 / problem.T, t = row0 % problem.T;
   for (int r = 0; r < tile_rows; ++r) {
     strip.head[r] = head;
     strip.t[r] = t;
-    strip.position[r] = position_of(scoring.queries, b, t);
+    strip.position[r] = start + scoring.queries.in_runs(t);
+    strip.dead[r] = false;
     // To what comes first: the softcap, which wants s / cap, or the softmax, which wants units of ln 2.
     strip.scale[r] = scoring.scale[head] * (scoring.softcap > 0 ? 1 / scoring.softcap : log2_e);
     if (r + 1 < strip.rows && ++t == problem.T) {
@@ -110,9 +131,10 @@ void make_strip(const Job& job, const Piece& piece, std::int64_t row0, Strip& st
       strip.max_segment = most(strip.max_segment, strip.segment[r]);
     }
   }
+  if (scoring.query_lengths) remove_dead_rows(scoring, S, strip);
   if (scoring.log_n)
     for (int r = 0; r < tile_rows; ++r) {
-      const std::int64_t left = keys_left(job, strip, b, r);
+      const std::int64_t left = keys_left(job, strip, r);
       strip.scale[r] *= left > 0 ? __builtin_log(static_cast<double>(left)) : 0;
     }
 }
@@ -142,12 +164,12 @@ bool row_sees_any(const char* mask, DType dtype, std::int64_t stride, std::int64
 }
 
 // Shrinks the span to what the mask leaves of it.
-void narrow_by_mask(const Tensor& mask, std::int64_t b, const Strip& strip, Span& span) {
+void narrow_by_mask(const Tensor& mask, const Strip& strip, Span& span) {
   // A few columns at a time: a mask with a hole costs a look, one without costs its first column.
   constexpr std::int64_t step = 16;
   const auto visible = [&](std::int64_t lo, std::int64_t hi) {
     for (std::int64_t r = 0; r < strip.rows; ++r)
-      if (row_sees_any(mask.at(b, strip.head[r], strip.t[r]) + lo * mask.column_stride, mask.dtype, mask.column_stride, hi - lo))
+      if (row_sees_any(mask.at(strip.b, strip.head[r], strip.t[r]) + lo * mask.column_stride, mask.dtype, mask.column_stride, hi - lo))
         return true;
     return false;
   };
@@ -159,9 +181,9 @@ void narrow_by_mask(const Tensor& mask, std::int64_t b, const Strip& strip, Span
 // --- the span of a block ---
 
 // Sorted ids (packed sequences) are searched, and lie in one run each; others are looked at one by one.
-void narrow_by_segments(const Job& job, std::int64_t b, std::int64_t block, const Strip& strip, Span& span) {
-  const BlockFacts& facts = job.facts[b * job.plan->blocks + block];
-  const std::int64_t* ids = job.problem->scoring.key_segments + b * job.problem->S;
+void narrow_by_segments(const Job& job, std::int64_t block, const Strip& strip, Span& span) {
+  const BlockFacts& facts = job.facts[strip.b * job.plan->blocks + block];
+  const std::int64_t* ids = job.problem->scoring.key_segments + strip.b * job.problem->S;
   if (facts.max_segment < strip.min_segment || facts.min_segment > strip.max_segment) span.hi = span.lo;
   if (facts.sorted) {
     const auto first_above = [&](std::int64_t bound) {  // the first key of the span whose id is at least `bound`
@@ -184,8 +206,8 @@ void narrow_by_segments(const Job& job, std::int64_t b, std::int64_t block, cons
   span.hide = span.hide || span.segments;
 }
 
-void narrow_by_positions(const Job& job, std::int64_t b, std::int64_t block, const Strip& strip, Span& span) {
-  const BlockFacts& facts = job.facts[b * job.plan->blocks + block];
+void narrow_by_positions(const Job& job, std::int64_t block, const Strip& strip, Span& span) {
+  const BlockFacts& facts = job.facts[strip.b * job.plan->blocks + block];
   std::int64_t low = strip.low[0], high = strip.high[0], common_low = low, common_high = high;
   for (int r = 1; r < tile_rows; ++r) {
     low = least(low, strip.low[r]);
@@ -197,19 +219,19 @@ void narrow_by_positions(const Job& job, std::int64_t b, std::int64_t block, con
   span.hide = span.hide || facts.min_position < common_low || facts.max_position > common_high;
 }
 
-Span visible_span(const Job& job, std::int64_t b, std::int64_t block, const Strip& strip) {
+Span visible_span(const Job& job, std::int64_t block, const Strip& strip) {
   const Scoring& scoring = job.problem->scoring;
   const std::int64_t first = block * job.plan->key_block;
   Span span{most(first, strip.first), least(first + job.plan->key_block, strip.last), false, false};
   if (span.lo >= span.hi) return span;
   span.hide = span.lo < strip.common_first || span.hi > strip.common_last;
-  if (job.key_positions) narrow_by_positions(job, b, block, strip, span);
-  if (scoring.key_segments && span.lo < span.hi) narrow_by_segments(job, b, block, strip, span);
-  if (scoring.mask && span.lo < span.hi) narrow_by_mask(scoring.mask, b, strip, span);
+  if (job.key_positions) narrow_by_positions(job, block, strip, span);
+  if (scoring.key_segments && span.lo < span.hi) narrow_by_segments(job, block, strip, span);
+  if (scoring.mask && span.lo < span.hi) narrow_by_mask(scoring.mask, strip, span);
   return span;
 }
 
-// --- the scores of one row, s[0] being key `lo`; n is a whole number of panels and may pass the last key ---
+// --- the scores of one row ---
 
 // From s / cap to units of ln 2: in two steps, since a large cap times log2 e may be more than there is.
 template <class Real>
@@ -225,7 +247,8 @@ LH_INLINE Integers<Real> count_up(Lanes<lane...>) {
 
 // Distances are whole numbers: up to 2^24 (2^53) they are exact in the compute type, lane by lane.
 template <class Real>
-void alibi_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, std::int64_t position, Real slope) {
+void alibi_row(const Job& job, const Scores<Real>& row, std::int64_t position, Real slope) {
+  const auto [s, lo, n] = row;
   const std::int64_t ahead = position - job.key_start - lo * job.key_stride, exact = std::int64_t(1) << (Bits<Real>::mantissa + 1);
   const bool even = !job.key_positions && job.key_stride < exact / split_keys;  // no block is longer than a split
   if (even && ahead < exact && n * job.key_stride - ahead < exact) {
@@ -307,9 +330,9 @@ LH_INLINE void hide_by_bytes(const char* mask, std::int64_t stride, Real* s, std
 
 // Keys that no row of the strip sees lie outside the span; the others are told apart by position, segment and mask.
 template <class Real>
-void hide_row(const Job& job, const Strip& strip, const Span& span, int r, std::int64_t b, const char* mask, Real* s,
-              std::int64_t lo, std::int64_t n) {
+void hide_row(const Job& job, const Strip& strip, const Span& span, int r, const Scores<Real>& row, const char* mask) {
   const Problem& problem = *job.problem;
+  const auto [s, lo, n] = row;
   const std::int64_t from = least(most(most(strip.begin[r], span.lo) - lo, 0), n);
   const std::int64_t to = most(least(least(strip.end[r], span.hi) - lo, n), from);
   hide_outside(s, from, to, n);
@@ -319,7 +342,7 @@ void hide_row(const Job& job, const Strip& strip, const Span& span, int r, std::
       s[j] = position[j] >= strip.low[r] && position[j] <= strip.high[r] ? s[j] : -infinity<Real>;
   }
   if (span.segments) {
-    const std::int64_t* ids = problem.scoring.key_segments + b * problem.S + lo;
+    const std::int64_t* ids = problem.scoring.key_segments + strip.b * problem.S + lo;
     for (std::int64_t j = from; j < to; ++j) s[j] = ids[j] == strip.segment[r] ? s[j] : -infinity<Real>;
   }
   const std::int64_t stride = problem.scoring.mask.column_stride;
@@ -327,19 +350,19 @@ void hide_row(const Job& job, const Strip& strip, const Span& span, int r, std::
 }
 
 // Asks for what the mask has to say of keys [lo, hi). Its rows lie far apart: the CPU does not guess them.
-LH_INLINE void fetch_mask(const Tensor& mask, const Strip& strip, std::int64_t b, std::int64_t lo, std::int64_t hi) {
+LH_INLINE void fetch_mask(const Tensor& mask, const Strip& strip, std::int64_t lo, std::int64_t hi) {
   constexpr std::int64_t line = 64;
   if (!mask) return;
   for (int r = 0; r < strip.rows; ++r) {
-    const char* row = mask.at(b, strip.head[r], strip.t[r]) + lo * mask.column_stride;
+    const char* row = mask.at(strip.b, strip.head[r], strip.t[r]) + lo * mask.column_stride;
     for (std::int64_t i = 0; i < (hi - lo) * mask.column_stride; i += line) __builtin_prefetch(row + i);
   }
 }
 
-// Scores of the strip for keys [lo, lo + n), in place. Returns whether any of them may be hidden.
+// The strip's scores in place, its rows score_stride apart. Returns whether any of them may be hidden.
 template <class Real>
-bool score_strip(const Job& job, const Strip& strip, const Span& span, std::int64_t b, Real* s, std::int64_t lo,
-                 std::int64_t n, Real* spare) {
+bool score_strip(const Job& job, const Strip& strip, const Span& span, const Scores<Real>& scores, Real* spare) {
+  auto [s, lo, n] = scores;
   const Problem& problem = *job.problem;
   const Scoring& scoring = problem.scoring;
   const std::int64_t stride = job.plan->score_stride, real_keys = least(n, problem.S - lo);
@@ -348,11 +371,11 @@ bool score_strip(const Job& job, const Strip& strip, const Span& span, std::int6
   const bool hide = span.hide || span.lo != lo || span.hi != lo + n;
   for (int r = 0; r < strip.rows; ++r, s += stride) {
     const std::int64_t head = strip.head[r];
-    const char* mask = scoring.mask ? scoring.mask.at(b, head, strip.t[r]) + lo * scoring.mask.column_stride : nullptr;
+    const char* mask = scoring.mask ? scoring.mask.at(strip.b, head, strip.t[r]) + lo * scoring.mask.column_stride : nullptr;
     if (scoring.softcap > 0) softcap_row(s, n, static_cast<Real>(scoring.softcap));
-    if (scoring.alibi) alibi_row(job, s, lo, n, strip.position[r], static_cast<Real>(scoring.alibi[head] * log2_e));
+    if (scoring.alibi) alibi_row(job, Scores<Real>{s, lo, n}, strip.position[r], static_cast<Real>(scoring.alibi[head] * log2_e));
     if (bias) bias_row(scoring.mask, mask, s, real_keys, spare);
-    if (hide) hide_row(job, strip, span, r, b, bias ? nullptr : mask, s, lo, n);
+    if (hide) hide_row(job, strip, span, r, Scores<Real>{s, lo, n}, bias ? nullptr : mask);
   }
   return hide || bias;
 }
@@ -371,13 +394,13 @@ LH_INLINE std::uint32_t mix32(std::uint32_t x) {  // Ellis' lowbias32
   return x ^ (x >> 16);
 }
 
-// Drops weights of a row as a function of (seed, b, head, position of the query, position of the key) alone.
+// Drops weights of row r as a function of (seed, b, head, position of the query, position of the key) alone.
 template <class Real>
-void drop_row(const Job& job, std::int64_t b, std::int64_t head, std::int64_t position, Real* p, std::int64_t lo,
-              std::int64_t n) {
+void drop_row(const Job& job, const Strip& strip, int r, const Scores<Real>& weights) {
   const Scoring& scoring = job.problem->scoring;
+  const auto [p, lo, n] = weights;
   std::uint64_t row = splitmix64(scoring.seed);
-  const std::int64_t parts[] = {b, scoring.first_head + head, position};
+  const std::int64_t parts[] = {strip.b, scoring.first_head + strip.head[r], strip.position[r]};
   for (const std::int64_t part : parts) row = splitmix64(row ^ static_cast<std::uint64_t>(part));
   const std::uint32_t low = static_cast<std::uint32_t>(row), high = static_cast<std::uint32_t>(row >> 32);
   const std::uint32_t threshold = static_cast<std::uint32_t>(scoring.dropout * 0x1p32);

@@ -118,10 +118,21 @@ LH_INLINE void dots_columns(const Real* q, std::int64_t D, std::int64_t from, co
     dots_rest<Real, rows, Reader>(q + from, D, {k.data + from * Reader::bytes, k.stride}, count, D - from, from == 0, waiting);
 }
 
-// Scores of up to `lanes` keys (there is room for all of them behind s): they stay in L1 while the rows pass over them.
+// Queries, D apart, and where their scores go.
+template <class Real>
+struct LineScores {
+  const Real* q;
+  std::int64_t rows, D;
+  const Real* scale;  // of each row
+  Real* s;            // rows `stride` apart
+  std::int64_t stride;
+};
+
+// Scores of up to `lanes` keys, from row r on (there is room for all of them behind s): the keys stay in L1 while the rows
+// pass over them.
 template <class Real, int tile, class Reader>
-LH_INLINE void dots_rows(std::int64_t r, std::int64_t rows, const Real* q, const Lines& k, std::int64_t count,
-                         std::int64_t D, const Real* scale, Real* s, std::int64_t stride) {
+LH_INLINE void dots_rows(std::int64_t r, const LineScores<Real>& scores, const Lines& k, std::int64_t count) {
+  const auto [q, rows, D, scale, s, stride] = scores;
   Vector<Real> waiting[tile][lanes<Real>];
   for (; r + tile <= rows; r += tile) {
     if (count < lanes<Real> || D == 0)  // what no tile begins
@@ -129,37 +140,37 @@ LH_INLINE void dots_rows(std::int64_t r, std::int64_t rows, const Real* q, const
     dots_columns<Real, tile, vectors_at_once, Reader>(q + r * D, D, 0, k, count, waiting);
     for (int i = 0; i < tile; ++i) store(s + (r + i) * stride, join<Real, lanes<Real>, 1>(waiting[i]) * scale[r + i]);
   }
-  if constexpr (tile > 1) dots_rows<Real, tile / 2, Reader>(r, rows, q, k, count, D, scale, s, stride);
+  if constexpr (tile > 1) dots_rows<Real, tile / 2, Reader>(r, scores, k, count);
 }
 
 template <class Real, class Reader>
-void score_lines(const Real* q, std::int64_t rows, const Lines& k, std::int64_t n, std::int64_t D, const Real* scale,
-                 Real* s, std::int64_t stride) {
-  for (std::int64_t j = 0; j < n; j += lanes<Real>) {
+void score_lines(LineScores<Real> scores, const Lines& k, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; j += lanes<Real>, scores.s += lanes<Real>) {
     const Lines here{k.data + j * k.stride, k.stride};
     const std::int64_t count = least(lanes<Real>, n - j);
-    fetch<Real, Reader>(here, count, D);
-    dots_rows<Real, rows_at_once, Reader>(0, rows, q, here, count, D, scale, s + j, stride);
+    fetch<Real, Reader>(here, count, scores.D);
+    dots_rows<Real, rows_at_once, Reader>(0, scores, here, count);
   }
 }
 
-// Scores of keys [lo, lo + n) for `rows` queries that lie D apart. `spare` has room for `lanes` keys.
+// Scores of some keys. `spare` has room for `lanes` keys.
 template <class Real>
-void stream_keys(const Job& job, std::int64_t b, std::int64_t g, std::int64_t lo, std::int64_t n, const Real* q,
-                 std::int64_t rows, const Real* scale, Real* s, Real* spare) {
-  const std::int64_t D = job.plan->D, stride = job.plan->score_stride;
+void stream_keys(const Job& job, const HeadRows& keys, const LineScores<Real>& scores, Real* spare) {
+  const std::int64_t D = scores.D, n = keys.count;
   const Tensor& k = job.problem->k;
   const bool cosine = job.problem->scoring.cosine;
   if (!cosine && read_in_place<Real>(k, [&](auto reader) {
-        score_lines<Real, decltype(reader)>(q, rows, {k.at(b, g, lo), k.row_stride}, n, D, scale, s, stride);
+        score_lines<Real, decltype(reader)>(scores, {k.at(keys.b, keys.head, keys.first), k.row_stride}, n);
         return true;
       }))
     return;
   const Lines copies{reinterpret_cast<const char*>(spare), D * static_cast<std::int64_t>(sizeof(Real))};
   for (std::int64_t j = 0; j < n; j += lanes<Real>) {
     const std::int64_t count = least(lanes<Real>, n - j);
-    for (std::int64_t i = 0; i < count; ++i) read_vector(k, b, g, lo + j + i, D, cosine, spare + i * D);
-    score_lines<Real, AsTheyAre<Real>>(q, rows, copies, count, D, scale, s + j, stride);
+    for (std::int64_t i = 0; i < count; ++i) read_vector(k, keys.b, keys.head, keys.first + j + i, D, cosine, spare + i * D);
+    LineScores<Real> here = scores;
+    here.s += j;
+    score_lines<Real, AsTheyAre<Real>>(here, copies, count);
   }
 }
 
@@ -199,38 +210,48 @@ LH_INLINE void lines_columns(const Real* p, std::int64_t stride, Lines v, std::i
     lines_tile<Real, rows, vectors, Reader>(p, stride, v, n, part, part_stride);
   if constexpr (vectors > 1) lines_columns<Real, rows, vectors / 2, Reader>(p, stride, v, n, left, part, part_stride);
 }
+// Weights, and where their products with values go.
+template <class Real>
+struct LineWeights {
+  const Real* p;  // rows `stride` apart
+  std::int64_t rows, stride;
+  Real* part;
+  std::int64_t part_stride;
+};
+
 template <class Real, int tile, class Reader>
-LH_INLINE void lines_rows(std::int64_t r, std::int64_t rows, const Real* p, std::int64_t stride, const Lines& v,
-                          std::int64_t n, std::int64_t vectors, Real* part, std::int64_t part_stride) {
+LH_INLINE void lines_rows(std::int64_t r, const LineWeights<Real>& weights, const Lines& v, std::int64_t n, std::int64_t vectors) {
+  const auto [p, rows, stride, part, part_stride] = weights;
   for (; r + tile <= rows; r += tile)
     lines_columns<Real, tile, vectors_at_once, Reader>(p + r * stride, stride, v, n, vectors, part + r * part_stride, part_stride);
-  if constexpr (tile > 1) lines_rows<Real, tile / 2, Reader>(r, rows, p, stride, v, n, vectors, part, part_stride);
+  if constexpr (tile > 1) lines_rows<Real, tile / 2, Reader>(r, weights, v, n, vectors);
 }
 
 // part = p . v; whether some row came out finite. Not one does when a value is not: zero times it is NaN.
 template <class Real, class Reader>
-bool weigh_lines(const Real* p, std::int64_t stride, std::int64_t rows, const Lines& v, std::int64_t n,
-                 std::int64_t vectors, Real* part, std::int64_t part_stride) {
+bool weigh_lines(LineWeights<Real> weights, const Lines& v, std::int64_t n, std::int64_t vectors) {
+  const std::int64_t rows = weights.rows, part_stride = weights.part_stride;
+  Real* part = weights.part;
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t i = 0; i < vectors * lanes<Real>; ++i) part[r * part_stride + i] = 0;
-  for (std::int64_t j = 0; j < n; j += resident_keys) {
+  for (std::int64_t j = 0; j < n; j += resident_keys, weights.p += resident_keys) {
     const Lines here{v.data + j * v.stride, v.stride};
     const std::int64_t count = least(resident_keys, n - j);
     fetch<Real, Reader>(here, count, vectors * lanes<Real>);
-    lines_rows<Real, rows_at_once, Reader>(0, rows, p + j, stride, here, count, vectors, part, part_stride);
+    lines_rows<Real, rows_at_once, Reader>(0, weights, here, count, vectors);
   }
   for (std::int64_t r = 0; r < rows; ++r)
     if (all_finite(part + r * part_stride, vectors * lanes<Real>)) return true;
   return false;
 }
 
-// Values of keys [lo, lo + n) as the compute type, with zeros for a value that is not finite. Whether all were.
+// Values of some keys as the compute type, with zeros for a value that is not finite. Whether all were.
 template <class Real>
-bool copy_values(const Job& job, std::int64_t b, std::int64_t g, std::int64_t lo, std::int64_t n, Real* room) {
+bool copy_values(const Job& job, const HeadRows& keys, Real* room) {
   const Plan& plan = *job.plan;
   bool clean = true;
-  for (std::int64_t j = 0; j < n; ++j, room += plan.padded_columns) {
-    read_vector(job.problem->v, b, g, lo + j, plan.E, false, room);
+  for (std::int64_t j = 0; j < keys.count; ++j, room += plan.padded_columns) {
+    read_vector(job.problem->v, keys.b, keys.head, keys.first + j, plan.E, false, room);
     const bool usable = all_finite(room, plan.E);
     clean = clean && usable;
     for (std::int64_t c = usable ? plan.E : 0; c < plan.padded_columns; ++c) room[c] = 0;
@@ -238,31 +259,33 @@ bool copy_values(const Job& job, std::int64_t b, std::int64_t g, std::int64_t lo
   return clean;
 }
 
-// acc = share * acc + weights . V for keys [lo, lo + n) of the block that begins at `first`, in pieces that begin at
-// fixed keys (as in multiply_values). Values are read in place, and what came out is looked at afterwards: only where
-// it is not finite the values are copied and those that are not finite left to the caller. False when there are any.
+// acc = share * acc + weights . V for some keys of the block that begins at key `first`, in pieces that begin at fixed keys
+// (as in multiply_values); the weights' products have the width of acc. Values are read in place and the result is checked
+// afterwards: only where it is not finite the values are copied, and those that are not finite are left to the caller.
+// False when there are any. `room` has space for the copies.
 template <class Real>
-bool stream_values(const Job& job, std::int64_t b, std::int64_t g, std::int64_t first, std::int64_t lo, std::int64_t n,
-                   const Real* weights, std::int64_t rows, const Real* share, Real* part, Real* room, Real* acc) {
+bool stream_values(const Job& job, std::int64_t first, const HeadRows& keys, const LineWeights<Real>& weights, const Real* share,
+                   Real* room, Real* acc) {
   const Plan& plan = *job.plan;
   const Tensor& v = job.problem->v;
-  const std::int64_t stride = plan.score_stride, columns = plan.padded_columns, whole = plan.E / lanes<Real>;
+  const std::int64_t columns = plan.padded_columns, whole = plan.E / lanes<Real>, lo = keys.first;
   bool clean = true;
-  for (std::int64_t j = 0, end; j < n; j = end) {
-    end = least(n, (lo - first + j) / value_chunk * value_chunk + value_chunk - (lo - first));
+  for (std::int64_t j = 0, end; j < keys.count; j = end) {
+    end = least(keys.count, (lo - first + j) / value_chunk * value_chunk + value_chunk - (lo - first));
+    LineWeights<Real> here = weights;
+    here.p += j;
     const bool done = plan.E % lanes<Real> == 0 && read_in_place<Real>(v, [&](auto reader) {
-      return weigh_lines<Real, decltype(reader)>(weights + j, stride, rows, {v.at(b, g, lo + j), v.row_stride}, end - j,
-                                                 whole, part, columns);
+      return weigh_lines<Real, decltype(reader)>(here, {v.at(keys.b, keys.head, lo + j), v.row_stride}, end - j, whole);
     });
     if (!done) {
-      clean = copy_values(job, b, g, lo + j, end - j, room) && clean;
+      clean = copy_values(job, {keys.b, keys.head, lo + j, end - j}, room) && clean;
       const Lines copies{reinterpret_cast<const char*>(room), columns * static_cast<std::int64_t>(sizeof(Real))};
-      weigh_lines<Real, AsTheyAre<Real>>(weights + j, stride, rows, copies, end - j, columns / lanes<Real>, part, columns);
+      weigh_lines<Real, AsTheyAre<Real>>(here, copies, end - j, columns / lanes<Real>);
     }
-    for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t r = 0; r < weights.rows; ++r)
       for (std::int64_t c = 0; c < plan.E; ++c) {
         Real& to = acc[r * columns + c];
-        to = fused(to, j == 0 ? share[r] : Real(1), part[r * columns + c]);
+        to = fused(to, j == 0 ? share[r] : Real(1), weights.part[r * columns + c]);
       }
   }
   return clean;

@@ -8,8 +8,8 @@
 namespace levelhead {
 namespace {
 
-LH_INLINE std::int64_t row_index(const Problem& problem, std::int64_t b, std::int64_t head, std::int64_t t) {
-  return (b * problem.H + head) * problem.T + t;
+LH_INLINE std::int64_t row_index(const Problem& problem, const QueryRow& row) {
+  return (row.b * problem.H + row.head) * problem.T + row.t;
 }
 
 // What acc is divided by. One where nothing was seen: acc is zero then.
@@ -43,33 +43,34 @@ LH_INLINE Real settled_divisor(const Job& job, Row<Real>& row, std::int64_t head
 
 // With `written`, the output is in its place already.
 template <class Real>
-void write_row(const Job& job, Row<Real>& row, const Real* acc, bool written, std::int64_t b, std::int64_t head,
-               std::int64_t t, Real* spare) {
+void write_row(const Job& job, const QueryRow& at, Row<Real>& row, const Real* acc, bool written, Real* spare) {
   const Problem& problem = *job.problem;
   const Result& result = *job.result;
-  const std::int64_t index = row_index(problem, b, head, t);
-  const Real below = settled_divisor(job, row, head);
+  const std::int64_t index = row_index(problem, at);
+  const Real below = settled_divisor(job, row, at.head);
   if (result.sums) store_row(row, static_cast<Real*>(result.sums) + index * row_sums, result.counts + index * row_counts);
-  if (result.logsumexp)
-    static_cast<Real*>(result.logsumexp)[index] = natural_logsumexp(row.max, row.l, result.sinks ? result.sinks + head : nullptr);
+  if (result.logsumexp) {  // a query that does not exist has no sink either
+    const double* sink = result.sinks && problem.scoring.has_query(at.b, at.t) ? result.sinks + at.head : nullptr;
+    static_cast<Real*>(result.logsumexp)[index] = natural_logsumexp(row.max, row.l, sink);
+  }
   if (result.acc)
     for (std::int64_t c = 0; c < problem.E; ++c) static_cast<Real*>(result.acc)[index * problem.E + c] = acc[c];
   if (result.out && !written)
-    write_output(acc, below, problem.E, spare, result.out.dtype, result.out.at(b, head, t), result.out.column_stride);
+    write_output(acc, below, problem.E, spare, result.out.dtype, result.out.at(at.b, at.head, at.t),
+                 result.out.column_stride);
 }
 
 template <class Real>
-void finish_rows(const void* acc, std::int64_t acc_stride, const void* sums, std::int64_t sums_stride, std::int64_t n,
-                 std::int64_t E, const double* sink, const MutableTensor& out, std::int64_t b, std::int64_t head,
-                 std::int64_t t) {
+void finish_rows(const HeadStates& states, const double* sink, const MutableTensor& out, std::int64_t b, std::int64_t head) {
+  const std::int64_t E = states.E;
   constexpr std::int64_t piece = 256;  // columns at a time: a width has no bound, the stack has
   Real spare[piece];
-  for (std::int64_t i = 0; i < n; ++i) {
-    const Real* row = static_cast<const Real*>(sums) + i * sums_stride;
+  for (std::int64_t i = 0; i < states.rows; ++i) {
+    const Real* row = static_cast<const Real*>(states.sums) + i * row_sums;
     const Real below = output_divisor(row[0], row[1], sink);
     for (std::int64_t c = 0; c < E; c += piece)
-      write_output(static_cast<const Real*>(acc) + i * acc_stride + c, below, least(piece, E - c), spare, out.dtype,
-                   out.at(b, head, t + i) + c * out.column_stride, out.column_stride);
+      write_output(static_cast<const Real*>(states.acc) + i * E + c, below, least(piece, E - c), spare, out.dtype,
+                   out.at(b, head, i) + c * out.column_stride, out.column_stride);
   }
 }
 

@@ -67,9 +67,16 @@ inline std::int64_t chunk_of_score(std::int64_t D, std::int64_t T) {
 // their times compare. What comes next is fetched in step with them.
 constexpr std::int64_t product_steps = 3;
 
-// `group` query heads share a kv head; only scores that are dot products can be `streamed`.
-inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
-                      std::int64_t real_bytes, bool streamed) {
+// What a plan depends on. Nothing else, or bits would depend on it.
+struct Sizes {
+  std::int64_t group;  // query heads that share a kv head
+  std::int64_t T, S, D, E;
+  std::int64_t real_bytes;  // of a number of the compute type
+  bool streamable;          // the scores are dot products
+};
+
+inline Plan make_plan(Tile tile, const Sizes& sizes) {
+  const auto [group, T, S, D, E, real_bytes, streamable] = sizes;
   Plan plan{};
   plan.tile = tile;
   plan.D = D;
@@ -79,7 +86,7 @@ inline Plan make_plan(Tile tile, std::int64_t group, std::int64_t T, std::int64_
   if (keys > largest_key_block) keys = largest_key_block;
   if (keys < smallest_key_block) keys = smallest_key_block;
   keys = keys / smallest_key_block * smallest_key_block;
-  plan.streams = streamed && streams(group, T);
+  plan.streams = streamable && streams(group, T);
   if (plan.streams) keys = split_keys;
   plan.key_block = S < keys ? round_up(S > 0 ? S : 1, tile.panel) : keys;
   plan.blocks = (S + plan.key_block - 1) / plan.key_block;
@@ -106,9 +113,9 @@ constexpr std::int64_t gradient_queries = 96, most_slices = 8;
 constexpr std::int64_t largest_gradient_block = 256, short_gradient_block = 128, smallest_gradient_block = 64, short_keys = 1024;
 constexpr std::int64_t gradient_bytes = 640 * 1024;
 
-inline Plan make_gradient_plan(Tile tile, std::int64_t T, std::int64_t S, std::int64_t D, std::int64_t E,
-                               std::int64_t real_bytes) {
-  Plan plan = make_plan(tile, 1, T, S, D, E, real_bytes, false);
+inline Plan make_gradient_plan(Tile tile, const Sizes& sizes) {
+  const auto [group, T, S, D, E, real_bytes, streamable] = sizes;
+  Plan plan = make_plan(tile, sizes);
   std::int64_t keys = S < short_keys ? short_gradient_block : largest_gradient_block;
   while (keys > smallest_gradient_block && keys * (3 * D + 2 * E) * real_bytes > gradient_bytes) keys /= 2;
   plan.key_block = S < keys ? round_up(S > 0 ? S : 1, tile.panel) : keys;

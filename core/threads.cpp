@@ -2,7 +2,7 @@
 //
 // One pool per process, started on first use and never torn down: joining threads from a static destructor, or
 // in a forked child where they do not exist, is how thread pools hang. It serves one loop at a time. There is no
-// queue: a loop is published through one atomic word (the door), idle workers come in if they are quick enough,
+// queue: a loop is published through one atomic word (`admission`), idle workers come in if they are quick enough,
 // and the caller never waits for a worker that has not come in. So a loop too small to be worth waking anybody
 // costs the caller the wake-up call and nothing more.
 
@@ -79,15 +79,15 @@ bool spin_until(Ready ready) {
 
 // ---- The pool ------------------------------------------------------------------------------------------------
 
-// The door, one word: generation (32 bits, which loop) | seats (16, free ones) | inside (16, workers at work).
+// Admission to a loop, one word: generation (32 bits, which loop) | seats (16, free ones) | inside (16, workers at work).
 // A worker enters by exchanging a seat for a place inside, and the number of its seat is its worker number.
-// The caller closes the door by taking the free seats away, then waits until nobody is inside. All in one word,
-// a worker that comes late can neither miss that the loop is over nor slip into the next one by mistake.
-using Door = std::uint64_t;
-constexpr Door one_inside = 1, one_seat = Door{1} << 16, all_seats = Door{0xffff} << 16;
-constexpr std::uint32_t generation(Door door) { return static_cast<std::uint32_t>(door >> 32); }
-constexpr int seats(Door door) { return static_cast<int>((door & all_seats) >> 16); }
-constexpr int inside(Door door) { return static_cast<int>(door & 0xffff); }
+// The caller ends admission by removing the free seats, then waits until no worker is inside. Because it is one word, a
+// late worker can neither miss that the loop is over nor enter the next one by mistake.
+using Admission = std::uint64_t;
+constexpr Admission one_inside = 1, one_seat = Admission{1} << 16, all_seats = Admission{0xffff} << 16;
+constexpr std::uint32_t generation(Admission word) { return static_cast<std::uint32_t>(word >> 32); }
+constexpr int seats(Admission word) { return static_cast<int>((word & all_seats) >> 16); }
+constexpr int inside(Admission word) { return static_cast<int>(word & 0xffff); }
 
 struct Loop {
   std::int64_t count;
@@ -97,6 +97,15 @@ struct Loop {
   std::fenv_t environment;  // the caller's
 };
 
+// Runs indices of the loop until `next` has none left, or it is interrupted.
+void take_indices(const Loop& loop, std::atomic<std::int64_t>& next, int worker) {
+  while (!loop.interrupt->requested(worker)) {
+    const std::int64_t index = next.fetch_add(1, std::memory_order_relaxed);
+    if (index >= loop.count) return;
+    loop.task(loop.context, index, worker);
+  }
+}
+
 class Pool {
  public:
   std::atomic<bool> taken{false};  // by one caller at a time
@@ -105,19 +114,18 @@ class Pool {
  private:
   void grow(int workers);
   void serve();
-  void work(int worker);
   void wait_for_others();
 
-  Loop loop{};  // written while the door is shut and nobody inside, read only by those inside
+  Loop loop{};  // written while there are no seats and no worker is inside; read only by workers inside
   const int cpus = usable_cpus();
   int started = 0;                // threads that exist, the callers not counted
   std::atomic<bool> spin{false};  // whether every thread of the last loop had a CPU to itself
 
   // Both are hammered by all workers: a cache line each, apart from what is only read.
-  alignas(64) std::atomic<Door> door{0};
+  alignas(64) std::atomic<Admission> admission{0};
   alignas(64) std::atomic<std::int64_t> next{0};
 
-  alignas(64) std::mutex mutex;   // guards no data, only the moment between looking at the door and sleeping
+  alignas(64) std::mutex mutex;   // guards no data, only the time between a look at `admission` and sleeping
   std::condition_variable wake;   // workers wait here for a loop
   std::condition_variable empty;  // the caller waits here for the last worker to leave
 };
@@ -158,37 +166,29 @@ void Pool::grow(int workers) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void Pool::work(int worker) {
-  while (!loop.interrupt->requested(worker)) {
-    const std::int64_t index = next.fetch_add(1, std::memory_order_relaxed);
-    if (index >= loop.count) return;
-    loop.task(loop.context, index, worker);
-  }
-}
-
 void Pool::serve() {
   std::uint32_t served = 0;  // the last loop this worker went in for; going in twice could only find it done
-  const auto welcome = [&](Door now) { return seats(now) > 0 && generation(now) != served; };
-  const auto open = [&] { return welcome(door.load(std::memory_order_relaxed)); };
+  const auto welcome = [&](Admission now) { return seats(now) > 0 && generation(now) != served; };
+  const auto open = [&] { return welcome(admission.load(std::memory_order_relaxed)); };
   for (;;) {
     if (!spin.load(std::memory_order_relaxed) || !spin_until(open)) {
       std::unique_lock lock(mutex);
       wake.wait(lock, open);
     }
-    Door now = door.load(std::memory_order_relaxed);
+    Admission now = admission.load(std::memory_order_relaxed);
     bool entered = false;
-    while (!entered && welcome(now))  // acquire: what the caller wrote before opening the door
-      entered = door.compare_exchange_weak(now, now - one_seat + one_inside, std::memory_order_acquire,
+    while (!entered && welcome(now))  // acquire: what the caller wrote before it offered seats
+      entered = admission.compare_exchange_weak(now, now - one_seat + one_inside, std::memory_order_acquire,
                                            std::memory_order_relaxed);
     if (!entered) continue;
 
     served = generation(now);
     std::fesetenv(&loop.environment);  // about 50 ns; or a caller that flushes denormals gets rows of two kinds
-    work(seats(now));
+    take_indices(loop, next, seats(now));
 
-    now = door.fetch_sub(one_inside, std::memory_order_release) - one_inside;  // release: our results
+    now = admission.fetch_sub(one_inside, std::memory_order_release) - one_inside;  // release: our results
     if (inside(now) == 0 && seats(now) == 0) {
-      { std::lock_guard lock(mutex); }  // not between the caller's look at the door and its sleep
+      { std::lock_guard lock(mutex); }  // not between the caller's look at `admission` and its sleep
       empty.notify_one();
     }
   }
@@ -202,22 +202,22 @@ bool Pool::run(const Loop& wanted, int threads) {
   spin.store(threads <= cpus, std::memory_order_relaxed);
   {
     std::lock_guard lock(mutex);
-    const Door generation_now = generation(door.load(std::memory_order_relaxed)) + Door{1};
-    door.store(generation_now << 32 | static_cast<Door>(threads - 1) * one_seat, std::memory_order_release);
+    const Admission generation_now = generation(admission.load(std::memory_order_relaxed)) + Admission{1};
+    admission.store(generation_now << 32 | static_cast<Admission>(threads - 1) * one_seat, std::memory_order_release);
   }
   if (threads - 1 >= started) {
     wake.notify_all();
   } else {
     for (int i = 1; i < threads; ++i) wake.notify_one();  // the surplus sleeps on
   }
-  work(0);
+  take_indices(loop, next, 0);
   wait_for_others();
   return !loop.interrupt->requested(0);
 }
 
 void Pool::wait_for_others() {
-  door.fetch_and(~all_seats, std::memory_order_relaxed);
-  const auto left = [&] { return inside(door.load(std::memory_order_acquire)) == 0; };
+  admission.fetch_and(~all_seats, std::memory_order_relaxed);
+  const auto left = [&] { return inside(admission.load(std::memory_order_acquire)) == 0; };
   if (left() || (spin.load(std::memory_order_relaxed) && spin_until(left))) return;
   for (;;) {
     loop.interrupt->requested(0);
@@ -243,13 +243,6 @@ struct Shift {
   alignas(64) std::atomic<std::int64_t> next{0};
   alignas(64) std::atomic<int> came{1}, left{0};  // worker numbers given out, the caller's among them
 
-  void work(int worker) {
-    while (!loop.interrupt->requested(worker)) {
-      const std::int64_t index = next.fetch_add(1, std::memory_order_relaxed);
-      if (index >= loop.count) return;
-      loop.task(loop.context, index, worker);
-    }
-  }
   // The team's own barrier would wait as well, but deaf to Ctrl-C.
   void wait_for_others() {
     const auto gone = [&] { return left.load(std::memory_order_acquire) + 1 >= came.load(std::memory_order_relaxed); };
@@ -260,14 +253,14 @@ struct Shift {
   }
   void serve() {
     if (pthread_equal(caller, pthread_self())) {
-      work(0);
+      take_indices(loop, next, 0);
       return wait_for_others();
     }
     const int worker = came.fetch_add(1, std::memory_order_relaxed);
     std::fenv_t own;
     std::fegetenv(&own);
     std::fesetenv(&loop.environment);
-    if (worker < workers) work(worker);
+    if (worker < workers) take_indices(loop, next, worker);
     std::fesetenv(&own);
     left.fetch_add(1, std::memory_order_release);
   }

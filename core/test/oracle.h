@@ -157,6 +157,7 @@ struct Case {
   Mask mask = Mask::none;
   double softcap = 0, dropout = 0, factor = 1;  // factor multiplies 1/sqrt(D): sharper rows
   bool cosine = false, log_n = false, alibi = false, sinks = false, lengths = false, segments = false, values = true;
+  bool query_lengths = false;
   Layout layout = Layout::contiguous;
   unsigned seed = 1;
 };
@@ -176,6 +177,7 @@ struct Inputs {
     for (Index b = 0; b < c.B; ++b) {
       starts.push_back(c.S - c.T + c.query_shift + b % 2);
       lengths.push_back(b == 0 ? c.S * 2 / 3 : static_cast<Index>(random() % at(c.S + 1)));
+      query_lengths.push_back(b == 0 ? c.T * 2 / 3 : static_cast<Index>(c.seed % 5) - 1);  // of others few, or none
     }
     const auto ids = [&](std::vector<Index>& out, Index n) {  // three packed sequences, the last id out of order
       for (Index i = 0; i < c.B * n; ++i) out.push_back(i % n * 3 / n == 2 ? -7 : i % n * 3 / n);
@@ -203,6 +205,7 @@ struct Inputs {
     if (c.alibi) s.alibi = slopes.data();
     if (c.mask != Mask::none) s.mask = mask.view<levelhead::Tensor>();
     if (c.lengths) s.key_lengths = lengths.data();
+    if (c.query_lengths) s.query_lengths = query_lengths.data();
     if (c.segments) s.query_segments = query_segments.data(), s.key_segments = key_segments.data();
     query_run = {0, c.T, 1}, key_run = {0, c.S, 1};
     s.queries = {&query_run, 1, starts.data()};
@@ -212,9 +215,12 @@ struct Inputs {
 
   Index position(Index b, Index t) const { return starts[at(b)] + t; }
 
+  bool exists(Index b, Index t) const { return !c.query_lengths || t < query_lengths[at(b)]; }
+
   // Left to the row by position and segment; a mask may hide more.
   bool in_reach(Index b, Index t, Index j) const {
     const Index p = position(b, t);
+    if (!exists(b, t)) return false;
     if (c.causal && j > p) return false;
     if (j < p - c.left || j > p + c.right) return false;
     if (c.lengths && j >= lengths[at(b)]) return false;
@@ -231,7 +237,7 @@ struct Inputs {
   std::mt19937_64 random;
   Array q, k, v, mask;
   std::vector<double> scale, slopes, sinks;
-  std::vector<Index> starts, lengths, query_segments, key_segments;
+  std::vector<Index> starts, lengths, query_lengths, query_segments, key_segments;
   levelhead::Run query_run{}, key_run{};
 };
 

@@ -1,10 +1,10 @@
 // forward() against the definition (oracle.h), on every ISA this CPU can run; and the promises that need no
 // tolerance: same bits for any threads, layout or batch, whatever hidden keys hold.
 
-#include <cstdio>
 #include <memory>
 #include <string>
 
+#include "cases.h"
 #include "check.h"
 #include "dispatch.h"
 #include "oracle.h"
@@ -14,6 +14,7 @@
 using namespace levelhead;
 using oracle::at, oracle::Array, oracle::Case, oracle::Index, oracle::Inputs, oracle::Layout, oracle::Mask;
 using oracle::inf, oracle::not_a_number;
+using cases::draws, cases::on_every_isa, cases::random_case, cases::text;
 
 namespace {
 
@@ -73,19 +74,6 @@ Outputs run(Inputs& in, Wanted wanted = {}) {
   Interrupt never;
   o.finished = forward(in.problem(), result, wanted.threads, never);
   return o;
-}
-
-std::string text(const Case& c) {
-  char line[256];
-  const auto n = [](Index x) { return static_cast<long long>(x == unlimited ? -1 : x); };
-  std::snprintf(line, sizeof line,
-                "%s dtype %d B%lld H%lld G%lld T%lld S%lld D%lld E%lld causal %d window %lld,%lld shift %lld "
-                "mask %d cap %g drop %g cos %d logn %d alibi %d sinks %d len %d seg %d v %d layout %d seed %u",
-                current_isa().c_str(), static_cast<int>(c.dtype), n(c.B), n(c.H), n(c.G), n(c.T), n(c.S), n(c.D),
-                n(c.E), c.causal, n(c.left), n(c.right), n(c.query_shift), static_cast<int>(c.mask), c.softcap,
-                c.dropout, c.cosine, c.log_n, c.alibi, c.sinks, c.lengths, c.segments, c.values,
-                static_cast<int>(c.layout), c.seed);
-  return line;
 }
 
 // What storing in `dtype` loses, relative.
@@ -156,56 +144,10 @@ void check_case(const Case& c) {
   // finish() reads the same bits off the state, and asking for no statistics changes none.
   Array again(c.dtype, c.B, c.H, c.T, c.E, c.layout);
   again.fill([] { return 77; });
-  finish(c.B, c.H, c.T, c.E, o.wide ? DType::f64 : DType::f32, o.acc_data(), o.sums_data(),
+  finish({c.B, c.H, c.T, c.E, o.wide ? DType::f64 : DType::f32, o.acc_data(), o.sums_data()},
          c.sinks ? in.sinks.data() : nullptr, again.view<MutableTensor>());
   CHECK(again.bytes() == o.out.bytes(), "finish() | %s", what.c_str());
   CHECK(run(in, {.state = false}).out.bytes() == o.out.bytes(), "without statistics | %s", what.c_str());
-}
-
-// Under ThreadSanitizer, 20 times slower and blind to arithmetic, a few draws do.
-#ifdef __SANITIZE_THREAD__
-constexpr unsigned draws = 15;
-#else
-constexpr unsigned draws = 150;
-#endif
-
-// Calls body with the dtypes that an ISA computes with code of its own.
-template <class Body>
-void on_every_isa(Body body) {
-  const std::string before = current_isa();
-  for (const std::string& isa : available_isas()) {
-    choose_isa(isa);
-    CHECK(current_isa() == isa);
-    if (isa == "avx512bf16") {
-      body(DType::bf16);
-    } else {
-      for (DType dtype : {DType::f32, DType::f64}) body(dtype);
-    }
-  }
-  choose_isa(before);
-}
-
-// Small cases with every option drawn at random; the numbers lie around tiles of 6, 12, 16 and 32.
-Case random_case(DType dtype, unsigned seed) {
-  std::mt19937 random(seed);
-  const auto pick = [&](std::initializer_list<Index> from) { return from.begin()[random() % from.size()]; };
-  const auto once_in = [&](unsigned n) { return random() % n == 0; };
-  Case c{.dtype = dtype, .seed = seed};
-  c.B = pick({1, 1, 2}), c.G = pick({1, 2}), c.H = c.G * pick({1, 1, 2, 3});
-  c.T = pick({1, 2, 5, 6, 7, 11, 12, 13, 25, 47, 49}), c.S = pick({1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 65, 100});
-  c.D = pick({1, 2, 3, 7, 8, 16, 17, 33}), c.E = once_in(2) ? c.D : pick({1, 2, 5, 15, 16, 17, 32, 33, 40});
-  c.causal = once_in(3);
-  if (once_in(3)) c.left = pick({0, 1, 3, 10, 40});
-  if (once_in(3)) c.right = pick({0, 1, 3, 10, 40});
-  if (once_in(3)) c.query_shift = pick({-50, -3, 2, 60});
-  c.mask = once_in(2) ? Mask::none : once_in(2) ? Mask::boolean : Mask::bias;
-  if (once_in(4)) c.softcap = 2.5;
-  if (once_in(4)) c.dropout = 0.3;
-  if (once_in(3)) c.factor = 4;
-  c.cosine = once_in(5), c.log_n = once_in(5), c.alibi = once_in(4), c.sinks = once_in(3);
-  c.lengths = once_in(4), c.segments = once_in(4), c.values = !once_in(8);
-  c.layout = static_cast<Layout>(random() % 5);
-  return c;
 }
 
 }  // namespace
@@ -222,6 +164,16 @@ TEST(sizes_around_tiles) {
 TEST(options_at_random) {
   on_every_isa([](DType dtype) {
     for (unsigned seed = 1; seed <= draws; ++seed) check_case(random_case(dtype, seed));
+  });
+}
+
+TEST(queries_that_do_not_exist) {  // test_query_lengths.cpp has what they hold, and gradients
+  on_every_isa([](DType dtype) {
+    for (unsigned seed = 1; seed <= draws; ++seed) {
+      Case c = random_case(dtype, seed);
+      c.query_lengths = true;
+      check_case(c);
+    }
   });
 }
 

@@ -182,7 +182,7 @@ class Options {
 // A problem, and the arrays it points into.
 class Given {
  public:
-  Given(nb::handle q_, nb::handle k_, nb::handle v_, Options options)
+  Given(nb::handle q_, nb::handle k_, nb::handle v_, Options& options)
       : q(q_, "q"),
         k(k_, "k"),
         v(v_, "v"),
@@ -191,6 +191,7 @@ class Given {
         additive_(options.object("additive"), "additive"),
         alibi_(options.object("alibi"), "alibi"),
         key_lengths_(options.object("key_lengths"), "key_lengths"),
+        query_lengths_(options.object("query_lengths"), "query_lengths"),
         query_segments_(options.object("query_segments"), "query_segments"),
         key_segments_(options.object("key_segments"), "key_segments"),
         query_start_(options.object("query_start"), "query_start") {
@@ -266,6 +267,7 @@ class Given {
       scoring.mask = mask->tensor<const char>();
     }
     scoring.key_lengths = key_lengths_.integers({problem.B});
+    scoring.query_lengths = query_lengths_.integers({problem.B});
     scoring.query_segments = query_segments_.integers({problem.B, problem.T});
     scoring.key_segments = key_segments_.integers({problem.B, problem.S});
     require(!scoring.query_segments == !scoring.key_segments, "segments come in pairs");
@@ -274,7 +276,7 @@ class Given {
     scoring.first_head = options.get("first_head", std::int64_t(0));
   }
 
-  MaybeArray scale_, additive_, alibi_, key_lengths_, query_segments_, key_segments_, query_start_;
+  MaybeArray scale_, additive_, alibi_, key_lengths_, query_lengths_, query_segments_, key_segments_, query_start_;
   std::vector<Run> query_runs_, key_runs_;
 };
 

@@ -21,14 +21,14 @@ void run(int threads, bool on_torchs_team, const Call& call) {
   run(threads, on_torchs_team,
       [](const void* self, Interrupt& interrupt) { return (*static_cast<const Call*>(self))(interrupt); }, &call);
 }
-void meet_team(const char* library);  // where PyTorch's libtorch_cpu lies
+void register_torch_team(const char* library);  // where PyTorch's libtorch_cpu lies
 void remember_main_thread();
 
-// _door.cpp: the plain call from objects to result, or None: not served here, take the long way (attention.py).
-nanobind::object attend(nanobind::handle q, nanobind::handle k, nanobind::handle v, nanobind::handle scale,
+// _fast_call.cpp: the plain call from objects to result, or None: not served here, take the long way (attention.py).
+nanobind::object fast_attention(nanobind::handle q, nanobind::handle k, nanobind::handle v, nanobind::handle scale,
                         nanobind::handle causal, nanobind::handle threads);
-void meet_numpy();
-void meet_tensors(nanobind::handle torch);  // from now on the door knows tensors, if they can be read from C
+void register_numpy();
+void register_torch(nanobind::handle torch);  // from now on the door knows tensors, if they can be read from C
 
 // The one stride that walks `count` dimensions, the last one fastest, as if they were one; if there is one.
 template <class Int>

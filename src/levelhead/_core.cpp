@@ -1,6 +1,6 @@
 // The binding: Python arrays in, core calls out. No arithmetic and no policy; arguments arrive checked (scoring.py,
 // arrays.py), and what is checked again here is only what memory safety needs. The plain call has a door of its own
-// (_door.cpp); everything else comes this way.
+// (_fast_call.cpp); everything else comes this way.
 //
 // Arrays come through the buffer protocol: any strides in bytes, read-only memory, no copies. bfloat16 has no
 // buffer format and travels as its bits in uint16.
@@ -22,12 +22,21 @@ using namespace levelhead;
 
 namespace {
 
-void forward_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out_, nb::handle logsumexp_, nb::handle acc_,
-                    nb::handle sums_, nb::handle counts_, nb::handle sinks_, int threads, bool torchs_team,
-                    const nb::kwargs& options) {
-  Given given(q, k, v, Options(options));
-  MaybeArray out(out_, "out", true), logsumexp(logsumexp_, "logsumexp", true), acc(acc_, "acc", true),
-      sums(sums_, "sums", true), counts(counts_, "counts", true), sinks(sinks_, "sinks");
+// On which threads a call runs.
+struct Threads {
+  explicit Threads(Options& options)
+      : count(options.get("threads", 1)), torchs_team(options.get("torchs_team", false)) {}
+  const int count;
+  const bool torchs_team;
+};
+
+void forward_arrays(nb::handle q, nb::handle k, nb::handle v, const nb::kwargs& keywords) {
+  Options options(keywords);
+  const auto written = [&](const char* name) { return MaybeArray(options.object(name), name, true); };
+  MaybeArray out = written("out"), logsumexp = written("logsumexp"), acc = written("acc"), sums = written("sums"),
+             counts = written("counts"), sinks(options.object("sinks"), "sinks");
+  const Threads threads(options);
+  Given given(q, k, v, options);
   const Problem& problem = given.problem;
   Result result;
   if (out) {
@@ -41,7 +50,8 @@ void forward_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out_, n
   result.acc = acc.contiguous<void>(extended(given.rows, problem.E), !acc || acc->format() == real);
   result.sums = sums.contiguous<void>(extended(given.rows, row_sums), !sums || sums->format() == real);
   result.counts = counts.integers(extended(given.rows, row_counts));
-  run(threads, torchs_team, [&](Interrupt& interrupt) { return forward(problem, result, threads, interrupt); });
+  run(threads.count, threads.torchs_team,
+      [&](Interrupt& interrupt) { return forward(problem, result, threads.count, interrupt); });
 }
 
 // An array that a gradient is written to, or none: it is not wanted.
@@ -51,14 +61,15 @@ MutableTensor gradient(MaybeArray& array, bool fits) {
 }
 
 void backward_arrays(nb::handle dout_, nb::handle q, nb::handle k, nb::handle v, nb::handle out_, nb::handle logsumexp_,
-                     nb::handle dlogsumexp_, nb::handle sinks_, nb::handle dq_, nb::handle dk_, nb::handle dv_,
-                     nb::handle dmask_, nb::handle dsinks_, nb::handle dscale_, nb::handle dadditive_, int threads,
-                     bool torchs_team, const nb::kwargs& options) {
-  Given given(q, k, v, Options(options));
+                     const nb::kwargs& keywords) {
+  Options options(keywords);
+  const auto read = [&](const char* name) { return MaybeArray(options.object(name), name); };
+  const auto written = [&](const char* name) { return MaybeArray(options.object(name), name, true); };
   Array dout(dout_, "dout"), out(out_, "out"), logsumexp(logsumexp_, "logsumexp");
-  MaybeArray dlogsumexp(dlogsumexp_, "dlogsumexp"), sinks(sinks_, "sinks"), dq(dq_, "dq", true), dk(dk_, "dk", true),
-      dv(dv_, "dv", true), dmask(dmask_, "dmask", true), dsinks(dsinks_, "dsinks", true), dscale(dscale_, "dscale", true),
-      dadditive(dadditive_, "dadditive", true);
+  MaybeArray dlogsumexp = read("dlogsumexp"), sinks = read("sinks"), dq = written("dq"), dk = written("dk"), dv = written("dv"),
+             dmask = written("dmask"), dsinks = written("dsinks"), dscale = written("dscale"), dadditive = written("dadditive");
+  const Threads threads(options);
+  Given given(q, k, v, options);
   const Problem& problem = given.problem;
   const char real = given.wide ? 'd' : 'f';
   require(given.v && given.fits_rows(out, problem.E) && given.fits_rows(dout, problem.E), "out and dout do not fit");
@@ -77,7 +88,8 @@ void backward_arrays(nb::handle dout_, nb::handle q, nb::handle k, nb::handle v,
   gradients.dadditive = const_cast<double*>(dadditive.doubles({problem.D}));
   require(!gradients.dadditive || problem.scoring.additive, "there are no weights to differentiate by");
   require(!gradients.dsinks || gradients.sinks, "there are no sinks to differentiate by");
-  run(threads, torchs_team, [&](Interrupt& interrupt) { return backward(problem, gradients, threads, interrupt); });
+  run(threads.count, threads.torchs_team,
+      [&](Interrupt& interrupt) { return backward(problem, gradients, threads.count, interrupt); });
 }
 
 void finish_arrays(nb::handle acc_, nb::handle sums_, nb::handle sinks_, nb::handle out_) {
@@ -93,45 +105,59 @@ void finish_arrays(nb::handle acc_, nb::handle sums_, nb::handle sinks_, nb::han
   const double* extra = sinks.doubles({H});
   const MutableTensor target = out.tensor<char>();
   nb::gil_scoped_release release;
-  finish(B, H, T, E, acc.dtype(), values, states, extra, target);
+  finish({B, H, T, E, acc.dtype(), values, states}, extra, target);
 }
+
+// The states of some rows.
+template <class Real>
+struct StateRows {
+  Real* sums;
+  std::int64_t* counts;
+  Real* acc;  // E numbers a row, or null
+};
 
 // Row by row: a's keys, then b's, which begin `shift` positions later.
 template <class Real>
-void merge_rows(const Real* sums_a, const std::int64_t* counts_a, const Real* acc_a, const Real* sums_b,
-                const std::int64_t* counts_b, const Real* acc_b, std::int64_t shift, std::int64_t rows, std::int64_t E,
-                Real* sums, std::int64_t* counts, Real* acc) {
+void merge_rows(const StateRows<Real>& from_a, const StateRows<Real>& from_b, std::int64_t shift, std::int64_t rows, std::int64_t E,
+                const StateRows<Real>& to) {
   for (std::int64_t i = 0; i < rows; ++i) {
-    Row<Real> a = load_row(sums_a + i * row_sums, counts_a + i * row_counts);
-    Row<Real> b = load_row(sums_b + i * row_sums, counts_b + i * row_counts);
+    Row<Real> a = load_row(from_a.sums + i * row_sums, from_a.counts + i * row_counts);
+    Row<Real> b = load_row(from_b.sums + i * row_sums, from_b.counts + i * row_counts);
     if (b.argmax != no_key) b.argmax += shift;
     if (shift > 0) b.first = -Row<Real>::infinity;
     const Share<Real> share = merge(a, b);
     settle(a);
-    store_row(a, sums + i * row_sums, counts + i * row_counts);
-    for (std::int64_t c = i * E; acc && c < (i + 1) * E; ++c)
-      acc[c] = (share.a == 0 ? Real(0) : share.a * acc_a[c]) + (share.b == 0 ? Real(0) : share.b * acc_b[c]);
+    store_row(a, to.sums + i * row_sums, to.counts + i * row_counts);
+    for (std::int64_t c = i * E; to.acc && c < (i + 1) * E; ++c)
+      to.acc[c] = (share.a == 0 ? Real(0) : share.a * from_a.acc[c]) + (share.b == 0 ? Real(0) : share.b * from_b.acc[c]);
   }
 }
 
-void merge_arrays(nb::handle sums_a_, nb::handle counts_a_, nb::handle acc_a_, nb::handle sums_b_, nb::handle counts_b_,
-                  nb::handle acc_b_, std::int64_t shift, nb::handle sums_, nb::handle counts_, nb::handle acc_) {
-  Array sums_a(sums_a_, "sums_a"), counts_a(counts_a_, "counts_a"), sums_b(sums_b_, "sums_b"),
-      counts_b(counts_b_, "counts_b"), sums(sums_, "sums", true), counts(counts_, "counts", true);
-  MaybeArray acc_a(acc_a_, "acc_a"), acc_b(acc_b_, "acc_b"), acc(acc_, "acc", true);
-  const Shape rows = [&] { Shape s = sums_a.shape(); s.pop_back(); return s; }();
-  const Shape states = extended(rows, row_sums), tallies = extended(rows, row_counts);
-  const std::int64_t n = product(rows, rows.size()), E = acc ? acc->size(-1) : 0;
-  require(!acc == !acc_a && !acc == !acc_b, "either all states have acc or none");
+// The arrays of a state; acc may be None.
+struct StateArrays {
+  StateArrays(nb::handle sums_, nb::handle counts_, nb::handle acc_, bool writable = false)
+      : sums(sums_, "sums", writable), counts(counts_, "counts", writable), acc(acc_, "acc", writable) {}
+
+  template <class Real>
+  StateRows<Real> rows(const Shape& shape, std::int64_t E, char format) {
+    return {sums.contiguous<Real>(extended(shape, row_sums), sums.format() == format),
+            counts.contiguous<std::int64_t>(extended(shape, row_counts), counts.is_integers()),
+            acc.contiguous<Real>(extended(shape, E), !acc || acc->format() == format)};
+  }
+
+  Array sums, counts;
+  MaybeArray acc;
+};
+
+void merge_arrays(StateArrays a, StateArrays b, std::int64_t shift, StateArrays to) {
+  const Shape shape = [&] { Shape s = a.sums.shape(); s.pop_back(); return s; }();
+  const std::int64_t n = product(shape, shape.size()), E = to.acc ? to.acc->size(-1) : 0;
+  require(!to.acc == !a.acc && !to.acc == !b.acc, "either all states have acc or none");
   const auto run = [&](auto zero, char format) {
     using Real = decltype(zero);
-    const auto states_of = [&](Array& x) { return x.contiguous<Real>(states, x.format() == format); };
-    const auto tallies_of = [&](Array& x) { return x.contiguous<std::int64_t>(tallies, x.is_integers()); };
-    const auto values_of = [&](MaybeArray& x) { return x.contiguous<Real>(extended(rows, E), !x || x->format() == format); };
-    merge_rows<Real>(states_of(sums_a), tallies_of(counts_a), values_of(acc_a), states_of(sums_b), tallies_of(counts_b),
-                     values_of(acc_b), shift, n, E, states_of(sums), tallies_of(counts), values_of(acc));
+    merge_rows<Real>(a.rows<Real>(shape, E, format), b.rows<Real>(shape, E, format), shift, n, E, to.rows<Real>(shape, E, format));
   };
-  if (sums_a.format() == 'd') return run(double(), 'd');
+  if (a.sums.format() == 'd') return run(double(), 'd');
   run(float(), 'f');
 }
 
@@ -158,7 +184,7 @@ double sweep_array(nb::handle x_, int threads) {
 
 NB_MODULE(_core, m) {
   remember_main_thread();
-  meet_numpy();
+  register_numpy();
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
     try {
       std::rethrow_exception(error);
@@ -166,21 +192,19 @@ NB_MODULE(_core, m) {
       PyErr_SetString(nb::module_::import_("levelhead.errors").attr("LevelheadValueError").ptr(), wrong.what());
     }
   });
-  const auto none = nb::none();
-  m.def("forward", forward_arrays, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::kw_only(), nb::arg("out") = none,
-        nb::arg("logsumexp") = none, nb::arg("acc") = none, nb::arg("sums") = none, nb::arg("counts") = none,
-        nb::arg("sinks") = none, nb::arg("threads") = 1, nb::arg("torchs_team") = false, nb::arg("options"));
+  // The keywords of both are in _core.pyi.
+  m.def("forward", forward_arrays, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("keywords"));
   m.def("backward", backward_arrays, nb::arg("dout"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
-        nb::arg("logsumexp"), nb::kw_only(), nb::arg("dlogsumexp") = none, nb::arg("sinks") = none, nb::arg("dq") = none,
-        nb::arg("dk") = none, nb::arg("dv") = none, nb::arg("dmask") = none, nb::arg("dsinks") = none,
-        nb::arg("dscale") = none, nb::arg("dadditive") = none, nb::arg("threads") = 1, nb::arg("torchs_team") = false, nb::arg("options"));
-  m.def("attend", attend, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("scale").none(),
-        nb::arg("causal").none(), nb::arg("threads").none());
-  m.def("meet_tensors", meet_tensors, nb::arg("torch"));
+        nb::arg("logsumexp"), nb::arg("keywords"));
+  m.def("fast_attention", fast_attention, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(),
+        nb::arg("scale").none(), nb::arg("causal").none(), nb::arg("threads").none());
+  m.def("register_torch", register_torch, nb::arg("torch"));
   m.def("finish", finish_arrays, nb::arg("acc"), nb::arg("sums"), nb::arg("sinks").none(), nb::arg("out"));
-  m.def("merge", merge_arrays, nb::arg("sums_a"), nb::arg("counts_a"), nb::arg("acc_a").none(), nb::arg("sums_b"),
-        nb::arg("counts_b"), nb::arg("acc_b").none(), nb::arg("shift"), nb::arg("sums"), nb::arg("counts"),
-        nb::arg("acc").none());
+  m.def("merge", [](nb::handle sums_a, nb::handle counts_a, nb::handle acc_a, nb::handle sums_b, nb::handle counts_b,
+                    nb::handle acc_b, std::int64_t shift, nb::handle sums, nb::handle counts, nb::handle acc) {
+    merge_arrays({sums_a, counts_a, acc_a}, {sums_b, counts_b, acc_b}, shift, {sums, counts, acc, true});
+  }, nb::arg("sums_a"), nb::arg("counts_a"), nb::arg("acc_a").none(), nb::arg("sums_b"), nb::arg("counts_b"),
+     nb::arg("acc_b").none(), nb::arg("shift"), nb::arg("sums"), nb::arg("counts"), nb::arg("acc").none());
   m.def("exponential", exponential_array, nb::arg("x"), nb::arg("out"));
   m.def("burn", burn_threads, nb::arg("rounds"), nb::arg("threads"));
   m.def("sweep", sweep_array, nb::arg("array"), nb::arg("threads"));

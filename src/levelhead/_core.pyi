@@ -1,6 +1,6 @@
 """The compiled core: memory, sizes and options in, results written in place. It checks memory
-safety and nothing else; `attention.py` is where a user's mistakes are explained. `attend` alone
-takes what a user passed: it serves plain calls whole, and says None to all others."""
+safety and nothing else; `attention.py` explains a user's mistakes. Only `fast_attention` takes what
+a user passed: it computes plain calls completely, and returns None for all others."""
 
 from types import ModuleType
 from typing import Any, TypeAlias, TypedDict
@@ -29,8 +29,8 @@ def forward(
     threads: int = 1,
     torchs_team: bool = False,
     # scale and, where they are not as usual, additive, cosine, log_n, causal, left, right, mask,
-    # softcap, alibi, key_lengths, query_segments, key_segments, query_start, query_runs, key_runs,
-    # dropout, seed, first_head: what attention.h has in Scoring
+    # softcap, alibi, key_lengths, query_lengths, query_segments, key_segments, query_start,
+    # query_runs, key_runs, dropout, seed, first_head: what attention.h has in Scoring
     **options: Any,
 ) -> None: ...
 def backward(
@@ -54,8 +54,8 @@ def backward(
     torchs_team: bool = False,
     **options: Any,  # those of `forward`
 ) -> None: ...
-def attend(q: Any, k: Any, v: Any, scale: Any, causal: Any, threads: Any) -> Any | None: ...
-def meet_tensors(torch: ModuleType) -> None: ...
+def fast_attention(q: Any, k: Any, v: Any, scale: Any, causal: Any, threads: Any) -> Any | None: ...
+def register_torch(torch: ModuleType) -> None: ...
 def finish(acc: _Memory, sums: _Memory, sinks: _Memory | None, out: _Memory) -> None: ...
 def merge(
     sums_a: _Memory,

@@ -28,7 +28,7 @@ std::atomic<TeamCall> torch_team{nullptr};
 }  // namespace
 
 // A handle finds what its library was linked with: the runtime that PyTorch itself runs on, whichever others are loaded.
-void meet_team(const char* library) {
+void register_torch_team(const char* library) {
   if (void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD)) {
     torch_team = reinterpret_cast<TeamCall>(dlsym(handle, "GOMP_parallel"));
     dlclose(handle);

@@ -63,7 +63,7 @@ def attention(
     plain = not options or _is_plain(options)
     scale, causal = options.get("scale"), options.get("causal", False)
     if plain and out is None:
-        result = _core.attend(q, k, v, scale, causal, threads)
+        result = _core.fast_attention(q, k, v, scale, causal, threads)
         if result is not None:
             return cast(ArrayT, result)
     known("attention", options)

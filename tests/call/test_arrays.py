@@ -332,7 +332,7 @@ def test_a_bfloat16_mask_goes_with_bfloat16_arrays_alone() -> None:
 def test_threads_follow_torch_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     core = importlib.import_module("levelhead._core")
     used = []
-    monkeypatch.setattr(core, "attend", lambda *a: None)  # test_door.py asks it the same
+    monkeypatch.setattr(core, "fast_attention", lambda *a: None)  # test_door.py asks it the same
     monkeypatch.setattr(core, "forward", lambda *a, threads, **o: used.append(threads))
     monkeypatch.setattr(core, "default_threads", lambda: 11)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 13)

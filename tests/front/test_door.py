@@ -51,7 +51,7 @@ def told(call: Callable[[], Any]) -> tuple[Any, ...]:
 @pytest.fixture
 def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
     """Makes a call with and without the door: the same for the caller. Was it served there?"""
-    attend = _core.attend
+    attend = _core.fast_attention
 
     def compare(call: Callable[[], Any]) -> bool:
         served: list[bool] = []
@@ -62,11 +62,11 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
             return result
 
         call_once = told(call)  # what libraries say only once is said now
-        monkeypatch.setattr(_core, "attend", door)
+        monkeypatch.setattr(_core, "fast_attention", door)
         short = told(call)
-        monkeypatch.setattr(_core, "attend", lambda *given: None)
+        monkeypatch.setattr(_core, "fast_attention", lambda *given: None)
         long = told(call)
-        monkeypatch.setattr(_core, "attend", attend)
+        monkeypatch.setattr(_core, "fast_attention", attend)
         assert short == long
         assert call_once[:-1] == long[:-1]
         return served == [True]
@@ -260,7 +260,7 @@ def test_tiny_calls_ask_nobody_for_threads(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch, "get_num_threads", lambda: asked.append(1) or 3)
     small, large = [t[:1] for t in T], [tensor(x) for x in LARGE]
     want = lh.attention(*LARGE).tobytes()
-    assert _core.attend(*small, None, False, None) is not None
+    assert _core.fast_attention(*small, None, False, None) is not None
     assert asked == []
     assert lh.attention(*large).numpy().tobytes() == want
     assert asked == [1]
@@ -345,7 +345,7 @@ import torch
 from levelhead import _core
 x = torch.ones(2, 2)
 def served():
-    return _core.attend(x, x, x, None, False, None) is not None
+    return _core.fast_attention(x, x, x, None, False, None) is not None
 if sys.argv[1] == "older":
     del torch.Tensor.__dlpack_c_exchange_api__
 print(served())

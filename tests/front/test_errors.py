@@ -37,7 +37,7 @@ class Touched(AssertionError):
 @pytest.fixture(autouse=True)
 def untouched_core(monkeypatch: pytest.MonkeyPatch) -> None:
     core = importlib.import_module("levelhead._core")
-    through_the_door = core.attend
+    through_the_door = core.fast_attention
 
     def forward(*args: object, **kwargs: object) -> None:
         raise Touched
@@ -47,7 +47,7 @@ def untouched_core(monkeypatch: pytest.MonkeyPatch) -> None:
             raise Touched
 
     monkeypatch.setattr(core, "forward", forward)
-    monkeypatch.setattr(core, "attend", attend)
+    monkeypatch.setattr(core, "fast_attention", attend)
 
 
 def test_the_guard_sees_a_good_call() -> None:

@@ -42,7 +42,7 @@ CASES = attention_cases()
 def core_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by one for every call that reaches the compiled core."""
     calls: list[str] = []
-    forward, attend = _core.forward, _core.attend
+    forward, attend = _core.forward, _core.fast_attention
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         calls.append("forward")
@@ -54,7 +54,7 @@ def core_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             calls.append("forward")
         return result
 
-    monkeypatch.setattr(_core, "attend", through_the_door)
+    monkeypatch.setattr(_core, "fast_attention", through_the_door)
     monkeypatch.setattr(_core, "forward", counted)
     return calls
 

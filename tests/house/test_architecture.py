@@ -206,7 +206,7 @@ def test_the_core_knows_no_python_and_no_framework() -> None:
 
 def test_few_files_bind() -> None:
     files = [*ROOT.glob("src/**/*.cpp"), *ROOT.glob("src/**/*.h")]
-    binding = {"_core.cpp", "_door.cpp", "_run.cpp", "_arrays.h", "_binding.h", "_dlpack.h"}
+    binding = {"_core.cpp", "_fast_call.cpp", "_run.cpp", "_arrays.h", "_binding.h", "_dlpack.h"}
     assert {path.name for path in files} == binding
 
 

@@ -251,7 +251,7 @@ def _numpy(name: str, x: Array) -> tuple[Array, Origin]:
 
 
 def _torch(name: str, t: Any, torch: Any, in_place: bool) -> tuple[Array, Origin]:
-    _core.meet_tensors(torch)  # the first one; later plain calls need not come here
+    _core.register_torch(torch)  # the first one; later plain calls need not come here
     if type(t) not in (torch.Tensor, torch.nn.Parameter):
         raise _bad_type(name, "a plain torch.Tensor", f"the subclass {_kind_of(t)}", "Unwrap it")
     if not t.is_cpu:

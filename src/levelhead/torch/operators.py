@@ -51,7 +51,7 @@ _library.define(
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
-_core.meet_tensors(torch)
+_core.register_torch(torch)
 
 
 # ---- statistics on the way

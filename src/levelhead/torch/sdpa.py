@@ -133,7 +133,7 @@ def _fast(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None)
         return None
     if observed():  # the fast call gives no statistics
         return None
-    found: Tensor | None = _core.attend(q, k, v, scale, is_causal, None)
+    found: Tensor | None = _core.fast_attention(q, k, v, scale, is_causal, None)
     return found
 
 

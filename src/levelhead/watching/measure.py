@@ -135,8 +135,12 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _detached(call: Call) -> Call:
-    tensors = {name: x.detach() for name, x in call.scoring._asdict().items() if isinstance(x, Tensor)}
+    tensors = {name: x.detach() for name, x in _tensors(call.scoring).items()}
     return replace(call, q=call.q.detach(), k=call.k.detach(), scoring=call.scoring._replace(**tensors))
+
+
+def _tensors(scoring: Scoring) -> dict[str, Any]:
+    return {name: x for name, x in scoring._asdict().items() if isinstance(x, Tensor)}
 
 
 def _hidden(call: Call) -> Call:

@@ -319,7 +319,7 @@ nb::object serve(nb::handle q_, nb::handle k_, nb::handle v_, const Options& opt
 
 }  // namespace
 
-nb::object attend(nb::handle q, nb::handle k, nb::handle v, nb::handle scale, nb::handle causal, nb::handle threads) {
+nb::object fast_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle scale, nb::handle causal, nb::handle threads) {
   PyTypeObject* const kind = Py_TYPE(q.ptr());
   if (Py_TYPE(k.ptr()) != kind || Py_TYPE(v.ptr()) != kind) return nb::none();
   const bool arrays = kind == numpy.array;
@@ -329,7 +329,7 @@ nb::object attend(nb::handle q, nb::handle k, nb::handle v, nb::handle scale, nb
   return arrays ? serve<Arrays>(q, k, v, *options) : serve<Tensors>(q, k, v, *options);
 }
 
-void meet_numpy() {
+void register_numpy() {
   const nb::module_ module = nb::module_::import_("numpy");
   numpy.array = reinterpret_cast<PyTypeObject*>(nb::object(module.attr("ndarray")).release().ptr());
   numpy.empty = nb::object(module.attr("empty")).release().ptr();
@@ -337,12 +337,12 @@ void meet_numpy() {
   for (int i = 0; i < 3; ++i) numpy.dtypes[i] = module.attr("dtype")(names[i]).release().ptr();
 }
 
-void meet_tensors(nb::handle module) {
+void register_torch(nb::handle module) {
   static bool met = false;  // the GIL guards it
   if (met) return;
   met = true;
   const std::string file = nb::str(nb::getattr(module, "__file__", nb::none())).c_str();
-  meet_team((file.substr(0, file.rfind('/') + 1) + "lib/libtorch_cpu.so").c_str());
+  register_torch_team((file.substr(0, file.rfind('/') + 1) + "lib/libtorch_cpu.so").c_str());
   const nb::object tensor = module.attr("Tensor"), capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
   if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return;  // an older torch
   auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
