@@ -19,6 +19,7 @@ from torch import Tensor
 from levelhead import stats
 from levelhead.attention import observe
 from levelhead.runs import tally
+from levelhead.torch.masks import hides_to
 
 Fields: TypeAlias = dict[str, Tensor]  # name -> (B, H, T)
 
@@ -139,8 +140,7 @@ def _hidden(call: Call) -> Call:
         return call
     if mask.dtype not in (call.q.dtype, torch.float32):
         mask = mask.to(_wide(call.q))
-    least = torch.finfo(mask.dtype).min / 2
-    return replace(call, mask=mask.masked_fill(mask <= least, -math.inf))
+    return replace(call, mask=mask.masked_fill(mask <= hides_to(mask.dtype), -math.inf))
 
 
 def visible(call: Call, rows: Tensor | None = None) -> Tensor | None:
