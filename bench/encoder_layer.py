@@ -17,7 +17,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from datetime import date
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ import torch
 from torch.nn import functional
 
 import levelhead as lh
-from levelhead.bench.run import cpu_name
+from about import machine
 
 WIDTH, HEADS = 512, 8
 ROUNDS, WARM, CALLS, IDLE = 4, 2, 10, 0.05
@@ -118,13 +117,7 @@ def main() -> None:
         cells.append({"B": B, "T": T, "times": measure(ways, B, T)})
         print("\n".join(lines(cells[-1:])[2 if len(cells) > 1 else 0 :]), flush=True)
     if file:
-        about = {
-            "date": date.today().isoformat(),
-            "cpu": cpu_name(),
-            "threads": threads,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
+        about = {**machine(threads), "torch": torch.__version__, "python": platform.python_version()}
         with open(file, "w") as f:
             json.dump({"about": about, "tables": {"layer": lines(cells)}, "cells": cells}, f)
 

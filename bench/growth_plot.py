@@ -13,10 +13,11 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from levelhead.bench.plot import DARK, FONT, LIGHT, Theme, line, text
+from levelhead.bench.plot import FONT, Theme, line, text, write
 
 WIDTH, LEFT, RIGHT = 880, 64, 20
 TOP, LOGITS, GAP, LOSS, FOOT = 94, 220, 34, 170, 40
@@ -30,13 +31,7 @@ Place = Callable[[float], float]
 
 def plot(result: dict[str, Any], folder: Path) -> list[Path]:
     """Writes logit-growth-light.svg and logit-growth-dark.svg and returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for theme in (LIGHT, DARK):
-        path = folder / f"logit-growth-{theme.name}.svg"
-        path.write_text("\n".join(_svg(result, theme)) + "\n", encoding="utf-8")
-        written.append(path)
-    return written
+    return write(folder, "logit-growth", partial(_svg, result))
 
 
 def _svg(result: dict[str, Any], theme: Theme) -> Iterator[str]:

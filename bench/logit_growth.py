@@ -15,13 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import levelhead as lh
-from levelhead.bench.run import cpu_name
+from about import machine, versions
 from levelhead.diagnosis import logit_growth
 from levelhead.remedies import QKClip, qk_norm
 from levelhead.runs import tally
@@ -352,12 +350,9 @@ def rates_table(done: list[dict[str, Any]]) -> list[str]:
 
 
 def about() -> dict[str, Any]:
-    versions = {"levelhead": lh.__version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
-        "date": date.today().isoformat(),
-        "cpu": cpu_name(),
-        "threads": 1,
-        "versions": {**versions, "python": platform.python_version()},
+        **machine(threads=1),
+        "versions": versions(),
         "command": "python bench/logit_growth.py --json FILE",
         "method": f"{LAYERS} layers, {HEADS} heads, width {WIDTH}; AdamW(0.9, 0.95), gradients "
         f"clipped to 1, warm-up of {WARM_UP} steps, {STEPS} in all; QK-clip at {TAU:g}",

@@ -1,4 +1,4 @@
-"""Puts the tables of bench/results/*.json into the pages of docs/ that ask for them.
+"""Puts the tables of bench/results/*.json into the pages of docs/ that have a place for them.
 
     python bench/tables.py
 
@@ -117,16 +117,17 @@ def cells(result: dict[str, Any]) -> list[str]:
 
 
 def _cell(cell: dict[str, Any]) -> str:
-    said = cell["verdict"]
-    times = {found["name"]: found["best"] for found in cell["results"]}
-    accuracy = said["accuracy"]
+    said, accuracy = cell["verdict"], cell["verdict"]["accuracy"]
     error = "-" if accuracy is None else f"{accuracy['rms']:.2f} (largest {accuracy['max']:.2f})"
-    return (
-        f"| {cell['name']} | {seconds(times['levelhead'])} "
-        f"| {seconds(times[said['fastest_by_best']])} {said['fastest_by_best']} "
-        f"| {said['ratio_by_best']:.2f}× | {said['ratio_by_median']:.2f}× "
-        f"| {Bar(**cell['bar'])} | {said['word']} | {error} |"
-    )
+    ratios = f"{said['ratio_by_best']:.2f}× | {said['ratio_by_median']:.2f}×"
+    return f"{_times(cell)} | {ratios} | {Bar(**cell['bar'])} | {said['word']} | {error} |"
+
+
+def _times(cell: dict[str, Any]) -> str:
+    """The first columns of a cell's row: its name, our time, the fastest peer's."""
+    fastest = cell["verdict"]["fastest_by_best"]
+    times = {result["name"]: seconds(result["best"]) for result in cell["results"]}
+    return f"| {cell['name']} | {times['levelhead']} | {times[fastest]} {fastest}"
 
 
 def added(result: dict[str, Any]) -> list[str]:
@@ -153,20 +154,14 @@ def some(result: dict[str, Any]) -> list[str]:
 
 
 def _some(cell: dict[str, Any]) -> str:
-    said = cell["verdict"]
-    times = {found["name"]: found["best"] for found in cell["results"]}
-    accuracy = said["accuracy"]
+    said, accuracy = cell["verdict"], cell["verdict"]["accuracy"]
     bold = "**" if said["word"] == "lost" else ""
-    return (
-        f"| {cell['name']} | {seconds(times['levelhead'])} "
-        f"| {seconds(times[said['fastest_by_best']])} {said['fastest_by_best']} "
-        f"| {bold}{said['ratio_by_best']:.2f}{bold} | "
-        f"{'-' if accuracy is None else format(accuracy['rms'], '.2f')} |"
-    )
+    error = "-" if accuracy is None else f"{accuracy['rms']:.2f}"
+    return f"{_times(cell)} | {bold}{said['ratio_by_best']:.2f}{bold} | {error} |"
 
 
 def memory(result: dict[str, Any]) -> list[str]:
-    """Peak extra memory of a call where it was weighed, in MiB, of everybody who took part."""
+    """Peak extra memory of a call where it was weighed, in MiB, of every peer."""
     weighed = [
         (cell["name"], {found["name"]: found["memory"] for found in cell["results"]})
         for cell in result["cells"]

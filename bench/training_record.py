@@ -10,17 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-import levelhead as lh
-from levelhead.bench.run import cpu_name
+from about import machine, versions
 from levelhead.lab import recording, tasks, training, transformer
 from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
 from levelhead.lab.curves import Run
@@ -38,12 +32,9 @@ def parameters(module: Any, size: str) -> dict[str, Any]:
 
 
 def about() -> dict[str, Any]:
-    versions = {"levelhead": lh.__version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
-        "date": date.today().isoformat(),
-        "cpu": cpu_name(),
-        "threads": 1,
-        "versions": {**versions, "python": platform.python_version()},
+        **machine(threads=1),
+        "versions": versions(),
         "command": "python bench/training_record.py src/levelhead/lab/recorded/training.json",
         "method": f"pre-norm transformer, width {transformer.WIDTH}, {transformer.HEADS} heads, "
         f"values of width {transformer.WIDTH // transformer.HEADS} at any d_k, "

@@ -19,14 +19,13 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import date
 from typing import Any
 
 import torch
 from torch import nn
 
 import levelhead as lh
-from levelhead.bench.run import cpu_name
+from about import machine
 
 WIDTH, HEADS, LAYERS = 256, 4, 4
 BATCH, TOKENS = 4, 256
@@ -122,9 +121,7 @@ def main() -> None:
     print("\n".join(lines(times)))
     if file:
         about = {
-            "date": date.today().isoformat(),
-            "cpu": cpu_name(),
-            "threads": torch.get_num_threads(),
+            **machine(torch.get_num_threads()),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "model": f"{LAYERS} layers, width {WIDTH}, {HEADS} heads, {BATCH} x {TOKENS} tokens",

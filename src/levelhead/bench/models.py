@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from levelhead import models
-from levelhead.bench.calls import Array, Parts, Refused
+from levelhead.bench.calls import Array, Parts, Refused, Uncounted
 from levelhead.bench.cases import Case
 from levelhead.errors import LevelheadError
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Uncounted):
     """A model with something to read."""
 
     case: Case
@@ -55,15 +55,6 @@ class Reading:
 
         with torch.no_grad():
             return self.read(self.call(copy.deepcopy(self.model).double())())
-
-    def sampled(self, result: Parts) -> Parts:
-        return result
-
-    def flops(self) -> None:
-        return None
-
-    def traffic(self) -> None:
-        return None
 
     @property
     def output_bytes(self) -> int:

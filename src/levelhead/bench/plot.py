@@ -7,8 +7,9 @@ axis, a tick where the bar of the cell lies. Cells that were lost point the othe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -35,13 +36,16 @@ DARK = Theme("dark", "#0d1117", "#e6edf3", "#30363d", "#5aa2f0", "#d9a441", "#f0
 
 def plot(result: dict[str, Any], folder: Path, name: str = "bench") -> list[Path]:
     """Writes NAME-light.svg and NAME-dark.svg and returns their paths."""
+    return write(folder, name, partial(_svg, result))
+
+
+def write(folder: Path, name: str, draw: Callable[[Theme], Iterable[str]]) -> list[Path]:
+    """Writes a drawing as NAME-light.svg and NAME-dark.svg and returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for theme in (LIGHT, DARK):
-        path = folder / f"{name}-{theme.name}.svg"
-        path.write_text("\n".join(_svg(result, theme)) + "\n", encoding="utf-8")
-        written.append(path)
-    return written
+    paths = [folder / f"{name}-{theme.name}.svg" for theme in (LIGHT, DARK)]
+    for path, theme in zip(paths, (LIGHT, DARK), strict=True):
+        path.write_text("\n".join(draw(theme)) + "\n", encoding="utf-8")
+    return paths
 
 
 def _svg(result: dict[str, Any], theme: Theme) -> Iterator[str]:

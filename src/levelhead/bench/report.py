@@ -5,7 +5,7 @@ Text only, from the dictionary that `--json` writes; no cell is left out because
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from levelhead.bench.cases import Case
@@ -50,18 +50,14 @@ def _heading(result: Result) -> Iterator[str]:
 
 
 def _table(cells: list[Result]) -> Iterator[str]:
-    rows = [_HEAD, *map(_row, cells)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    head, *lines = aligned([_HEAD, *map(_row, cells)], _LEFT)
+    yield head
     family = None
-    for row, cell in zip(rows, [None, *cells], strict=True):
-        if cell is not None and cell["family"] != family:
+    for line, cell in zip(lines, cells, strict=True):
+        if cell["family"] != family:
             family = cell["family"]
             yield f"-- {family}"
-        parts = (
-            text.ljust(width) if i in _LEFT else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join(parts).rstrip()
+        yield line
     yield ""
 
 
@@ -163,6 +159,17 @@ def _closing(summary: Result) -> Iterator[str]:
 
 def _of(cell: Result, name: str) -> Result | None:
     return next((result for result in cell["results"] if result["name"] == name), None)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> Iterator[str]:
+    """Columns of equal width, aligned to the right; those in `left`, which hold words, to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        parts = (
+            text.ljust(width) if i in left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(parts).rstrip()
 
 
 def seconds(time: float) -> str:

@@ -6,7 +6,6 @@ case is measured is `cell`'s business, what the numbers mean is `judge`'s.
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from levelhead.bench.cases import Case
 from levelhead.bench.cell import Effort, measured
 from levelhead.bench.limits import limits
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.info import info
+from levelhead.info import info, machine
 
 SEEDS = 3
 
@@ -96,25 +95,9 @@ def _header(threads: int, teams: dict[str, str], everybody: list[peers.Implement
     return dict(
         levelhead=machine_info.version,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        machine=dict(
-            cpu=cpu_name(),
-            cpus=os.cpu_count(),
-            system=platform.system(),
-            machine=platform.machine(),
-            isa=machine_info.isa,
-            available=list(machine_info.available),
-        ),
+        machine=machine() | {"available": list(machine_info.available)},
         versions=versions,
         threads=threads,
         threads_set_by=teams,
         method=METHOD,
     )
-
-
-def cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or "unknown"

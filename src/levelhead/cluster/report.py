@@ -5,11 +5,11 @@ Text from the dictionary that `--json` writes. Every cell is shown; a wrong answ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
-from levelhead.bench.report import seconds
+from levelhead.bench.report import aligned, seconds
 
 HEAD = (
     "tokens",
@@ -41,7 +41,7 @@ def report(run: dict[str, Any]) -> Iterator[str]:
     yield f"{effort['heads']} heads of width {effort['width']}, float32; the slowest rank's median"
     for kind, words in (("strong", "the same sequence"), ("weak", "as many tokens on each rank")):
         yield f"\n-- {kind} scaling: {words}, whatever the world"
-        yield from aligned([HEAD, *(row(c) for c in run["cells"] if c["kind"] == kind)])
+        yield from aligned([HEAD, *(row(c) for c in run["cells"] if c["kind"] == kind)], _LEFT)
     for plan, why in run["left_out"].items():
         yield f"\nleft out: {plan} ({why})"
     wrong = [cell for cell in run["cells"] if not cell["right"]]
@@ -86,14 +86,3 @@ def over_bound(cell: dict[str, Any]) -> str:
 
 def mib(number: float) -> str:
     return f"{number / 2**20:.2f} MiB"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns of equal width; numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for each in rows:
-        parts = (
-            text.ljust(width) if i in _LEFT else text.rjust(width)
-            for i, (text, width) in enumerate(zip(each, widths, strict=True))
-        )
-        yield "  ".join(parts).rstrip()

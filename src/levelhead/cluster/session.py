@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from levelhead import _core
-from levelhead.bench.run import cpu_name
+from levelhead._version import __version__
 from levelhead.cluster.cases import Effort, cells, left_out
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.info import info
+from levelhead.info import machine
 
 COMMAND = "torchrun --nproc-per-node 2 -m levelhead cluster-bench"
 TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # by torchrun, to every rank
@@ -87,18 +87,10 @@ def bench(
 def _header(effort: Effort, world: int, threads: int) -> dict[str, Any]:
     import torch
 
-    machine_info = info()
     return dict(
-        levelhead=machine_info.version,
+        levelhead=__version__,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        machine=dict(
-            cpu=cpu_name(),
-            cpus=os.cpu_count(),
-            threads=_core.default_threads(),
-            system=platform.system(),
-            machine=platform.machine(),
-            isa=machine_info.isa,
-        ),
+        machine=machine() | {"threads": _core.default_threads()},
         versions={"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__},
         backend="gloo",
         world=world,

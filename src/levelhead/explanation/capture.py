@@ -95,9 +95,11 @@ def _mask(mask: Tensor) -> Any:
     """As NumPy; the lowest number of a dtype, which means hidden, becomes -inf."""
     import torch
 
+    from levelhead.torch.masks import hides_to
+
     if mask.dtype is torch.bool:
         return mask.numpy()
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    hidden = mask <= hides_to(mask.dtype)
     return mask.float().masked_fill(hidden, -torch.inf).numpy()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from levelhead.cache import check_writable, write_whole
 from levelhead.cache import directory as cache_directory
-from levelhead.info import info
+from levelhead.info import cpu_name, info
 from levelhead.lab.claim import Claim, Params
 
 __all__ = ["check", "directory", "load", "save"]
@@ -98,8 +98,6 @@ def _version(package: str) -> str:
 
 
 def _machine() -> list[Any]:
-    from levelhead.bench.run import cpu_name
-
     return [cpu_name(), info().threads]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from levelhead import models
-from levelhead.bench.run import cpu_name
-from levelhead.info import info
+from levelhead.info import cpu_name, info
 
 __all__ = ["about"]
 

@@ -23,6 +23,7 @@ from levelhead.errors import LevelheadValueError, expected
 from levelhead.remedies.projections import Probe, Source, Sources, Unknown
 from levelhead.remedies.remedy import Remedy, Sight, attention_modules, checked, needs_deep, no_attention, positive, run
 from levelhead.runs import tally
+from levelhead.torch.masks import hides_to
 from levelhead.watching import effective_scale
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import WatchedModule
@@ -243,7 +244,7 @@ def _biased(call: Call) -> Tensor:
     mask: Tensor | None = call.scoring.mask
     if mask is None or mask.dtype is torch.bool or call.ready:
         return torch.zeros((), dtype=torch.bool, device=call.q.device)
-    return ((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any().detach()
+    return ((mask != 0) & (mask > hides_to(mask.dtype))).any().detach()
 
 
 class _Plan:

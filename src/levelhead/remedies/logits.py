@@ -18,6 +18,7 @@ from levelhead.errors import LevelheadValueError, expected
 from levelhead.remedies.remedy import Remedy, Sight, checked, no_attention, positive
 from levelhead.runs import tally
 from levelhead.torch.huggingface.survey import attending_modules, eager_functions, understood
+from levelhead.torch.masks import hides_to
 from levelhead.torch.nn import MultiHeadAttention
 from levelhead.watching import amend
 from levelhead.watching.intercept import INTERCEPTION
@@ -174,7 +175,7 @@ def _largest_bias(sight: Sight) -> float:
     def of(mask: Tensor | None) -> float:
         if mask is None or not mask.dtype.is_floating_point:
             return 0.0
-        shown = mask[mask > torch.finfo(mask.dtype).min / 2]
+        shown = mask[mask > hides_to(mask.dtype)]
         return float(shown.abs().max()) if shown.numel() else 0.0
 
     return max(of(call.scoring.mask) for call, *_ in sight.calls)

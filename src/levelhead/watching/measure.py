@@ -21,6 +21,7 @@ from levelhead import _core, reference, stats
 from levelhead.call.options import Scoring
 from levelhead.runs import tally
 from levelhead.state import unwritten
+from levelhead.torch.masks import hides_to
 from levelhead.torch.operators import for_core, memory, uniform
 
 Fields: TypeAlias = dict[str, Tensor]  # name -> (B, H, T)
@@ -150,8 +151,7 @@ def _hidden(call: Call) -> Call:
         return call
     if mask.dtype not in (call.q.dtype, torch.float32):
         mask = mask.to(_wide(call.q))
-    least = torch.finfo(mask.dtype).min / 2
-    mask = mask.masked_fill(mask <= least, -math.inf)
+    mask = mask.masked_fill(mask <= hides_to(mask.dtype), -math.inf)
     return replace(call, scoring=call.scoring._replace(mask=mask))
 
 
