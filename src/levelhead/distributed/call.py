@@ -22,7 +22,7 @@ from levelhead.call.arrays import Array, Origin
 from levelhead.call.segments import segment_pair
 from levelhead.distributed import counted
 from levelhead.distributed.agree import Table, agree, bits, mark, next_call, number
-from levelhead.distributed.local import Rows
+from levelhead.distributed.local import QueryRows
 from levelhead.distributed.split import Runs, Split, rising
 from levelhead.distributed.wire import Wire
 from levelhead.errors import LevelheadError, LevelheadTypeError, LevelheadValueError, expected
@@ -44,7 +44,7 @@ class Call:
     number: int  # of the group's calls
     queries: Split  # in plan "decode" everybody has all of them: one shard
     keys: Split
-    rows: Rows
+    rows: QueryRows
     origin: Origin
     may_overflow: bool  # whether a logit may become -inf and count as hidden
     verify: bool
@@ -54,7 +54,7 @@ class Call:
         """Where this rank's rows sit in the sequence of queries."""
         return self.queries.positions(0 if self.plan == "decode" else self.wire.rank)
 
-    def check_counts(self, counts: Array, rows: Rows) -> str | None:
+    def check_counts(self, counts: Array, rows: QueryRows) -> str | None:
         """What is wrong with the keys that rows saw; None: nothing."""
         return counted.wrong(counts, rows, self.keys.n, may_overflow=self.may_overflow)
 
@@ -258,7 +258,7 @@ def _call(
     sinks, scale = (_tensor(asked.options[x], core.get(x)) for x in ("sinks", "scale"))
     mask = None if given["mask"] is None else torch.as_tensor(given["mask"])
     assert scale is not None
-    rows = Rows(
+    rows = QueryRows(
         asked.q,
         queries.runs[rank],
         scale.to(torch.float64).expand(asked.shape.H),
