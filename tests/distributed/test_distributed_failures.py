@@ -159,12 +159,12 @@ def broken(rank: int, plan: str) -> None:
     right = getattr(module, name)
 
     def lossy(*given: Any, **more: Any) -> Any:
-        blocks = [i for i, x in enumerate(given) if isinstance(x, local.Block)]
+        blocks = [i for i, x in enumerate(given) if isinstance(x, local.KeyBlock)]
         changed = list(given)
         block = changed[blocks[0]]
         (start, length, stride), *rest = block.runs
         runs = ((start + stride, length - 1, stride), *rest)
-        changed[blocks[0]] = local.Block(block.k[..., 1:, :], block.v[..., 1:, :], runs)
+        changed[blocks[0]] = local.KeyBlock(block.k[..., 1:, :], block.v[..., 1:, :], runs)
         return right(*changed, **more)
 
     if rank == 1:

@@ -35,10 +35,10 @@ SHARDS = (1, 2, 3, 4, 5, 8, 11, 16)
 def folded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, split: Split) -> torch.Tensor:
     """The output from the states of all shards, joined in rank order."""
     scale = torch.full((q.shape[0],), q.shape[-1] ** -0.5, dtype=torch.float64)
-    rows = local.Rows(q, ((0, q.shape[-2], 1),), scale, {})
+    rows = local.QueryRows(q, ((0, q.shape[-2], 1),), scale, {})
     whole = None
     for rank, runs in enumerate(split.runs):
-        block = local.Block(split.shard(k, rank), split.shard(v, rank), runs)
+        block = local.KeyBlock(split.shard(k, rank), split.shard(v, rank), runs)
         seen = local.observe(rows, block)
         whole = seen if whole is None else local.join(whole, seen)
     assert whole is not None
@@ -46,13 +46,13 @@ def folded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, split: Split) -> t
     return local.read(whole, rows)[0]
 
 
-def calls(rows: local.Rows, block: local.Block) -> tuple[dict[str, torch.Tensor], int]:
+def calls(rows: local.QueryRows, block: local.KeyBlock) -> tuple[dict[str, torch.Tensor], int]:
     """What a block gives, forward and backward, and in how many calls of the kernel."""
     trace = Trace()
     out, logsumexp = local.read(local.observe(rows, block, trace), rows)
     found = {name: torch.empty_like(x) for name, x in (("q", rows.q), ("k", block.k), ("v", block.v))}
     found |= {"scale": torch.empty(2, dtype=torch.float64), "sinks": torch.empty(2).double()}
-    result = local.Result(out, logsumexp, torch.ones_like(out), torch.ones_like(logsumexp))
+    result = local.OutputGradients(out, logsumexp, torch.ones_like(out), torch.ones_like(logsumexp))
     local.differentiate(rows, block, result, found, trace)
     return found | {"out": out, "logsumexp": logsumexp}, len(trace.events)
 
@@ -62,8 +62,8 @@ def test_a_block_run_by_run_is_the_block(monkeypatch: pytest.MonkeyPatch) -> Non
     q, k, v = (torch.randn(2, 600, 32, generator=draw, dtype=torch.float64) for _ in range(3))
     runs = Split.zigzag(1200, 2).runs[1]
     scale, sinks = torch.full((2,), 0.2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    rows = local.Rows(q, runs, scale, {"causal": True}, sinks=sinks)
-    block = local.Block(k, v, Split.zigzag(1200, 2).runs[0])
+    rows = local.QueryRows(q, runs, scale, {"causal": True}, sinks=sinks)
+    block = local.KeyBlock(k, v, Split.zigzag(1200, 2).runs[0])
     apart, several = calls(rows, block)
     monkeypatch.setattr(local, "LONG", 10**6)
     whole, once = calls(rows, block)
@@ -92,9 +92,11 @@ def test_a_shared_maximum_has_the_lowest_position() -> None:
     """Equal logits in every shard, in any order of shards."""
     q, k = torch.ones(1, 3, 4), torch.ones(1, 12, 4)
     scale = torch.ones(1, dtype=torch.float64)
-    rows = local.Rows(q, ((0, 3, 1),), scale, {})
+    rows = local.QueryRows(q, ((0, 3, 1),), scale, {})
     split = Split((((4, 4, 1),), ((0, 2, 1), (8, 4, 1)), ((2, 2, 1),)))
-    states = [local.observe(rows, local.Block(split.shard(k, r), split.shard(k, r), split.runs[r])) for r in range(3)]
+    states = [
+        local.observe(rows, local.KeyBlock(split.shard(k, r), split.shard(k, r), split.runs[r])) for r in range(3)
+    ]
     whole = local.join(local.join(states[0], states[1]), states[2])
     assert (whole.counts == [[12, 0]]).all()
 

@@ -1,7 +1,7 @@
-"""Attention over a sequence that is spread over ranks of torch.distributed, exactly.
+"""Exact attention over a sequence that is spread over ranks of torch.distributed.
 
-Importing this imports torch; `import levelhead` does not. The ranks, their addresses and their
-launcher are torch.distributed's: nothing here starts a process or opens a port.
+Importing this imports torch; `import levelhead` does not. The ranks, their addresses and their launcher are
+torch.distributed's: nothing here starts a process or opens a port.
 """
 
 from __future__ import annotations

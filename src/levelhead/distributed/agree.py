@@ -1,7 +1,7 @@
-"""Before any work, every rank says what it is about to do, and everybody hears everybody.
+"""Before any work, every rank sends a summary of its call to all others.
 
-One small tensor of int64 per call. What must be the same and is not is an error on every rank, as
-all of them read the same table; so is an argument that one rank refused. The errors name the ranks.
+One small tensor of int64 per call. A difference in what must be the same is an error on every rank, since all of them
+compare the same table; so is an argument that one rank rejected. The errors name the ranks.
 """
 
 from __future__ import annotations
@@ -17,35 +17,33 @@ import torch
 from levelhead.distributed.wire import Wire
 from levelhead.errors import LevelheadError, LevelheadValueError, expected
 
-Table: TypeAlias = list[dict[str, int]]  # what each rank said, by name
+Table: TypeAlias = list[dict[str, int]]  # each rank's message, by name
 
-_NUMBERS = 48  # of a message, whatever it says: ranks that mean different things can still talk
-_SHOWN = 2**31  # larger values are marks, which tell nobody anything
+_NUMBERS = 48  # of every message, so that ranks in different calls can still exchange them
+_SHOWN = 2**31  # larger values are hashes, which errors do not print
 
 _calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def next_call(wire: Wire) -> int:
-    """How many calls this group has seen, so that ranks out of step are noticed."""
+    """The number of this call in its group, so that ranks out of step are detected."""
     _calls[wire.group] = _calls.get(wire.group, 0) + 1
     return _calls[wire.group]
 
 
 def mark(*parts: Any) -> int:
-    """A number that is the same on two ranks when the parts are."""
+    """A hash that is equal on two ranks when the parts are."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def bits(x: float) -> int:
-    """A float64 as an int64, and `number` back again."""
-    found: int = struct.unpack("<q", struct.pack("<d", x))[0]
-    return found
+    """The bits of a float64 as an int64; `number` is the inverse."""
+    return int(struct.unpack("<q", struct.pack("<d", x))[0])
 
 
 def number(x: int) -> float:
-    found: float = struct.unpack("<d", struct.pack("<q", x))[0]
-    return found
+    return float(struct.unpack("<d", struct.pack("<q", x))[0])
 
 
 def agree(
@@ -56,23 +54,20 @@ def agree(
     refusal: LevelheadError | None = None,
     about: str = "arguments",
 ) -> Table:
-    """What every rank said; an error on all of them unless everything in `same` is.
+    """Every rank's message; an error on all ranks unless everything in `same` is the same.
 
     Args:
-        what: the step ranks must be in together; its name travels as a mark.
-        refusal: why this rank cannot go on, raised here once the others know.
-        about: what a refusal is about, for the others.
+        what: the step that all ranks must be in; its name is sent as a hash.
+        refusal: why this rank cannot continue; raised here after the others received it.
+        about: the subject of a refusal, for the error on the other ranks.
     """
-    said = [int(refusal is not None), mark(what), *same.values(), *own.values()]
-    message = torch.tensor(said + [0] * (_NUMBERS - len(said)), dtype=torch.int64)
-    heard = [row.tolist() for row in wire.hear(message, f"agreeing on {what}")]
+    numbers = [int(refusal is not None), mark(what), *same.values(), *own.values()]
+    heard = _exchanged(wire, numbers + [0] * (_NUMBERS - len(numbers)), what)
     if refusal is not None:
         raise refusal
     refused = [rank for rank, row in enumerate(heard) if row[0]]
     if refused:
-        advice = "Its own error says why"
-        given = f"an error on ranks {refused}"
-        raise _differ(about, "no complaint on any rank", given, advice)
+        raise _differ(about, "no complaint on any rank", f"an error on ranks {refused}", "Its own error says why")
     _alike("step", [row[1] for row in heard], f"the ranks are not all in {what}")
     names = ["refused", "step", *same, *own]
     table = [dict(zip(names, row, strict=False)) for row in heard]
@@ -82,8 +77,8 @@ def agree(
 
 
 def agree_about(wire: Wire, name: str, values: Sequence[float], advice: str) -> None:
-    """That numbers which ranks computed for themselves are equal but for rounding."""
-    heard = [list(map(number, row)) for row in _gathered(wire, list(map(bits, values)), name)]
+    """An error unless the numbers that ranks computed for themselves are equal up to rounding."""
+    heard = [list(map(number, row)) for row in _exchanged(wire, list(map(bits, values)), name)]
     for rank, row in enumerate(heard):
         total, size = row[0], max(abs(row[1]), abs(heard[0][1]))
         if not abs(total - heard[0][0]) <= _ROUNDING * size and total == total:
@@ -91,10 +86,10 @@ def agree_about(wire: Wire, name: str, values: Sequence[float], advice: str) -> 
             raise _differ(name, "the same on every rank", given, advice)
 
 
-_ROUNDING = 1e-3  # of the sum of magnitudes: far above float32's, far below a mistake's
+_ROUNDING = 1e-3  # relative to the sum of magnitudes: far above float32's rounding, far below a mistake
 
 
-def _gathered(wire: Wire, numbers: list[int], what: str) -> list[list[int]]:
+def _exchanged(wire: Wire, numbers: list[int], what: str) -> list[list[int]]:
     message = torch.tensor(numbers, dtype=torch.int64)
     return [row.tolist() for row in wire.hear(message, f"agreeing on {what}")]
 
@@ -105,11 +100,11 @@ def _alike(name: str, values: Sequence[int], advice: str) -> None:
     by_value: dict[int, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(value, []).append(rank)
-    told = [
+    values_with_ranks = [
         f"{value if abs(value) < _SHOWN else 'one' if i == 0 else 'another'} on ranks {ranks}"
         for i, (value, ranks) in enumerate(by_value.items())
     ]
-    raise _differ(name, "the same on every rank", ", ".join(told), advice)
+    raise _differ(name, "the same on every rank", ", ".join(values_with_ranks), advice)
 
 
 def _differ(name: str, wanted: str, given: str, advice: str) -> LevelheadValueError:

@@ -18,8 +18,8 @@ from levelhead.distributed import call as calls
 from levelhead.distributed import decode, gathered, ring, ulysses
 from levelhead.distributed.agree import agree, mark
 from levelhead.distributed.call import Agreement, Arguments, Checked, SplitLike
-from levelhead.distributed.local import Result
-from levelhead.distributed.plan import Seen
+from levelhead.distributed.local import OutputGradients
+from levelhead.distributed.plan import ForwardResult
 from levelhead.distributed.trace import Trace
 from levelhead.distributed.wire import Wire
 from levelhead.errors import LevelheadError
@@ -191,7 +191,7 @@ class _Attend(torch.autograd.Function):
         mask: Tensor | None,
         sinks: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        seen: Seen = _PLANS[call.plan].forward(call, k, v, stats=stats)
+        seen: ForwardResult = _PLANS[call.plan].forward(call, k, v, stats=stats)
         states["state"] = seen.state
         ctx.save_for_backward(q, k, v, seen.out, seen.logsumexp, scale, mask, sinks)
         ctx.call, ctx.kept = call, seen.kept
@@ -208,7 +208,7 @@ class _Attend(torch.autograd.Function):
         same = {"gradients": mark(sorted(wanted)), "logsumexp": int(dlogsumexp is not None)}
         agree(call.wire, f"the backward pass of call {call.number}", same, {})
         dout = torch.zeros_like(out) if dout is None else dout.to(out.dtype)
-        result = Result(out, logsumexp, dout, dlogsumexp)
+        result = OutputGradients(out, logsumexp, dout, dlogsumexp)
         gradients = _PLANS[call.plan].backward(call, k, v, result, ctx.kept, wanted)
         of = {"q": q, "k": k, "v": v, "scale": scale, "mask": mask, "sinks": sinks}
         grads = {name: x.to(of[name].dtype) for name, x in gradients.items() if name in wanted}

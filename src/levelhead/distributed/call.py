@@ -37,7 +37,7 @@ from levelhead.call.prepare import described, for_core, team_for
 from levelhead.call.segments import segment_pair
 from levelhead.distributed import counted
 from levelhead.distributed.agree import Table, agree, bits, mark, next_call, number
-from levelhead.distributed.local import Rows
+from levelhead.distributed.local import QueryRows
 from levelhead.distributed.split import Runs, Split, rising
 from levelhead.distributed.wire import Wire
 from levelhead.errors import LevelheadError, LevelheadTypeError, LevelheadValueError, expected
@@ -62,7 +62,7 @@ class Agreement:
     number: int  # of the group's calls
     queries: Split  # in plan "decode" every rank has all of them: one shard
     keys: Split
-    rows: Rows
+    rows: QueryRows
     origin: Origin
     may_overflow: bool  # whether a logit may become -inf and count as hidden
     verify: bool
@@ -73,7 +73,7 @@ class Agreement:
         """Where this rank's rows sit in the sequence of queries."""
         return self.queries.positions(0 if self.plan == "decode" else self.wire.rank)
 
-    def check_counts(self, counts: Array, rows: Rows) -> str | None:
+    def check_counts(self, counts: Array, rows: QueryRows) -> str | None:
         """What is wrong with the numbers of keys that rows saw; None: nothing."""
         return counted.wrong(counts, rows, self.keys.n, may_overflow=self.may_overflow)
 
@@ -296,7 +296,7 @@ def _agreement(
         key_ids = gathered_ids(wire, keys, checked.ids[1])
     sinks, scale = (_tensor(checked.options[x], keywords.get(x)) for x in ("sinks", "scale"))
     assert scale is not None
-    rows = Rows(
+    rows = QueryRows(
         checked.q,
         queries.runs[rank],
         scale.to(torch.float64).expand(checked.shape.H),

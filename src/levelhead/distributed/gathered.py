@@ -1,9 +1,9 @@
-"""Plan "all-gather": every rank gets all keys and values, and computes its own rows in one kernel
-call. Simple, one collective; memory for all keys and values while it runs.
+"""Plan "all-gather": every rank gets all keys and values, and computes its own rows in one kernel call. One collective;
+memory for all keys and values while it runs.
 
-Keys are put back in order, so that the kernel meets the tiles that one process would meet. They are
-not kept for the backward pass, which gathers them again: memory between the passes is that of the
-shards. Gradients of keys and values are summed at their owners, in rank order, in float32.
+Keys are put back in order, so that the kernel processes the same tiles as in one process. They are not kept for the
+backward pass, which gathers them again: between the passes, memory is that of the shards. Gradients of keys and values
+are summed on the ranks that own them, in rank order, in float32.
 """
 
 from __future__ import annotations
@@ -17,38 +17,39 @@ from torch import Tensor
 from levelhead import _core, state
 from levelhead.distributed import local
 from levelhead.distributed.call import Agreement
-from levelhead.distributed.local import Block, Result, Rows
-from levelhead.distributed.plan import Cargo, Seen
+from levelhead.distributed.local import KeyBlock, OutputGradients, QueryRows
+from levelhead.distributed.plan import ForwardResult, PackedKeys, zeros
+from levelhead.distributed.split import all_positions
 from levelhead.distributed.trace import timed
 from levelhead.state import State
 from levelhead.torch.operators import memory, wide
 
 
-def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> Seen:
+def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardResult:
     """This rank's rows over all keys."""
-    seen, made = attend(call, call.rows, _whole(call, k, v), stats=stats)
+    result, states = attend(call, call.rows, _whole(call, k, v), stats=stats)
     if call.verify:
-        assert made is not None
-        call.confirm(call.check_counts(made.counts[..., state.COUNT], call.rows))
-    return seen
+        assert states is not None
+        call.confirm(call.check_counts(states.counts[..., state.COUNT], call.rows))
+    return result
 
 
-def attend(call: Agreement, rows: Rows, block: Block, *, stats: bool) -> tuple[Seen, State | None]:
-    """One kernel call over all keys, and the states if anybody looks at them."""
+def attend(call: Agreement, rows: QueryRows, block: KeyBlock, *, stats: bool) -> tuple[ForwardResult, State | None]:
+    """One kernel call over all keys, and the states where they are returned or verified."""
     shape = tuple(rows.q.shape[:-1])
     out = rows.q.new_empty((*shape, block.v.shape[-1]))
     logsumexp = rows.q.new_empty(shape, dtype=wide(rows.q.dtype))
     into: dict[str, Any] = {"out": memory(out), "logsumexp": memory(logsumexp)}
-    made: State | None = None
+    states: State | None = None
     if stats:
-        made = local.unwritten(rows, block)
-        assert made.acc is not None
-        into |= {"sums": made.sums, "counts": made.counts, "acc": made.acc}
+        states = local.unwritten(rows, block)
+        assert states.acc is not None
+        into |= {"sums": states.sums, "counts": states.counts, "acc": states.acc}
     elif call.verify:
         real = memory(logsumexp).dtype
         sums = np.empty((*shape, len(state.SUMS)), real)
-        made = State(sums, np.empty((*shape, len(state.COUNTS)), np.int64), None, block.k.shape[-2])
-        into |= {"sums": made.sums, "counts": made.counts}
+        states = State(sums, np.empty((*shape, len(state.COUNTS)), np.int64), None, block.k.shape[-2])
+        into |= {"sums": states.sums, "counts": states.counts}
     with timed(call.wire.trace, "compute", "forward"):
         _core.forward(
             memory(rows.q),
@@ -58,61 +59,45 @@ def attend(call: Agreement, rows: Rows, block: Block, *, stats: bool) -> tuple[S
             **into,
             **rows.keywords(block.runs, rows.columns(block.runs)),
         )
-    return Seen(out, logsumexp, made if stats else None), made
+    return ForwardResult(out, logsumexp, states if stats else None), states
 
 
 def backward(
-    call: Agreement, k: Tensor, v: Tensor, result: Result, kept: tuple[Tensor, ...], wanted: set[str]
+    call: Agreement, k: Tensor, v: Tensor, gradients: OutputGradients, kept: tuple[Tensor, ...], wanted: set[str]
 ) -> dict[str, Tensor]:
     """Gradients by name; those of keys and values from every rank's rows."""
     block = _whole(call, k, v)
-    found = room(call.rows, wanted)
-    real = wide(k.dtype)
+    grads = zeros(call.rows, wanted, call.rows.q.dtype)
     shared = {"k": block.k, "v": block.v}
-    found |= {x: torch.empty(y.shape, dtype=real) for x, y in shared.items() if x in wanted}
-    local.differentiate(call.rows, block, result, found, call.wire.trace)
+    grads |= {name: torch.empty(x.shape, dtype=wide(k.dtype)) for name, x in shared.items() if name in wanted}
+    local.differentiate(call.rows, block, gradients, grads, call.wire.trace)
     if wanted & {"k", "v"}:
-        found |= _to_owners(call, k, v, found, wanted)
-    return found
+        grads |= _to_owners(call, k, v, grads, wanted)
+    return grads
 
 
-def room(rows: Rows, wanted: set[str]) -> dict[str, Tensor]:
-    """Memory for the gradients that one kernel call gives whole."""
-    found: dict[str, Tensor] = {}
-    if "q" in wanted:
-        found["q"] = torch.empty_like(rows.q)
-    if "mask" in wanted and rows.mask is not None:
-        found["mask"] = torch.zeros(rows.mask.shape, dtype=wide(rows.q.dtype))
-    for name in {"scale", "sinks"} & wanted:
-        found[name] = torch.empty(rows.scale.shape, dtype=torch.float64)
-    return found
-
-
-def _whole(call: Agreement, k: Tensor, v: Tensor) -> Block:
+def _whole(call: Agreement, k: Tensor, v: Tensor) -> KeyBlock:
     """All keys and values, by position."""
     split = call.keys
-    cargo = Cargo(k, v, split)
-    mine = torch.empty(cargo.most, dtype=k.dtype)
-    mine[cargo.pack(k, v, mine).numel() :] = 0
+    packing = PackedKeys(k, v, split)
+    mine = torch.empty(packing.most, dtype=k.dtype)
+    mine[packing.pack(k, v, mine).numel() :] = 0
     parts = call.wire.gather(mine, "gathering keys and values")
     whole = [x.new_empty((*x.shape[:-2], split.n, x.shape[-1])) for x in (k, v)]
     for rank, part in enumerate(parts):
-        for x, shard in zip(whole, cargo.parts(part, split.lengths[rank]), strict=True):
+        for x, shard in zip(whole, packing.parts(part, split.lengths[rank]), strict=True):
             split.place(x, rank, shard)
-    return Block(whole[0], whole[1], ((0, split.n, 1),) if split.n else ())
+    return KeyBlock(whole[0], whole[1], all_positions(split))
 
 
-def _to_owners(call: Agreement, k: Tensor, v: Tensor, found: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
+def _to_owners(call: Agreement, k: Tensor, v: Tensor, grads: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of this rank's keys and values, from the parts of all ranks."""
     split, wire = call.keys, call.wire
-    none = {"k": k, "v": v}
-    names = [name for name in ("k", "v") if name in wanted]
-    parts = [torch.cat([split.shard(found[name], rank).reshape(-1) for name in names]) for rank in range(wire.world)]
-    numbers = sum(none[name].numel() for name in names)
-    heard = wire.exchange(parts, [numbers] * wire.world, "summing the gradients of keys and values")
-    total = heard[0].clone()
-    for part in heard[1:]:
+    own = {name: x for name, x in (("k", k), ("v", v)) if name in wanted}
+    parts = [torch.cat([split.shard(grads[name], rank).reshape(-1) for name in own]) for rank in range(wire.world)]
+    sizes = [x.numel() for x in own.values()]
+    received = wire.exchange(parts, [sum(sizes)] * wire.world, "summing the gradients of keys and values")
+    total = received[0].clone()
+    for part in received[1:]:
         total += part
-    sizes = [none[name].numel() for name in names]
-    split_up = zip(names, torch.split(total, sizes), strict=True)
-    return {name: x.view(none[name].shape) for name, x in split_up}
+    return {name: x.view(own[name].shape) for name, x in zip(own, torch.split(total, sizes), strict=True)}

@@ -1,5 +1,5 @@
-"""What one rank computes: a kernel call over a block of keys that sit anywhere in the sequence, its
-gradients, and how the states of two blocks join.
+"""What one rank computes: a kernel call over a block of keys at any positions of the sequence, its gradients, and the
+join of the states of two blocks.
 
 No message is sent here. States are float32 (float64 for float64) whatever the inputs are.
 """
@@ -22,11 +22,11 @@ from levelhead.distributed.trace import Trace, timed
 from levelhead.state import State
 from levelhead.torch.operators import memory, wide
 
-LONG = 128  # keys: below that a second call and a join cost more than they save
+LONG = 128  # keys; for fewer, a second call and a join cost more than they save
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class QueryRows:
     """The queries of a kernel call, and everything about the call but its keys."""
 
     q: Tensor
@@ -40,41 +40,41 @@ class Rows:
 
     def keywords(self, keys: Runs, mask: Tensor | None) -> dict[str, Any]:
         """The core's keywords for keys at some positions, and `mask` of those keys."""
-        found = dict(self.options)
-        found["scale"] = memory(self.scale.contiguous())
-        found["query_runs"] = list(self.runs) or [(0, 0, 1)]
-        found["key_runs"] = list(keys) or [(0, 0, 1)]
+        keywords = dict(self.options)
+        keywords["scale"] = memory(self.scale.contiguous())
+        keywords["query_runs"] = list(self.runs) or [(0, 0, 1)]
+        keywords["key_runs"] = list(keys) or [(0, 0, 1)]
         if self.query_ids is not None and self.key_ids is not None:
-            found["query_segments"] = self.query_ids
-            found["key_segments"] = np.ascontiguousarray(select(self.key_ids, keys, -1))
+            keywords["query_segments"] = self.query_ids
+            keywords["key_segments"] = np.ascontiguousarray(select(self.key_ids, keys, -1))
         if mask is not None:
             n = sum(length for _, length, _ in keys)
-            found["mask"] = memory(mask.expand((*self.q.shape[:-1], n)))
-        return found
+            keywords["mask"] = memory(mask.expand((*self.q.shape[:-1], n)))
+        return keywords
 
     def sink_logits(self) -> Array | None:
-        """The sinks as the core takes them."""
+        """The sinks as the core expects them."""
         return None if self.sinks is None else memory(self.sinks.to(torch.float64).contiguous())
 
     def columns(self, keys: Runs) -> Tensor | None:
         """The mask's columns for keys at some positions."""
         if self.mask is None or self.mask.shape[-1] == 1:
             return self.mask
-        found: Tensor = select(self.mask, keys, -1)
-        return found
+        columns: Tensor = select(self.mask, keys, -1)
+        return columns
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class KeyBlock:
     """Keys and values of a kernel call, and their positions."""
 
     k: Tensor
     v: Tensor
     runs: Runs
 
-    def pieces(self) -> Iterator[tuple[slice, Block]]:
-        """Run by run, where runs are long: within one run the kernel skips what a query cannot
-        see, among several it asks key by key, which costs up to three times as much."""
+    def pieces(self) -> Iterator[tuple[slice, KeyBlock]]:
+        """Run by run, where runs are long: within one run the kernel skips hidden tiles; with several runs it tests key
+        by key, which takes up to three times as long."""
         long = all(length >= LONG for _, length, _ in self.runs)
         if len(self.runs) < 2 or not long:
             yield slice(None), self
@@ -82,41 +82,41 @@ class Block:
         first = 0
         for run in self.runs:
             part = slice(first, first + run[1])
-            yield part, Block(self.k[..., part, :], self.v[..., part, :], (run,))
+            yield part, KeyBlock(self.k[..., part, :], self.v[..., part, :], (run,))
             first = part.stop
 
 
-def unwritten(rows: Rows, block: Block) -> State:
+def unwritten(rows: QueryRows, block: KeyBlock) -> State:
     """Memory for the states of the rows."""
     real = np.float64 if rows.q.dtype is torch.float64 else np.float32
     return state.unwritten(tuple(rows.q.shape[:-1]), block.v.shape[-1], real, block.k.shape[-2])
 
 
-def observe(rows: Rows, block: Block, trace: Trace | None = None) -> State:
+def observe(rows: QueryRows, block: KeyBlock, trace: Trace | None = None) -> State:
     """The states of the rows after the block's keys."""
     return reduce(join, (_observe(rows, piece, trace) for _, piece in block.pieces()))
 
 
-def _observe(rows: Rows, block: Block, trace: Trace | None) -> State:
-    made = unwritten(rows, block)
+def _observe(rows: QueryRows, block: KeyBlock, trace: Trace | None) -> State:
+    states = unwritten(rows, block)
     with timed(trace, "compute", "forward"):
         _core.forward(
             memory(rows.q),
             memory(block.k),
             memory(block.v),
-            sums=made.sums,
-            counts=made.counts,
-            acc=made.acc,
+            sums=states.sums,
+            counts=states.counts,
+            acc=states.acc,
             **rows.keywords(block.runs, rows.columns(block.runs)),
         )
-    return made
+    return states
 
 
 def join(a: State, b: State) -> State:
-    """Both together, written over b: a's keys come first where ranks are in order.
+    """The state over the keys of both, written over b.
 
-    Positions in states are absolute here. On equal maxima the lower one is the arg-maximum, in
-    whatever order shards lie.
+    Positions in states are absolute here. On equal maxima the lower position is the arg-maximum, in whatever order
+    shards are joined.
     """
     assert a.acc is not None and b.acc is not None
     tied = a.sums[..., state.MAX] == b.sums[..., state.MAX]
@@ -128,23 +128,23 @@ def join(a: State, b: State) -> State:
     return State(b.sums, b.counts, b.acc, a.keys + b.keys)
 
 
-def read(seen: State, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Output and logsumexp of finished states; sinks join here, once."""
-    assert seen.acc is not None
+def read(states: State, rows: QueryRows) -> tuple[Tensor, Tensor]:
+    """Output and logsumexp of the states over all keys; the sinks are added here, once."""
+    assert states.acc is not None
     sinks = rows.sink_logits()
-    out = torch.empty(seen.acc.shape, dtype=rows.q.dtype)
-    _core.finish(seen.acc, seen.sums, sinks, memory(out))
-    m, l = (seen.sums[..., i].astype(np.float64) for i in (state.MAX, state.L))  # noqa: E741
+    out = torch.empty(states.acc.shape, dtype=rows.q.dtype)
+    _core.finish(states.acc, states.sums, sinks, memory(out))
+    m, l = (states.sums[..., i].astype(np.float64) for i in (state.MAX, state.L))  # noqa: E741
     z = np.asarray(-np.inf) if sinks is None else sinks[:, None]
     with np.errstate(all="ignore"):
         top = np.where(m == -np.inf, 0.0, m * state.LN2)
         logsumexp = top + np.log(l + np.exp(z - top))
-    return out, torch.from_numpy(logsumexp.astype(seen.sums.dtype))
+    return out, torch.from_numpy(logsumexp.astype(states.sums.dtype))
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What a backward pass starts from, beside the rows and their keys."""
+class OutputGradients:
+    """The output of a call and the gradients of it: where the backward pass starts."""
 
     out: Tensor
     logsumexp: Tensor
@@ -153,12 +153,12 @@ class Result:
 
 
 def differentiate(
-    rows: Rows, block: Block, result: Result, into: Mapping[str, Tensor], trace: Trace | None = None
+    rows: QueryRows, block: KeyBlock, gradients: OutputGradients, into: Mapping[str, Tensor], trace: Trace | None = None
 ) -> None:
-    """Writes the gradients in `into` (q, k, v, scale, sinks, mask); that of the mask is added.
+    """Writes the gradients to `into` (q, k, v, scale, sinks, mask); that of the mask is added.
 
-    The weights follow from the logsumexp of all keys, so that what several blocks give is a sum;
-    sinks alone get theirs from any of them.
+    The weights follow from the logsumexp of all keys, so the gradients of several blocks add up; only the gradient of
+    the sinks is the same from each block.
     """
     for number, (part, piece) in enumerate(block.pieces()):
         own = {name: x if number == 0 else torch.empty_like(x) for name, x in into.items()}
@@ -166,29 +166,31 @@ def differentiate(
         own |= {name: into[name] for name in into.keys() & {"mask"}}
         if number > 0:
             own.pop("sinks", None)
-        _differentiate(rows, piece, result, own, trace)
+        _differentiate(rows, piece, gradients, own, trace)
         if number > 0:
             for name in own.keys() & {"q", "scale"}:
                 into[name].add_(own[name])
 
 
-def _differentiate(rows: Rows, block: Block, result: Result, into: Mapping[str, Tensor], trace: Trace | None) -> None:
+def _differentiate(
+    rows: QueryRows, block: KeyBlock, gradients: OutputGradients, into: Mapping[str, Tensor], trace: Trace | None
+) -> None:
     mask = rows.columns(block.runs)
     arrays: dict[str, Any] = {f"d{name}": memory(x) for name, x in into.items() if name != "mask"}
     dmask: Tensor | None = None
     if "mask" in into and mask is not None:
         dmask = torch.zeros(mask.shape, dtype=wide(rows.q.dtype))
         arrays["dmask"] = _stretched(memory(dmask), (*rows.q.shape[:-1], block.k.shape[-2]))
-    dlse = result.dlogsumexp
-    per_row = None if dlse is None else memory(dlse.to(result.logsumexp.dtype).contiguous())
+    dlse = gradients.dlogsumexp
+    per_row = None if dlse is None else memory(dlse.to(gradients.logsumexp.dtype).contiguous())
     with timed(trace, "compute", "backward"):
         _core.backward(
-            memory(result.dout),
+            memory(gradients.dout),
             memory(rows.q),
             memory(block.k),
             memory(block.v),
-            memory(result.out),
-            memory(result.logsumexp),
+            memory(gradients.out),
+            memory(gradients.logsumexp),
             dlogsumexp=per_row,
             sinks=rows.sink_logits(),
             **arrays,
@@ -202,5 +204,5 @@ def _differentiate(rows: Rows, block: Block, result: Result, into: Mapping[str, 
 
 
 def _stretched(x: Array, shape: tuple[int, ...]) -> Array:
-    """x seen as an array of that shape, writable: elements of a broadcast axis are one."""
+    """A writable view of x broadcast to that shape; the elements of a broadcast axis share memory."""
     return np.lib.stride_tricks.as_strided(x, shape, np.broadcast_to(x, shape).strides)

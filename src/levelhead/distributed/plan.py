@@ -1,5 +1,6 @@
-"""What the plans share: the words for what they are given and give back, and keys in one piece of
-memory, as they travel."""
+"""What the plans share: the result of a forward pass, memory for gradients, and keys and values packed into one tensor
+for transfers.
+"""
 
 from __future__ import annotations
 
@@ -11,43 +12,43 @@ from torch import Tensor
 
 from levelhead.distributed import counted
 from levelhead.distributed.call import Agreement
-from levelhead.distributed.local import Block, Rows
+from levelhead.distributed.local import KeyBlock, QueryRows
 from levelhead.distributed.split import Split
 from levelhead.state import State
 from levelhead.torch.operators import wide
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a forward pass found, for this rank's rows."""
+class ForwardResult:
+    """The result of a forward pass for this rank's rows."""
 
     out: Tensor
     logsumexp: Tensor
-    state: State | None  # only where statistics were asked for
+    state: State | None  # only for `observe`
     kept: tuple[Tensor, ...] = ()  # for the backward pass, beside out and logsumexp
 
 
-def zeros(rows: Rows, wanted: set[str]) -> dict[str, Tensor]:
-    """Room for the gradients that are sums over blocks: q, scale, sinks and mask."""
+def zeros(rows: QueryRows, wanted: set[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Memory for the gradients of q (in `dtype`), mask, scale and sinks; sums over blocks need at least float32."""
     real = wide(rows.q.dtype)
-    found: dict[str, Tensor] = {}
+    grads: dict[str, Tensor] = {}
     if "q" in wanted:
-        found["q"] = torch.zeros(rows.q.shape, dtype=real)
+        grads["q"] = torch.zeros_like(rows.q, dtype=dtype or real)
     if "mask" in wanted and rows.mask is not None:
-        found["mask"] = torch.zeros(rows.mask.shape, dtype=real)
+        grads["mask"] = torch.zeros(rows.mask.shape, dtype=real)
     for name in {"scale", "sinks"} & wanted:
-        found[name] = torch.zeros(rows.scale.shape, dtype=torch.float64)
-    return found
+        grads[name] = torch.zeros(rows.scale.shape, dtype=torch.float64)
+    return grads
 
 
 # ---- the "log-n" rule, where no rank sees all keys
 
 
-def by_row(call: Agreement) -> tuple[Rows, Tensor | None]:
-    """Rows for kernel calls over a part of the keys, and what their queries were multiplied with.
+def by_row(call: Agreement) -> tuple[QueryRows, Tensor | None]:
+    """Rows for kernel calls over a part of the keys, and the factor of their queries.
 
-    The kernel counts the keys it is given; ln(n) of all keys goes into the queries instead, which
-    become float32 at least, so that nothing is lost.
+    The kernel would count the keys of each call alone. So ln(n) of all keys is multiplied into the queries, which
+    become float32 at least, so that no precision is lost.
     """
     rows = call.rows
     if not rows.options.get("log_n"):
@@ -61,15 +62,15 @@ def by_row(call: Agreement) -> tuple[Rows, Tensor | None]:
 
 
 def through_rows(dq: Tensor, factor: Tensor | None) -> Tensor:
-    """The gradient of the queries themselves."""
+    """The gradient of the queries before `by_row` multiplied them."""
     return dq if factor is None else (dq * factor).to(dq.dtype)
 
 
-# ---- keys and values as they travel: a shard's keys, then its values, flat
+# ---- keys and values packed for transfers: a shard's keys, then its values, flat
 
 
-class Cargo:
-    """How keys and values (or their gradients) of any rank lie in a flat tensor."""
+class PackedKeys:
+    """The layout of the keys and values (or their gradients) of any rank in a flat tensor."""
 
     def __init__(self, k: Tensor, v: Tensor, split: Split) -> None:
         self.split = split
@@ -87,7 +88,7 @@ class Cargo:
         return max(map(self.numbers, range(self.split.world)))
 
     def pack(self, k: Tensor, v: Tensor, into: Tensor) -> Tensor:
-        """The shard in the first elements of `into`, which are given back."""
+        """Copies the shard to the first elements of `into`, and returns those."""
         for part, x in zip(self.parts(into, k.shape[-2]), (k, v), strict=True):
             part.copy_(x.detach())
         return into[: k.numel() + v.numel()]
@@ -98,7 +99,7 @@ class Cargo:
         first, both = math.prod(shapes[0]), sum(map(math.prod, shapes))
         return flat[:first].view(shapes[0]), flat[first:both].view(shapes[1])
 
-    def block(self, flat: Tensor, rank: int) -> Block:
+    def block(self, flat: Tensor, rank: int) -> KeyBlock:
         """A rank's shard, for the kernel."""
         k, v = self.parts(flat.cpu(), self.split.lengths[rank])
-        return Block(k, v, self.split.runs[rank])
+        return KeyBlock(k, v, self.split.runs[rank])

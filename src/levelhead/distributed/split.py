@@ -1,8 +1,8 @@
-"""Who owns which positions of a sequence: a split is data, never implied by a rank's number.
+"""Which rank owns which positions of a sequence. A split is data, never implied by a rank's number.
 
-A shard is a list of runs (start, length, stride) that rise; shards may be ragged or empty. Together
-they hold every position 0 … n - 1 exactly once, which is checked when a split is made. This file
-cuts tensors and puts them together again; it sends nothing.
+A shard is a list of runs (start, length, stride) with rising positions; shards may be ragged or empty. Together they
+hold every position 0 … n - 1 exactly once, which is checked when a split is made. This file cuts tensors and puts them
+together again; it sends nothing.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Split:
         object.__setattr__(self, "runs", tuple(rising(shard) for shard in self.runs))
         _require_whole(self)
 
-    # ---- the usual ones
+    # ---- common splits
 
     @classmethod
     def contiguous(cls, n: int, world: int) -> Split:
-        """A stretch for each rank, in rank order, as even as it goes."""
+        """A stretch for each rank, in rank order, as even as possible."""
         ends = _cuts(n, world)
         return cls.lengths_in_order([b - a for a, b in pairwise(ends)])
 
@@ -57,16 +57,16 @@ class Split:
 
     @classmethod
     def zigzag(cls, n: int, world: int) -> Split:
-        """2 · world stretches; rank r has the r-th from the front and the r-th from the end, so
-        that under a causal mask all ranks see about as many keys."""
+        """2 · world stretches; rank r has the r-th from the front and the r-th from the end, so that under a causal
+        mask all ranks have about the same number of visible keys."""
         ends = _cuts(n, 2 * world)
         stretch = [(a, b - a, 1) for a, b in pairwise(ends)]
         return cls(tuple((stretch[r], stretch[2 * world - 1 - r]) for r in range(world)))
 
     @classmethod
     def striped(cls, n: int, world: int, block: int = 1) -> Split:
-        """Blocks of `block` tokens, dealt out in turns. Single tokens are one run; blocks are many,
-        which the kernel searches row by row: zigzag is as even, and faster."""
+        """Blocks of `block` tokens, distributed in turns. Single tokens are one run; blocks are many, which the kernel
+        searches row by row: zigzag is as even, and faster."""
         _cuts(n, world)
         if integer("block", block, _WHOLE, "Pass 1 to deal single tokens") < 1:
             raise LevelheadValueError(expected("block", _WHOLE, block, "Pass 1 for single tokens"))
@@ -77,14 +77,14 @@ class Split:
 
     @classmethod
     def balanced(cls, n: int, world: int, *, causal: bool = True) -> Split:
-        """What to take when nothing speaks for another: zigzag under a causal mask."""
+        """The default choice: zigzag under a causal mask, else contiguous."""
         return cls.zigzag(n, world) if causal else cls.contiguous(n, world)
 
-    # ---- what it says
+    # ---- properties
 
     @property
     def world(self) -> int:
-        """How many ranks."""
+        """The number of ranks."""
         return len(self.runs)
 
     @cached_property
@@ -99,7 +99,7 @@ class Split:
 
     @cached_property
     def fingerprint(self) -> int:
-        """A number by which ranks tell whether they mean the same split."""
+        """A hash with which ranks compare their splits."""
         digest = hashlib.blake2b(repr(self.runs).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
@@ -119,17 +119,17 @@ class Split:
 
     def unshard(self, parts: Sequence[Any], dim: int = -2) -> Any:
         """The whole of what `shard` cut, from every rank's part in rank order."""
-        found = tuple(part.shape[dim] for part in parts)
-        if found != self.lengths:
+        lengths = tuple(part.shape[dim] for part in parts)
+        if lengths != self.lengths:
             what = f"parts of {self.lengths} tokens along dimension {dim}"
-            raise LevelheadValueError(expected("parts", what, found, "One part per rank, in order"))
+            raise LevelheadValueError(expected("parts", what, lengths, "One part per rank, in order"))
         order = np.argsort(np.concatenate([self.positions(r) for r in range(self.world)]))
         if not isinstance(parts[0], Tensor):
             return np.concatenate(parts, dim).take(order, dim)
         return torch.cat(list(parts), dim).index_select(dim, torch.from_numpy(order))
 
     def place(self, whole: Tensor, rank: int, part: Tensor, dim: int = -2) -> None:
-        """Writes a rank's part to where it belongs in the whole."""
+        """Writes a rank's part to its positions in the whole."""
         runs = self.runs[rank]
         if len(runs) == 1:
             select(whole, runs, dim).copy_(part)
@@ -138,6 +138,11 @@ class Split:
 
 
 # ---- runs
+
+
+def all_positions(split: Split) -> Runs:
+    """The runs of the whole sequence."""
+    return ((0, split.n, 1),) if split.n else ()
 
 
 def positions(runs: Iterable[Run]) -> NDArray[np.int64]:
@@ -159,8 +164,8 @@ def select(x: Any, runs: Runs, dim: int) -> Any:
 
 
 def rising(runs: Any) -> Runs:
-    """Runs in one form: none is empty, none could be joined. An error unless positions rise."""
-    found: list[Run] = []
+    """Runs in normal form: none is empty, adjacent ones are joined. An error unless positions rise."""
+    joined: list[Run] = []
     end = 0
     try:
         given = [tuple(integer("split", x, _RUN, "") for x in run) for run in runs]
@@ -173,18 +178,18 @@ def rising(runs: Any) -> Runs:
         start, length, stride = run
         if not length:
             continue
-        if found and start == end and stride == found[-1][2] == 1:
-            start, length = found[-1][0], found.pop()[1] + length  # goes on where the last one ends
-        found.append((start, length, stride if length > 1 else 1))
+        if joined and start == end and stride == joined[-1][2] == 1:
+            start, length = joined[-1][0], joined.pop()[1] + length  # continues the last one
+        joined.append((start, length, stride if length > 1 else 1))
         end = start + (length - 1) * stride + 1
-    return tuple(found)
+    return tuple(joined)
 
 
 _WHOLE = "an integer of at least 1"
 
 
 def _cuts(n: int, parts: int) -> list[int]:
-    """Where n tokens are cut into so many parts as even as it goes."""
+    """The bounds of parts of n tokens that are as even as possible."""
     if integer("n", n, "an integer of at least 0", "Pass the number of tokens") < 0:
         raise LevelheadValueError(expected("n", "at least 0 tokens", n, "Pass their number"))
     if integer("world", parts, _WHOLE, "Pass the number of ranks") < 1:
@@ -192,14 +197,14 @@ def _cuts(n: int, parts: int) -> list[int]:
     return [n * i // parts for i in range(parts + 1)]
 
 
-@lru_cache(maxsize=256)  # decoding meets a new length at every step
+@lru_cache(maxsize=256)  # decoding has a new length at every step
 def _in_order(lengths: tuple[int, ...]) -> Split:
     ends = np.cumsum([0, *lengths]).tolist()
     return Split(tuple(((a, n, 1),) for a, n in zip(ends, lengths, strict=False)))
 
 
 def _require_whole(split: Split) -> None:
-    """Every position once: else an error that names a position, and who has it."""
+    """Every position once: else an error that names a position and its ranks."""
     flat = [run for shard in split.runs for run in shard]
     end = 0
     for start, length, _ in flat if all(run[2] == 1 for run in flat) else ():
@@ -207,7 +212,7 @@ def _require_whole(split: Split) -> None:
             break
         end += length
     if end == split.n:
-        return  # one after another, as most are
+        return  # in order, the most common case
     held = [split.positions(rank) for rank in range(split.world)]
     every = np.concatenate(held)
     times = np.bincount(every, minlength=split.n)

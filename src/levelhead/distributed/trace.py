@@ -1,4 +1,4 @@
-"""What a distributed call cost: bytes moved, and time computed, in transfer and waited.
+"""The cost of a distributed call: bytes sent and received, and time spent computing, in transfer and waiting.
 
 Pass a `Trace` to a call and read it afterwards; several calls add up. Without one nothing is timed.
 """
@@ -14,7 +14,7 @@ from threading import Lock
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that took from `begin` to `end`, in seconds of time.perf_counter."""
+    """An activity from `begin` to `end`, in seconds of time.perf_counter."""
 
     kind: str  # "compute", "transfer" or "wait"
     what: str
@@ -26,7 +26,7 @@ class Event:
 class Trace:
     """Counters and events of one or several calls, on this rank."""
 
-    sent: int = 0  # bytes, without what the back end adds
+    sent: int = 0  # bytes, without the overhead of the back end
     received: int = 0
     events: list[Event] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock, repr=False)
@@ -36,19 +36,19 @@ class Trace:
         return sum(event.end - event.begin for event in self.events if event.kind == kind)
 
     def note(self, kind: str, what: str, begin: float) -> None:
-        """An event that ends now."""
-        with self._lock:  # transfers are noted by the threads that wait for them
+        """Adds an event that ends now."""
+        with self._lock:  # transfers are added by the threads that wait for them
             self.events.append(Event(kind, what, begin, time.perf_counter()))
 
     def moved(self, *, sent: int, received: int) -> None:
-        """More bytes."""
+        """Adds bytes."""
         self.sent += sent
         self.received += received
 
 
 @contextmanager
 def timed(trace: Trace | None, kind: str, what: str) -> Iterator[None]:
-    """Notes what happens inside, if anybody wants to know."""
+    """Adds the block's duration to the trace, if there is one."""
     begin = time.perf_counter()
     try:
         yield

@@ -1,6 +1,6 @@
-"""A sharded tensor made whole on every rank: for a look at results and for tests, not for training.
+"""A sharded tensor assembled on every rank: to inspect results and for tests, not for training.
 
-No gradient goes back through it.
+It is not differentiable.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from levelhead.errors import LevelheadError, LevelheadValueError, expected
 
 
 def gather(x: Tensor, split: Split | None = None, *, group: Any = None, dim: int = -2, timeout: Any = None) -> Tensor:
-    """The whole of which every rank has a shard, by position; every rank calls, and gets it.
+    """The whole tensor, by position, from every rank's shard; all ranks must call it, and all get the result.
 
     Args:
         x: this rank's shard.
-        split: who has what; None: one rank after another, in order.
-        dim: along which tokens lie.
+        split: which rank has which positions; None: one rank after another, in order.
+        dim: the dimension of the tokens.
     """
     wire = Wire(group, timeout, None)
     sizes = list(x.shape)
@@ -37,10 +37,13 @@ def gather(x: Tensor, split: Split | None = None, *, group: Any = None, dim: int
     table = agree(wire, step, same, {"tokens": tokens}, refusal)
     if split is None:
         split = Split.lengths_in_order([row["tokens"] for row in table])
-    most = max(split.lengths)
-    room = x.new_zeros([*x.shape[:dim], most, *x.shape[dim:][1:]])
-    room.narrow(dim, 0, tokens).copy_(x.detach())
-    parts = wire.gather(room, "gathering a tensor")
-    pairs = zip(parts, split.lengths, strict=True)
-    found: Tensor = split.unshard([part.narrow(dim, 0, n) for part, n in pairs], dim)
-    return found
+    return gathered_shards(wire, x, split, dim, "gathering a tensor")
+
+
+def gathered_shards(wire: Wire, x: Tensor, split: Split, dim: int, what: str) -> Tensor:
+    """The whole tensor from every rank's shard x, in one collective: shards are padded to the longest."""
+    padded = x.new_zeros([*x.shape[:dim], max(split.lengths), *x.shape[dim:][1:]])
+    padded.narrow(dim, 0, x.shape[dim]).copy_(x.detach())
+    parts = zip(wire.gather(padded, what), split.lengths, strict=True)
+    whole: Tensor = split.unshard([part.narrow(dim, 0, n) for part, n in parts], dim)
+    return whole

@@ -1,9 +1,9 @@
-"""The group of ranks, as the plans use it: tensors as bytes, every wait bounded, every failure one
+"""The group of ranks, as the plans use it: tensors are sent as bytes, every wait has a time limit, every failure is one
 error.
 
-Tensor collectives and plain sends and receives of torch.distributed; nothing is pickled. Bytes are
-moved because not every back end knows every dtype. After an error the group is not to be used
-again: what was in flight may still arrive. Make a new one.
+It uses tensor collectives and plain sends and receives of torch.distributed; nothing is pickled. Tensors are sent as
+bytes because not every back end supports every dtype. After an error the group must not be used again, since messages
+in flight may still arrive. Make a new one.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from levelhead.distributed.trace import Trace, timed
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.torch.operators import LevelheadRuntimeError
 
-_HEARING = 2**20  # tags of what ranks tell each other, beyond those of any ring
-_LEAST = 0.001  # seconds that any wait has
+_HEARING = 2**20  # tags of the messages of `hear`, above those of any ring
+_LEAST = 0.001  # seconds; the shortest wait
 
 
 class LostRankError(LevelheadRuntimeError):
-    """A rank that did not answer: it died, went another way, or was too slow."""
+    """A rank did not answer: it died, is in another call, or is too slow."""
 
 
 class Pending:
-    """Transfers under way. Their memory is held until they are done."""
+    """Transfers in progress. Their memory is kept until they are done."""
 
     def __init__(self, wire: Wire, works: list[Any], held: list[Tensor], what: str) -> None:
         self._wire, self._works, self._held, self._what = wire, works, held, what
         self._error: RuntimeError | None = None
         self._watcher: Thread | None = None
-        if wire.trace is not None and works:  # only somebody who waits knows when it was done
+        if wire.trace is not None and works:  # only a waiting thread can time the end of a transfer
             self._watcher = Thread(target=self._watch, args=(time.perf_counter(),), daemon=True)
             self._watcher.start()
 
     def wait(self) -> None:
-        """Until all is here, or the time is up."""
+        """Waits until everything has arrived or the time is up."""
         with timed(self._wire.trace, "wait", self._what):
             if self._watcher is None:
                 self._finish()
@@ -80,13 +80,13 @@ class Wire:
             raise LevelheadValueError(expected("group", "a group of mine", "another", advice))
         self.timeout = _span(timeout)
         self.trace = trace
-        # Where the back end wants its tensors; the kernel wants them on the CPU.
+        # The device that the back end needs; the kernel needs the CPU.
         self._device = torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
 
     # ---- collectives
 
     def gather(self, x: Tensor, what: str) -> list[Tensor]:
-        """Everybody's x, of one shape and dtype, in rank order."""
+        """The x of every rank, all of one shape and dtype, in rank order."""
         mine = _bytes(x).to(self._device)
         parts = [torch.empty_like(mine) for _ in range(self.world)]
         begin = self._begin()
@@ -96,7 +96,7 @@ class Wire:
         return [part.cpu().view(x.dtype).view(x.shape) for part in parts]
 
     def exchange(self, parts: Sequence[Tensor], numbers: Sequence[int], what: str) -> list[Tensor]:
-        """parts[r] goes to rank r; back come flat tensors of `numbers` elements, in rank order."""
+        """Sends parts[r] to rank r; returns the received flat tensors of `numbers` elements, in rank order."""
         dtype, size = parts[0].dtype, parts[0].element_size()
         packed = torch.cat([_bytes(part) for part in parts]).to(self._device)
         leaving = [part.numel() * size for part in parts]
@@ -113,26 +113,26 @@ class Wire:
     def hear(self, x: Tensor, what: str) -> list[Tensor]:
         """`gather` for a few numbers: the same bytes in ⌈log₂ world⌉ messages.
 
-        Everybody tells the rank 1, 2, 4, ... places on what it knows by then and that one lacks:
-        its own, and that of ranks before it.
+        Every rank sends to the rank 1, 2, 4, ... places after it what it has by then and that one lacks: its own
+        numbers and those of ranks before it.
         """
         known = _bytes(x).to(self._device)[None]
         begin, until = self._begin(), self._deadline()
         for bit in range((self.world - 1).bit_length()):
-            telling = known[: self.world - 2**bit]
-            heard = torch.empty_like(telling)
+            sent = known[: self.world - 2**bit]
+            received = torch.empty_like(sent)
             try:
-                self.finish(self._post(telling, heard, 2**bit, _HEARING + bit), until)
+                self.finish(self._post(sent, received, 2**bit, _HEARING + bit), until)
             except RuntimeError as error:
                 raise self.lost(what, error) from error
-            known = torch.cat([known, heard])
+            known = torch.cat([known, received])
         others = (self.world - 1) * known.shape[1]
         self._moved(what, begin, sent=others, received=others)
         by_rank = [known[(self.rank - rank) % self.world] for rank in range(self.world)]
         return [one.cpu().view(x.dtype).view(x.shape) for one in by_rank]
 
     def shift(self, leaving: Tensor, room: Tensor, tag: int, what: str) -> Pending:
-        """Sends to the next rank and receives from the one before; empty shards do not travel."""
+        """Sends to the next rank and receives from the one before; empty shards are not sent."""
         source, target = _bytes(leaving), _bytes(room)
         try:
             works = self._post(source, target, 1, tag)
@@ -143,24 +143,23 @@ class Wire:
         return Pending(self, works, [source, target], what)
 
     def _post(self, leaving: Tensor, room: Tensor, step: int, tag: int) -> list[Any]:
-        """To the rank `step` places on, from the one `step` places before; the receive first, both
-        as one, without which two ranks of NCCL would wait for each other."""
-        ways = ((dist.irecv, room, -step), (dist.isend, leaving, step))
-        todo = [
-            dist.P2POp(how, x, self._peer((self.rank + way) % self.world), self.group, tag)
-            for how, x, way in ways
+        """Sends to the rank `step` places after, receives from the one `step` places before. The receive comes first;
+        both are one batch, without which two ranks of NCCL would wait for each other."""
+        operations = [
+            dist.P2POp(operation, x, self._peer((self.rank + distance) % self.world), self.group, tag)
+            for operation, x, distance in ((dist.irecv, room, -step), (dist.isend, leaving, step))
             if x.numel()
         ]
-        return list(dist.batch_isend_irecv(todo)) if todo else []
+        return list(dist.batch_isend_irecv(operations)) if operations else []
 
     def buffer(self, numbers: int, dtype: torch.dtype) -> Tensor:
         """Memory that the back end can send from and receive into."""
         return torch.empty(numbers, dtype=dtype, device=self._device)
 
-    # ---- what all of them share
+    # ---- waiting, errors, trace
 
     def finish(self, works: Sequence[Any], until: float | None = None) -> None:
-        """Until all is done, or the time is up: all of them together have until `until`."""
+        """Waits until all works are done; `until` is the time limit of all of them together."""
         until = self._deadline() if until is None else until
         for work in works:
             if self.timeout is None:
@@ -172,7 +171,7 @@ class Wire:
         return time.monotonic() + (0.0 if self.timeout is None else self.timeout.total_seconds())
 
     def lost(self, what: str, error: BaseException) -> LostRankError:
-        """The error of a wait that failed, with the reason the back end gives."""
+        """The error for a wait that failed, with the back end's reason."""
         others = [rank for rank in range(self.world) if rank != self.rank]
         reason = " ".join(str(error).split())[:200]
         return LostRankError(
@@ -204,7 +203,7 @@ class Wire:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """A tensor's elements in order, as bytes; in place where they lie so."""
+    """A tensor's elements in order, as bytes; a view where it is contiguous."""
     return x.detach().contiguous().view(-1).view(torch.uint8)
 
 
