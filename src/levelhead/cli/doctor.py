@@ -121,15 +121,15 @@ def _contents(
 
 
 def _told(seen: Examination, comparison: Comparison | None, table: bool) -> Iterator[str]:
+    from levelhead.diagnosis.findings import verdict
     from levelhead.show import text as report
-    from levelhead.show import view
 
     colour = report.colour_wanted(sys.stdout)
     yield report.text(seen.run, seen.findings, colour=colour, table=table)
     if comparison is not None:
         yield "\n" + "\n".join(comparison.lines())
     yield ""
-    yield f"{seen.run.model}: {view.verdict(seen.findings)}"
+    yield f"{seen.run.model}: {verdict(seen.findings)}"
 
 
 # ---- files ------------------------------------------------------------------
