@@ -203,7 +203,7 @@ def test_a_saved_run_is_read_too(tmp_path: Path) -> None:
     same(read(tmp_path / "run.json"), run)
     text = (tmp_path / "run.json").read_text()
     (tmp_path / "half.json").write_text(text[: len(text) // 2])
-    with pytest.raises(LevelheadValueError, match="whole run"):
+    with pytest.raises(LevelheadValueError, match="cut off"):
         read(tmp_path / "half.json")
 
 
@@ -550,6 +550,9 @@ class StandIn:
 
     def attach(self) -> None:
         self.said.append("attach")
+
+    def start_at(self, step: int) -> None:
+        self.steps = step
 
     def step(self) -> None:
         self.last = Snapshot(self.steps, (a_record("a", seed=self.steps),) if self.steps else ())

@@ -123,13 +123,14 @@ def _contents(
 
 
 def _report(examined: Examination, comparison: Comparison | None, table: bool) -> Iterator[str]:
-    from levelhead.show import text, view
+    from levelhead.diagnosis.findings import verdict
+    from levelhead.show import text
 
     yield text.text(examined.run, examined.findings, colour=colour_wanted(sys.stdout), table=table)
     if comparison is not None:
         yield "\n" + "\n".join(comparison.lines())
     yield ""
-    yield f"{examined.run.model}: {view.verdict(examined.findings)}"
+    yield f"{examined.run.model}: {verdict(examined.findings)}"
 
 
 # ---- files ------------------------------------------------------------------

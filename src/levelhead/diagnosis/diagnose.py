@@ -1,14 +1,13 @@
-"""`diagnose`: what a watch saw, judged.
+"""`diagnose`: the findings about what a watch recorded.
 
-Turns whatever it is given into a `Run` and asks every check; it never sees a model. The checks
-live in `symptoms`, `scale` and `growth`, their bounds in `thresholds`.
+Turns its argument into a `Run` and runs every check on it; it needs no model. The checks are in `symptoms`,
+`wrong_scale` and `logit_growth`, their bounds in `thresholds`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from levelhead.checks import told
@@ -16,10 +15,8 @@ from levelhead.diagnosis import symptoms, wrong_scale
 from levelhead.diagnosis.findings import Finding, Findings
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.observation import Observation
-from levelhead.runs import files, record, run_from_observation
+from levelhead.runs import files, run_from_observation
 from levelhead.runs.record import Run
-
-_BY_SINKS = (".jsonl", ".parquet")  # files that sinks write, and read
 
 
 def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Findings:
@@ -44,7 +41,7 @@ def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Finding
         unseen = f" ({len(run.coverage)} attention modules were not seen)" if run.coverage else ""
         advice = "Run the model while it is watched, then diagnose"
         raise LevelheadValueError(expected("what", "at least one observed attention call", f"none{unseen}", advice))
-    return Findings(_found(run, wanted), _about(run))
+    return Findings(_checked(run, wanted), _about(run))
 
 
 def as_run(what: Any) -> Run:
@@ -54,10 +51,7 @@ def as_run(what: Any) -> Run:
     if isinstance(what, Observation):
         return run_from_observation.as_run(what)
     if isinstance(what, str | os.PathLike):
-        path = Path(what)
-        if path.suffix in _BY_SINKS:
-            return files.read(path)
-        return record.load(path)
+        return files.read(what)
     if callable(getattr(what, "run", None)) and isinstance(run := what.run(), Run):
         return run
     wanted = "a watch, a Run, an Observation or the path of a saved run"
@@ -65,17 +59,17 @@ def as_run(what: Any) -> Run:
     raise LevelheadTypeError(expected("what", wanted, told(what), advice))
 
 
-def _found(run: Run, wanted: float | str | None) -> Iterator[Finding]:
+def _checked(run: Run, wanted: float | str | None) -> Iterator[Finding]:
     yield from wrong_scale.check(run, wanted)
     for check in symptoms.OF_A_RUN:
         yield from check(run)
-    for seen in run.latest:
-        for one in symptoms.OF_A_RECORD:
-            yield from one(seen)
+    for record in run.latest:
+        for check_record in symptoms.OF_A_RECORD:
+            yield from check_record(record)
 
 
 def _about(run: Run) -> str:
-    heads = sum(len(seen.tally) for seen in run.latest)
+    heads = sum(len(record.tally) for record in run.latest)
     if run.model == "observation":
         facts = run.latest[0].facts
         return f"Observation of {heads} heads, {facts.queries} queries and {facts.keys} keys"

@@ -1,22 +1,27 @@
 """`Finding`, and the list of them that prints as a report.
 
-What a finding is and how it reads; not when there is one (`symptoms`, `scale`, `growth`).
+What a finding is, how findings are grouped and what is printed of them, on every medium. When there is one is decided
+in `symptoms`, `wrong_scale` and `logit_growth`.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
-from itertools import groupby
 from typing import Any, Literal, TypeAlias
+
+from levelhead.words import plural
 
 Severity: TypeAlias = Literal["note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")  # from the mildest on
 
+MARKS: Mapping[str, str] = {"error": "✖", "warning": "▲", "note": "·"}
+
 PAGE = "docs/health.md"
-_SHOWN = 8  # modules listed under one heading
+SHOWN = 8  # places listed of findings that say the same
 
 
 @dataclass(frozen=True)
@@ -72,34 +77,61 @@ class Findings(list[Finding]):
         return [asdict(finding) for finding in self]
 
     def __repr__(self) -> str:
-        return "\n".join([self._title(), *(line for topic in self._topics() for line in topic)])
+        return "\n".join([self._title(), *(line for group in groups(self) for line in (group.title, *group.lines()))])
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        topics = "".join(
-            f"<p><b>{escape(head)}</b><br>{'<br>'.join(map(escape, lines))}</p>" for head, *lines in self._topics()
+        parts = "".join(
+            f"<p><b>{escape(group.title)}</b><br>{'<br>'.join(map(escape, group.lines()))}</p>"
+            for group in groups(self)
         )
-        return f"<p>{escape(self._title())}</p>{topics}"
+        return f"<p>{escape(self._title())}</p>{parts}"
 
     def _title(self) -> str:
-        counts = {s: sum(f.severity == s for f in self) for s in reversed(SEVERITIES)}
-        found = ", ".join(f"{n} {s}{'s' * (n != 1)}" for s, n in counts.items() if n)
-        return f"{self.about}: {found or 'no findings'}" if self.about else found or "no findings"
+        return f"{self.about}: {verdict(self)}" if self.about else verdict(self)
 
-    def _topics(self) -> Iterator[list[str]]:
-        """A heading and its lines for findings that read the same: where, then why and what."""
-        for (severity, kind, why, advice, link), same in groupby(self, _topic):
-            found = list(same)
-            rest = len(found) - _SHOWN
-            yield [
-                f"{severity.upper()}: {kind}",
-                *(f"  {finding.where}: {finding.numbers}" for finding in found[:_SHOWN]),
-                *([f"  … and {rest} more modules"] if rest > 0 else []),
-                f"  why: {why}",
-                f"  try: {advice}",
-                f"  read: {link}",
-            ]
+
+@dataclass(frozen=True)
+class Group:
+    """Findings of one kind and severity, with the same reason and advice."""
+
+    severity: Severity
+    kind: str
+    why: str
+    advice: str
+    link: str
+    places: tuple[str, ...]  # each with its numbers
+
+    @property
+    def title(self) -> str:
+        """Severity, kind, and the number of places if there are several."""
+        number = f" ({len(self.places)} places)" if len(self.places) > 1 else ""
+        return f"{MARKS[self.severity]} {self.severity}: {self.kind}{number}"
+
+    def lines(self) -> Iterator[str]:
+        """Where with which numbers, why it matters, what to try, where to read."""
+        yield from (f"  {place}" for place in self.places[:SHOWN])
+        if (rest := len(self.places) - SHOWN) > 0:
+            yield f"  … and {rest} more"
+        yield f"  why: {self.why}"
+        yield f"  try: {self.advice}"
+        if self.link:
+            yield f"  read: {self.link}"
+
+
+def groups(findings: Iterable[Finding]) -> list[Group]:
+    """The findings, the gravest first, with those that say the same together."""
+    alike: dict[tuple[Severity, str, str, str, str], list[str]] = {}
+    for f in sorted(findings, key=lambda f: -SEVERITIES.index(f.severity)):
+        alike.setdefault((f.severity, f.kind, f.why, f.advice, f.link), []).append(f"{f.where}: {f.numbers}")
+    return [Group(*topic, tuple(places)) for topic, places in alike.items()]
+
+
+def verdict(findings: Iterable[Finding]) -> str:
+    """The number of findings of each severity."""
+    n = Counter(finding.severity for finding in findings)
+    return ", ".join(plural(n[severity], severity) for severity in reversed(SEVERITIES) if n[severity]) or "no findings"
 
 
 def link(kind: str) -> str:
@@ -142,10 +174,6 @@ _WORDS = {
 
 def _words(name: str) -> str:
     return _WORDS.get(name, name.replace("_", " "))
-
-
-def _topic(f: Finding) -> tuple[Severity, str, str, str, str]:
-    return f.severity, f.kind, f.why, f.advice, f.link
 
 
 def _gravity(f: Finding) -> tuple[int, str, str, str]:

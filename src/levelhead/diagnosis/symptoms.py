@@ -18,20 +18,14 @@ from levelhead.runs.record import Record, Run
 
 
 def _finding(
-    kind: str,
-    severity: Severity,
-    record: Record,
-    chosen: NDArray[np.bool_],
-    evidence: dict[str, float],
-    why: str,
-    advice: str,
+    kind: str, severity: Severity, record: Record, chosen: NDArray[np.bool_], evidence: dict[str, float]
 ) -> Iterator[Finding]:
     """A finding about the chosen heads, if there are any."""
     heads = [int(head) for head in np.flatnonzero(chosen)]
     if heads:
         evidence = {name: float(x) for name, x in evidence.items() if np.isfinite(x)}
-        head = worst_heads(heads)
-        yield Finding(kind, severity, record.module, head, evidence, why, advice, link(kind))
+        why, advice = _TEXTS[kind].get(severity) or _TEXTS[kind]["any"]
+        yield Finding(kind, severity, record.module, worst_heads(heads), evidence, why, advice, link(kind))
 
 
 def _most(x: NDArray[Any], among: NDArray[np.bool_]) -> float:
@@ -56,62 +50,35 @@ def not_finite(run: Run) -> Iterator[Finding]:
                 continue
             seen.add(record.module)
             evidence = {"rows": rows.sum(), "first_step": snapshot.step}
-            why = "A NaN or infinite logit makes its whole row of the output NaN, and one such row "
-            why += "spreads to every weight in the next backward pass."
-            advice = "Look at the first module named: its input, its q and k weights. In float16, "
-            advice += "scale before the product, or keep logits in float32 or bfloat16."
-            yield from _finding("not finite", "error", record, rows > 0, evidence, why, advice)
+            yield from _finding("not finite", "error", record, rows > 0, evidence)
 
 
 def dead_rows(record: Record) -> Iterator[Finding]:
     """Queries that may see no key at all."""
     heads = record.heads
     some, every = heads.empty_rows > 0, heads.rows + heads.nan_rows == 0
-    kind, all_dead = "dead rows", some & every
+    all_dead, partly = some & every, some & ~every
     evidence = {"empty_rows": _most(heads.empty_rows, all_dead)}
-    yield from _finding(
-        kind,
-        "warning",
-        record,
-        all_dead,
-        evidence,
-        "Not one query of these heads sees a key: the head contributes nothing.",
-        "Look at the mask: inverted (True must mean visible), or of another shape than thought.",
-    )
-    partly = some & ~every
+    yield from _finding("dead rows", "warning", record, all_dead, evidence)
     share = heads.empty_rows / np.maximum(heads.rows + heads.empty_rows, 1)
     evidence = {"empty_rows": _most(heads.empty_rows, partly), "share": _most(share, partly)}
-    yield from _finding(
-        kind,
-        "note",
-        record,
-        partly,
-        evidence,
-        "Some queries see no key. For padding that is fine: their output is ignored. Kernels "
-        "differ in what they return there (zeros, a mean or NaN).",
-        "If there is no padding, look at the mask.",
-    )
+    yield from _finding("dead rows", "note", record, partly, evidence)
 
 
 def fp16_overflow(record: Record) -> Iterator[Finding]:
     """Logits, or the products before the scale, against the largest float16."""
-    facts, kind = record.facts, "fp16 overflow near"
+    facts = record.facts
     size = logit_growth.largest(record)
     after = facts.scale if facts.scale and facts.softcap is None else 1.0
     product = np.maximum(size, size / abs(after))
     worst = np.nan_to_num(product, nan=0.0)
-    half = facts.dtype.rsplit(".", 1)[-1] == "float16"
     over, near = worst >= thresholds.FLOAT16_MAX, worst >= thresholds.FLOAT16_NEAR
-    why = "float16 ends at 65,504: where q·k is kept in it before the scale, as plain matmuls do, "
-    why += "the product turns into inf and the softmax into NaN. Fused kernels keep it in float32."
-    advice = "Scale q before the product, use bfloat16, or compute the logits in float32."
 
     def about(severity: Severity, chosen: NDArray[np.bool_]) -> Iterator[Finding]:
-        evidence = {"max_logit": _most(size, chosen)}
-        evidence["before_scale"] = _most(product, chosen)
-        yield from _finding(kind, severity, record, chosen, evidence, why, advice)
+        evidence = {"max_logit": _most(size, chosen), "before_scale": _most(product, chosen)}
+        yield from _finding("fp16 overflow near", severity, record, chosen, evidence)
 
-    if half:
+    if facts.dtype.rsplit(".", 1)[-1] == "float16":
         yield from about("error", over)
         yield from about("warning", near & ~over)
     else:
@@ -120,33 +87,16 @@ def fp16_overflow(record: Record) -> Iterator[Finding]:
 
 def softcap_saturated(record: Record) -> Iterator[Finding]:
     """Logits that sit at the cap instead of being shaped by it."""
-    cap, heads, kind = record.facts.softcap, record.heads, "softcap saturated"
+    cap, heads = record.facts.softcap, record.heads
     if not cap:
         return
     typical, most = heads.mean_max, heads.max_logit
     held = np.nan_to_num(typical, nan=-np.inf) >= thresholds.CAP_MEAN * cap
     touched = ~held & (most >= thresholds.CAP_MAX * cap)
     evidence = {"cap": cap, "mean_max": _most(typical, held)}
-    yield from _finding(
-        kind,
-        "warning",
-        record,
-        held,
-        evidence,
-        "A typical row's largest logit sits at the cap, where tanh is flat: keys above it can no "
-        "longer be told apart and pass next to no gradient.",
-        "Raise the cap, or keep q and k small (QK-norm, a lower learning rate) so that it is rarely needed.",
-    )
+    yield from _finding("softcap saturated", "warning", record, held, evidence)
     evidence = {"cap": cap, "max_logit": _most(most, touched)}
-    yield from _finding(
-        kind,
-        "note",
-        record,
-        touched,
-        evidence,
-        "Single logits reach the cap. That is what it is for.",
-        "Nothing; watch the mean.",
-    )
+    yield from _finding("softcap saturated", "note", record, touched, evidence)
 
 
 def idle_norms(record: Record) -> Iterator[Finding]:
@@ -169,17 +119,7 @@ def flat_heads(record: Record) -> Iterator[Finding]:
     """Heads that weigh all keys alike."""
     flat, entropy = _levels(record, "flat"), record.heads.normalised_entropy
     evidence = {"heads": flat.sum(), "of": len(flat), "normalised_entropy": _most(entropy, flat)}
-    yield from _finding(
-        "flat heads",
-        "note",
-        record,
-        flat,
-        evidence,
-        "These heads average over all keys. At initialisation, and in some heads of healthy "
-        "models, that is fine; heads that stay so are wasted.",
-        "If they stay flat late in training, look at the scale (too small?) and at weight decay "
-        "on q and k, or prune them.",
-    )
+    yield from _finding("flat heads", "note", record, flat, evidence)
 
 
 def sink_heads(record: Record) -> Iterator[Finding]:
@@ -194,16 +134,7 @@ def sink_heads(record: Record) -> Iterator[Finding]:
     learned = heads.mean_sink > thresholds.SINK
     rest, chosen = np.maximum(heads.mean_first, heads.mean_sink), first | learned
     evidence = {"heads": chosen.sum(), "of": len(chosen), "weight": _most(rest, chosen)}
-    yield from _finding(
-        "sink heads",
-        "note",
-        record,
-        chosen,
-        evidence,
-        "These heads put their weight on the first key, or on a learned sink, when they have "
-        "nothing to say. Most trained models have such heads.",
-        "Nothing. Keep the first token when a cache drops old ones; expect large activations there when quantising.",
-    )
+    yield from _finding("sink heads", "note", record, chosen, evidence)
 
 
 def _uniform_first(keys: int, causal: bool) -> float:
@@ -215,7 +146,6 @@ def _uniform_first(keys: int, causal: bool) -> float:
 
 def not_learning(run: Run) -> Iterator[Finding]:
     """Saturated heads whose q and k get no gradient, in each of the last steps with gradients."""
-    kind = "saturated and not learning"
     steps = [s.records for s in run.snapshots if any(_has_gradients(r) for r in s.records)]
     steps = steps[-thresholds.STEADY :]
     if not steps:
@@ -234,17 +164,7 @@ def not_learning(run: Run) -> Iterator[Finding]:
             "saturated": _most(heads.saturated, chosen),
             "observations": len(masks),
         }
-        yield from _finding(
-            kind,
-            "warning",
-            record,
-            chosen,
-            evidence,
-            "The weights of these heads are one-hot, and q and k get hardly any of the "
-            "gradient that others get: what they attend to is frozen, right or wrong.",
-            "Look at the scale and at logit growth first. QK-norm or QK-Clip bring logits back to "
-            "where gradients pass; a head frozen for long may need its q and k initialised anew.",
-        )
+        yield from _finding("saturated and not learning", "warning", record, chosen, evidence)
 
 
 def _has_gradients(record: Record) -> bool:
@@ -285,6 +205,68 @@ def not_seen(run: Run) -> Iterator[Finding]:
             evidence = {"calls": float(line.calls)}
             yield Finding(kind, "note", line.module, None, evidence, why, advice, link(kind))
 
+
+# kind -> severity -> why it matters, and what to try
+_TEXTS: dict[str, dict[str, tuple[str, str]]] = {
+    "not finite": {
+        "error": (
+            "A NaN or infinite logit makes its whole row of the output NaN, and one such row spreads to every weight "
+            "in the next backward pass.",
+            "Look at the first module named: its input, its q and k weights. In float16, scale before the product, or "
+            "keep logits in float32 or bfloat16.",
+        )
+    },
+    "dead rows": {
+        "warning": (
+            "Not one query of these heads sees a key: the head contributes nothing.",
+            "Look at the mask: inverted (True must mean visible), or of another shape than thought.",
+        ),
+        "note": (
+            "Some queries see no key. For padding that is fine: their output is ignored. Kernels differ in what they "
+            "return there (zeros, a mean or NaN).",
+            "If there is no padding, look at the mask.",
+        ),
+    },
+    "fp16 overflow near": {
+        "any": (
+            "float16 ends at 65,504: where q·k is kept in it before the scale, as plain matmuls do, the product turns "
+            "into inf and the softmax into NaN. Fused kernels keep it in float32.",
+            "Scale q before the product, use bfloat16, or compute the logits in float32.",
+        )
+    },
+    "softcap saturated": {
+        "warning": (
+            "A typical row's largest logit sits at the cap, where tanh is flat: keys above it can no longer be told "
+            "apart and pass next to no gradient.",
+            "Raise the cap, or keep q and k small (QK-norm, a lower learning rate) so that it is rarely needed.",
+        ),
+        "note": ("Single logits reach the cap. That is what it is for.", "Nothing; watch the mean."),
+    },
+    "flat heads": {
+        "note": (
+            "These heads average over all keys. At initialisation, and in some heads of healthy models, that is fine; "
+            "heads that stay so are wasted.",
+            "If they stay flat late in training, look at the scale (too small?) and at weight decay on q and k, or "
+            "prune them.",
+        )
+    },
+    "sink heads": {
+        "note": (
+            "These heads put their weight on the first key, or on a learned sink, when they have nothing to say. Most "
+            "trained models have such heads.",
+            "Nothing. Keep the first token when a cache drops old ones; expect large activations there when "
+            "quantising.",
+        )
+    },
+    "saturated and not learning": {
+        "warning": (
+            "The weights of these heads are one-hot, and q and k get hardly any of the gradient that others get: what "
+            "they attend to is frozen, right or wrong.",
+            "Look at the scale and at logit growth first. QK-norm or QK-Clip bring logits back to where gradients "
+            "pass; a head frozen for long may need its q and k initialised anew.",
+        )
+    },
+}
 
 OF_A_RECORD = (dead_rows, fp16_overflow, softcap_saturated, idle_norms, flat_heads, sink_heads)
 OF_A_RUN = (not_finite, not_learning, not_seen, logit_growth.check)

@@ -8,8 +8,6 @@ options beyond scale and mask is an error, not an approximation.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from levelhead import models
@@ -30,39 +28,26 @@ def read(opened: models.Opened, sentence: str) -> ForwardPass:
     """Runs the model on the sentence."""
     import torch
 
+    from levelhead.torch.huggingface.functions import observed_calls
+
     tokenizer = opened.tokenizer
     if tokenizer is None or not tokenizer.is_fast:
         given = "none" if tokenizer is None else "a slow one, which forgets where tokens were"
         advice = "Keep tokenizer.json beside the weights"
         raise LevelheadValueError(expected("model", "a fast tokenizer", given, advice))
     tokens = checked(of_tokenizer(tokenizer, sentence))
-    with _lock, torch.no_grad(), _recorded(opened.model) as calls:
+    calls: list[AttentionCall] = []
+
+    def keep(name: str, module: Any, *args: Any, **options: Any) -> None:
+        calls.append(_call(name == "eager", module, *args, **options))
+
+    with _lock, torch.no_grad(), observed_calls(opened.model, keep):
         opened.model(input_ids=torch.tensor([tokens.ids]))
     if not calls:
         given = f"{type(opened.model).__name__}, whose attention was not seen"
         advice = "Models of transformers that ask its attention interface are"
         raise LevelheadValueError(expected("model", "a model that can be explained", given, advice))
     return _forward_pass(opened, tokens, tuple(calls))
-
-
-@contextmanager
-def _recorded(model: Any) -> Iterator[list[AttentionCall]]:
-    """Collects the model's attention calls, in the order of its layers."""
-    from levelhead.torch.huggingface.functions import Doors
-
-    modules, calls = set(map(id, model.modules())), []
-
-    def called(original: Any, eager: bool, module: Any, *args: Any, **options: Any) -> Any:
-        if id(module) in modules:
-            calls.append(_call(eager, module, *args, **options))
-        return original(module, *args, **options)
-
-    doors = Doors(called)
-    doors.install()
-    try:
-        yield calls
-    finally:
-        doors.remove()
 
 
 def _call(
@@ -92,15 +77,14 @@ def _call(
 
 
 def _mask(mask: Tensor) -> Any:
-    """As NumPy; the lowest number of a dtype, which means hidden, becomes -inf."""
+    """As NumPy, with -inf where it hides."""
     import torch
 
-    from levelhead.torch.masks import hides_to
+    from levelhead.torch.masks import hides
 
     if mask.dtype is torch.bool:
         return mask.numpy()
-    hidden = mask <= hides_to(mask.dtype)
-    return mask.float().masked_fill(hidden, -torch.inf).numpy()
+    return mask.float().masked_fill(hides(mask), -torch.inf).numpy()
 
 
 def _forward_pass(opened: models.Opened, tokens: Tokens, calls: tuple[AttentionCall, ...]) -> ForwardPass:

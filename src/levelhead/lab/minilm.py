@@ -48,27 +48,16 @@ def passages(model: models.Opened, number: int, tokens: int, seed: int) -> list[
 
 
 def queries_and_keys(model: Any, ids: Tensor) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """q and k (B, H, T, D) of every layer of a BERT that reads these tokens."""
+    """q and k (B, H, T, D) of every layer, as the model reads these tokens."""
     import torch
 
-    heads, kept = model.config.num_attention_heads, {}
+    from levelhead.torch.huggingface.functions import observed_calls
 
-    def keep(name: tuple[int, str]) -> Any:
-        def hook(module: Any, given: Any, out: Tensor) -> None:
-            kept[name] = out.reshape(*out.shape[:-1], heads, -1).transpose(1, 2).numpy()
+    layers: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
-        return hook
+    def keep(name: str, module: Any, query: Tensor, key: Tensor, *args: Any, **options: Any) -> None:
+        layers.append((query.numpy(), key.numpy()))
 
-    places = [
-        getattr(layer.attention.self, part).register_forward_hook(keep((at, part)))
-        for at, layer in enumerate(model.encoder.layer)
-        for part in ("query", "key")
-    ]
-    try:
-        with torch.no_grad():
-            model(input_ids=ids)
-    finally:
-        for place in places:
-            place.remove()
-    layers = range(len(model.encoder.layer))
-    return [(kept[at, "query"], kept[at, "key"]) for at in layers]
+    with torch.no_grad(), observed_calls(model, keep):
+        model(input_ids=ids)
+    return layers

@@ -23,7 +23,7 @@ from levelhead.errors import LevelheadValueError, expected
 from levelhead.remedies.projections import Probe, Source, Sources, Unknown
 from levelhead.remedies.remedy import Remedy, Sight, attention_modules, checked, needs_deep, no_attention, positive, run
 from levelhead.runs import tally
-from levelhead.torch.masks import hides_to
+from levelhead.torch.masks import hides
 from levelhead.watching import effective_scale
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import WatchedModule
@@ -210,9 +210,7 @@ class QKClip(Remedy):
             advice = "Run the model, in a step that its watch observes, before the first step()"
             raise LevelheadValueError(expected("model", "attention calls", "none yet", advice))
         for name, module in self.modules.items():
-            norms = [n for n, child in module.named_children() if effective_scale.is_norm(n, child)]
-            norms = [n for n in norms if effective_scale.is_qk_norm(n)]
-            if norms:
+            if norms := effective_scale.qk_norms(module):
                 given = f"{', '.join(norms)} in {name or 'the model'!r}"
                 advice = "Scaled weights would be renormalised away; QK-norm bounds the logits"
                 raise LevelheadValueError(expected("model", "no QK-norm", given, advice))
@@ -244,7 +242,7 @@ def _biased(call: Call) -> Tensor:
     mask: Tensor | None = call.scoring.mask
     if mask is None or mask.dtype is torch.bool or call.ready:
         return torch.zeros((), dtype=torch.bool, device=call.q.device)
-    return ((mask != 0) & (mask > hides_to(mask.dtype))).any().detach()
+    return ((mask != 0) & ~hides(mask)).any().detach()
 
 
 class _Plan:

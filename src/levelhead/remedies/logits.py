@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from levelhead.call import scaling
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.remedies.remedy import Remedy, Sight, checked, no_attention, positive
+from levelhead.remedies.remedy import Remedy, Sight, checked, listed, no_attention, positive
 from levelhead.runs import tally
 from levelhead.torch.huggingface.survey import attending_modules, eager_functions, understood
-from levelhead.torch.masks import hides_to
+from levelhead.torch.masks import hides
 from levelhead.torch.nn import MultiHeadAttention
 from levelhead.watching import amend
 from levelhead.watching.intercept import INTERCEPTION
@@ -175,7 +175,7 @@ def _largest_bias(sight: Sight) -> float:
     def of(mask: Tensor | None) -> float:
         if mask is None or not mask.dtype.is_floating_point:
             return 0.0
-        shown = mask[mask > hides_to(mask.dtype)]
+        shown = mask[~hides(mask)]
         return float(shown.abs().max()) if shown.numel() else 0.0
 
     return max(of(call.scoring.mask) for call, *_ in sight.calls)
@@ -216,8 +216,7 @@ def _reachable(model: nn.Module) -> dict[str, nn.Module]:
     if not found:
         raise no_attention(model)
     if wrong:
-        lines = [f"{name or '(the model)'}: {why}" for name, why in wrong.items()]
-        given = f"{len(wrong)} of {len(found)} that do not:\n  " + "\n  ".join(lines) + "\n"
+        given = f"{len(wrong)} of {len(found)} that do not:\n{listed(wrong)}\n"
         wanted = "attention modules that ask a function for their attention"
         raise LevelheadValueError(expected("model", wanted, given, "Nothing was changed"))
     return found

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.remedies.projections import Probe, Source, Sources, Unknown
-from levelhead.remedies.remedy import Remedy, Sight, checked, needs_deep, no_attention, positive, run
+from levelhead.remedies.remedy import Remedy, Sight, checked, listed, needs_deep, no_attention, positive, run
 from levelhead.watching import amend, effective_scale
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.module_stack import unwrapped
@@ -182,9 +182,8 @@ def _probed(model: nn.Module, batch: Any) -> dict[str, tuple[nn.Module, Sources]
         if why is not None:
             wrong[name] = why
     if wrong:
-        lines = [f"{name or '(the model)'}: {why}" for name, why in wrong.items()]
-        given = f"{len(wrong)} that are not:\n  " + "\n  ".join(lines) + "\n"
         wanted = "attention whose queries and keys come straight from projections"
+        given = f"{len(wrong)} that are not:\n{listed(wrong)}\n"
         raise LevelheadValueError(expected("model", wanted, given, "Nothing was changed"))
     return {name: (probe.places[name].module, sources) for name, sources in probe.found.items()}
 
@@ -194,8 +193,7 @@ def _refused(module: nn.Module, sources: Sources) -> str | None:
         there = getattr(module, each, None)
         if there is not None and not isinstance(there, nn.Identity):
             return f"has a {each} already"
-    norms = [name for name, child in module.named_children() if effective_scale.is_norm(name, child)]
-    if any(effective_scale.is_qk_norm(name) for name in norms):
+    if norms := effective_scale.qk_norms(module):
         return f"is normalised already ({', '.join(norms)})"
     for each, source in (("q", sources.q), ("k", sources.k)):
         if isinstance(source, Unknown):

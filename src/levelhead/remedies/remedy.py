@@ -37,8 +37,7 @@ class Verified:
     modules: Mapping[str, str]  # name -> what reached the softmax
 
     def __str__(self) -> str:
-        lines = [f"  {name or '(the model)'}: {seen}" for name, seen in self.modules.items()]
-        return "\n".join([f"{self.remedy}: in force in {len(self.modules)} modules", *lines])
+        return f"{self.remedy}: in force in {len(self.modules)} modules\n{listed(self.modules)}"
 
 
 @dataclass
@@ -82,9 +81,8 @@ class Remedy:
             elif sight is not None:
                 right[name] = self._evidence(name, sight)
         if wrong or not right:
-            lines = [f"{name or '(the model)'}: {why}" for name, why in wrong.items()]
-            given = f"{len(wrong)} of {len(self.modules)} where it is not:\n  " + "\n  ".join(lines)
-            raise NotInForceError(expected(repr(self), "to be in force", given + "\n", self._advice))
+            given = f"{len(wrong)} of {len(self.modules)} where it is not:\n{listed(wrong)}\n"
+            raise NotInForceError(expected(repr(self), "to be in force", given, self._advice))
         return Verified(self._name, right)
 
     # ---- what each says
@@ -145,6 +143,11 @@ def attention_modules(model: nn.Module) -> Iterator[nn.Module]:
     inner = unwrapped(model)
     yield from (found.module for found in attending_modules(inner))
     yield from (module for module in inner.modules() if sounds_like_attention(module))
+
+
+def listed(modules: Mapping[str, str]) -> str:
+    """A line for each module."""
+    return "\n".join(f"  {name or '(the model)'}: {words}" for name, words in modules.items())
 
 
 def no_attention(model: nn.Module) -> LevelheadValueError:

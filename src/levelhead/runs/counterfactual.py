@@ -9,12 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from levelhead import stats
 from levelhead.runs import tally
 from levelhead.runs.record import Record, Run
-from levelhead.runs.tally import Floats
+from levelhead.runs.tally import LEVELS, Floats
 
-LEVELS: tuple[stats.Level, ...] = ("flat", "level", "sharp", "saturated")
 AS_IT_IS = "as it is"
 _NAMES = {
     "none": "without the scale",

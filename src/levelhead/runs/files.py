@@ -1,15 +1,13 @@
-"""Reads a run back from whatever levelhead wrote it to."""
+"""Reads a run from any file or directory that levelhead wrote."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.runs import jsonl, parquet
-from levelhead.runs.record import FORMAT, Run, from_json
+from levelhead.runs.record import Run, load
 
 
 def read(path: str | os.PathLike[str]) -> Run:
@@ -24,14 +22,4 @@ def read(path: str | os.PathLike[str]) -> Run:
         start = file.read(4096)
     if start.startswith(b"PAR1"):
         return parquet.read(path)
-    if f'"{FORMAT}"'.encode() in start:
-        return from_json(_parsed(path))
-    return jsonl.read(path)
-
-
-def _parsed(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        advice = "The file was cut off or changed; record it again"
-        raise LevelheadValueError(expected(str(path), "a whole run", error, advice)) from error
+    return jsonl.read(path) if f'"{jsonl.FORMAT}"'.encode() in start or path.suffix == ".jsonl" else load(path)

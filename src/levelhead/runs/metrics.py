@@ -24,30 +24,13 @@ import numpy as np
 
 from levelhead.runs import tally
 from levelhead.runs.record import Record, Snapshot
-from levelhead.runs.tally import Floats, Heads
-from levelhead.stats import Level
+from levelhead.runs.tally import LEVELS, Floats, Heads
 
-STATISTICS = (
-    "max_logit",
-    "min_logit",
-    "logit_std",
-    "mean_logsumexp",
-    "normalised_entropy",
-    "effective_keys",
-    "mean_top1",
-    "saturated",
-    "gradient",
-    "mean_first",
-    "mean_sink",
-    "empty_rows",
-    "nan_rows",
-    "q_rms",
-    "k_rms",
-    "dq_norm",
-    "dk_norm",
-    "dv_norm",
+_NAMES = (
+    "max_logit min_logit logit_std mean_logsumexp normalised_entropy effective_keys mean_top1 saturated gradient "
+    "mean_first mean_sink empty_rows nan_rows q_rms k_rms dq_norm dk_norm dv_norm"
 )
-LEVELS: tuple[Level, ...] = ("flat", "level", "sharp", "saturated")
+STATISTICS = tuple(_NAMES.split())
 ALL = "all"  # in the place of a module: the whole model
 ROOT = "model"  # the module that is the model itself has no name of its own
 

@@ -53,6 +53,20 @@ class Facts:
     norms_idle: tuple[str, ...] = ()  # of those, the ones that never ran
 
 
+# The options that facts mention, as callers pass them.
+MENTIONED = ("causal", "mask", "softcap", "sinks")
+
+
+def mentioned(scoring: Any, *, ready: bool) -> dict[str, Any]:
+    """The facts that a call's `Scoring` gives; with `ready` its mask holds finished logits, and is no mask."""
+    return {
+        "causal": scoring.causal,
+        "masked": scoring.mask is not None and not ready,
+        "softcap": scoring.softcap,
+        "sinks": scoring.sinks is not None,
+    }
+
+
 @dataclass(frozen=True)
 class Record:
     """One attention module in one step."""

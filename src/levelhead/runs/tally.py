@@ -3,12 +3,13 @@
 A row of numbers per head. Each column is a sum, a minimum or a maximum over query rows, or says
 where the largest logit was; so tallies of batches, micro-batches, ranks and runs join exactly, in
 any number and in order. Rows with a NaN are counted and kept out of everything else. This file
-names the columns, joins tallies and reads statistics off them; it sees neither a tensor nor a
-logit (`measure` does).
+names the columns, sums rows up, joins tallies and reads statistics off them. Sums and joins are written
+once for NumPy and torch: `xp` is the namespace of the arrays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -57,6 +58,7 @@ MIN = slice(SUM.stop, SUM.stop + len(MINIMA))
 MAX = slice(MIN.stop, MIN.stop + len(MAXIMA))
 PLACE = slice(MAX.stop, len(COLUMNS))
 LARGEST = INDEX["max_logit"]
+LEVELS: tuple[stats.Level, ...] = ("flat", "level", "sharp", "saturated")
 
 NOTHING = (0.0,) * len(SUMS) + (np.inf,) * len(MINIMA) + (-np.inf,) * len(MAXIMA) + (-1.0,) * len(PLACES)
 
@@ -66,15 +68,69 @@ def nothing(heads: int) -> Floats:
     return np.tile(np.asarray(NOTHING), (heads, 1))
 
 
-def merge(a: Floats, b: Floats) -> Floats:
+def merge(a: Any, b: Any, xp: Any = np) -> Any:
     """Both together; where the largest logit is in both, its place is a's, the earlier one."""
-    joined = np.empty_like(a)
-    joined[:, SUM] = a[:, SUM] + b[:, SUM]
-    joined[:, MIN] = np.minimum(a[:, MIN], b[:, MIN])
-    joined[:, MAX] = np.maximum(a[:, MAX], b[:, MAX])
     later = (b[:, LARGEST] > a[:, LARGEST])[:, None]
-    joined[:, PLACE] = np.where(later, b[:, PLACE], a[:, PLACE])
-    return joined
+    parts = (
+        a[:, SUM] + b[:, SUM],
+        xp.minimum(a[:, MIN], b[:, MIN]),
+        xp.maximum(a[:, MAX], b[:, MAX]),
+        xp.where(later, b[:, PLACE], a[:, PLACE]),
+    )
+    return xp.concatenate(parts, 1)
+
+
+_MEANS = ("mean", "var", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink")  # of rows
+_EXTREMES = {
+    "min_logit": "min",
+    "min_logsumexp": "logsumexp",
+    "min_entropy": "entropy",
+    "max_logit": "max",
+    "max_logsumexp": "logsumexp",
+    "max_entropy": "entropy",
+    "max_top1": "top1",
+}
+
+
+def of_rows(rows: Mapping[str, Any], xp: Any = np, *, length: int | None = None, positions: Any = None) -> Any:
+    """The tally (H, columns) of at least one row; without q, k and gradients.
+
+    Args:
+        rows: the fields of `stats.Rows` by name, (B, H, T) each; `exists`, where some rows do not.
+        length: of a sequence, if several of them lie one after another along T.
+        positions: of the rows, if they are only some of their sequence.
+    """
+    real, count, wrong = rows["mean"].dtype, rows["count"], xp.isnan(rows["logsumexp"])
+    some, several = (count > 0) & ~wrong, (count > 1) & ~wrong
+    real_rows = ~wrong & rows["exists"] if "exists" in rows else ~wrong
+    B, H, T = count.shape
+    ones, log_count = xp.ones_like(count), xp.log(xp.asarray(xp.where(count > 2, count, 2), dtype=real))
+    summed = {name: (rows[name], some) for name in _MEANS} | {
+        "rows": (ones, some),
+        "lone_rows": (ones, ~several & real_rows),
+        "empty_rows": (ones, (count == 0) & real_rows),
+        "nan_rows": (ones, wrong),
+        "several": (ones, several),
+        "saturated": (ones, several & (rows["top1"] >= stats.SATURATED_ROW)),
+        "normalised_entropy": (rows["entropy"] / log_count, several),
+        "effective_keys": (xp.exp(rows["entropy"]), several),
+    }
+    columns = {name: xp.asarray(xp.where(kept, x, 0), dtype=real).sum((0, 2)) for name, (x, kept) in summed.items()}
+    for name, field in _EXTREMES.items():
+        sign = -1.0 if name in MINIMA else 1.0
+        columns[name] = xp.amax(xp.where(some, rows[field] * sign, -np.inf), (0, 2)) * sign
+
+    def by_head(x: Any) -> Any:
+        return xp.swapaxes(x, 0, 1).reshape(H, B * T)
+
+    at = by_head(xp.where(some, rows["max"], -np.inf)).argmax(1)
+    batch, row = at // (length or T), at % (length or T)
+    head = xp.cumsum(xp.ones_like(at), 0) - 1  # on the device of the arrays
+    place = (batch, row if positions is None else positions[row], by_head(rows["argmax"])[head, at])
+    seen = by_head(some).any(1)
+    columns |= {name: xp.where(seen, x, -1) for name, x in zip(PLACES, place, strict=True)}
+    nothing = xp.zeros_like(columns["rows"])
+    return xp.stack([xp.asarray(columns.get(name, nothing), dtype=real) for name in COLUMNS], 1)
 
 
 def over_heads(tally: Floats) -> Floats:

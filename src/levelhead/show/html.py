@@ -13,14 +13,13 @@ from html import escape
 from pathlib import Path
 
 from levelhead.diagnosis.compare import Comparison
-from levelhead.diagnosis.findings import Finding
+from levelhead.diagnosis.findings import SHOWN, Finding, Group, groups, verdict
 from levelhead.runs.counterfactual import AS_IT_IS, counterfactual
 from levelhead.runs.record import Record, Run
 from levelhead.show import gauge_svg, view
 from levelhead.words import module_title
 
 _OPEN = 100  # heads up to which every table starts unfolded
-_PLACES = 8  # places of a finding that are shown unfolded
 
 
 @cache
@@ -58,21 +57,13 @@ def document(title: str, css: str, body: str) -> str:
 
 def notebook(run: Run, findings: Sequence[Finding] = ()) -> str:
     """The map and what was found, for `_repr_html_`; it takes the notebook's own ink and paper."""
-    groups = "".join(
-        f"<li><b>{escape(group.severity)}: {escape(group.kind)}</b>, {_where(group)}</li>"
-        for group in view.groups(findings)
-    )
+    items = "".join(f"<li><b>{escape(group.title)}</b>: {escape(group.places[0])}</li>" for group in groups(findings))
     closing = "".join(f'<p class="soft">{escape(line)}</p>' for line in (*view.coverage(run), *view.cost(run)))
     return (
         f'<div class="lh note"><style>\n{style()}</style>'
         f"<p><b>{escape(run.model)}</b>: {escape(view.opening(run))}</p>"
-        f"{_maps(run, findings, linked=False)}<p>{_legend(run)}</p><ul>{groups}</ul>{closing}</div>"
+        f"{_maps(run, findings, linked=False)}<p>{_legend(run)}</p><ul>{items}</ul>{closing}</div>"
     )
-
-
-def _where(group: view.Group) -> str:
-    first = escape(group.places[0][0])
-    return first if len(group.places) == 1 else f"{first} and {len(group.places) - 1} more"
 
 
 def _legend(run: Run) -> str:
@@ -93,7 +84,7 @@ def _header(run: Run, findings: Sequence[Finding]) -> str:
     return (
         f'<header>\n<div class="brand">{gauge_svg.picture("level")}levelhead</div>\n'
         f"<h1>{escape(run.model)}</h1>\n<p>{escape(view.opening(run)).capitalize()}.</p>\n"
-        f'<p class="soft">Findings: {escape(view.verdict(findings))}.</p>\n</header>\n'
+        f'<p class="soft">{escape(verdict(findings)).capitalize()}.</p>\n</header>\n'
         f'<ul class="tiles">\n{tiles}</ul>\n'
     )
 
@@ -126,16 +117,14 @@ def _anchors(run: Run) -> dict[str, str]:
 
 
 def _findings(findings: Sequence[Finding]) -> str:
-    groups = view.groups(findings)
-    if not groups:
-        return "<section>\n<h2>Findings</h2>\n<p>Nothing to report.</p>\n</section>\n"
-    return f"<section>\n<h2>Findings</h2>\n{''.join(map(_finding, groups))}</section>\n"
+    shown = "".join(map(_finding, groups(findings))) or "<p>No findings.</p>\n"
+    return f"<section>\n<h2>Findings</h2>\n{shown}</section>\n"
 
 
-def _finding(group: view.Group) -> str:
-    places = [f"<li>{escape(where)}: {escape(said)}</li>" for where, said in group.places]
-    listed = f"<ul>{''.join(places[:_PLACES])}</ul>"
-    if rest := places[_PLACES:]:
+def _finding(group: Group) -> str:
+    places = [f"<li>{escape(place)}</li>" for place in group.places]
+    listed = f"<ul>{''.join(places[:SHOWN])}</ul>"
+    if rest := places[SHOWN:]:
         listed += f"<details><summary>{len(rest)} more</summary><ul>{''.join(rest)}</ul></details>"
     return (
         f'<article class="finding {escape(group.severity)}"><h3>'

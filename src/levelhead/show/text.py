@@ -10,20 +10,15 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from levelhead import stats
-from levelhead.diagnosis.findings import Finding
+from levelhead.diagnosis.findings import MARKS, Finding, groups
 from levelhead.runs.record import Record, Run
 from levelhead.show import view
-from levelhead.show.html import html, notebook
 from levelhead.terminal import paint, width_of
 from levelhead.words import module_title
 
-__all__ = ["html", "notebook", "text"]
-
 _ROOMY = 104  # from here on three digits fit
-_MARKS = {"error": "✖", "warning": "▲", "note": "·"}
 _LEFT = ("gauge", "level")
 _TWO = {"H/ln n": ("H/", "ln n"), "saturated": ("satu-", "rated"), "gradient left": ("grad.", "left")}
-_PLACES = 6  # places printed of a finding that many heads share
 
 
 def text(
@@ -92,7 +87,7 @@ def heads_map(run: Run, findings: Sequence[Finding] = (), *, colour: bool, width
     ]
     yield from _fill(legend, width)
     if marked:
-        marks = (f"{_MARKS[severity]} {severity}" for severity in ("warning", "error"))
+        marks = (f"{MARKS[severity]} {severity}" for severity in ("warning", "error"))
         yield f"  beside a head or a module: {', '.join(marks)}"
 
 
@@ -106,7 +101,7 @@ def _block(block: view.Block, marked: Mapping[tuple[str, int | None], str], colo
         yield (" " * margin + "".join(ticks)).rstrip()
         for label, (_, record) in zip(labels, block.rows, strict=True):
             whole = marked.get((record.module, None))
-            side = paint(_MARKS[whole], whole, colour) if whole else " "
+            side = paint(MARKS[whole], whole, colour) if whole else " "
             row = [
                 _cell(level, marked.get((record.module, first + h)), colour)
                 for h, level in enumerate(record.heads.levels[first : first + cells])
@@ -115,7 +110,7 @@ def _block(block: view.Block, marked: Mapping[tuple[str, int | None], str], colo
 
 
 def _cell(level: stats.Level, severity: str | None, colour: bool) -> str:
-    mark = paint(_MARKS[severity], severity, colour) if severity else " "
+    mark = paint(MARKS[severity], severity, colour) if severity else " "
     return paint(view.GLYPHS[level], level, colour) + mark
 
 
@@ -205,20 +200,11 @@ def _rows(columns: Mapping[str, Sequence[str]], record: Record, colour: bool) ->
 
 
 def finding_lines(findings: Sequence[Finding], *, colour: bool, width: int) -> Iterator[str]:
-    """Each kind of finding: what, where with which numbers, why it matters, what to try."""
-    for group in view.groups(findings):
-        head = f"{_MARKS[group.severity]} {group.severity}: {group.kind}"
-        if len(group.places) > 1:
-            head += f" ({len(group.places)} places)"
-        yield paint(head, group.severity, colour)
-        for where, evidence in group.places[:_PLACES]:
-            yield from _wrap(f"{where}: {evidence}", width, "  ", "  ")
-        if (rest := len(group.places) - _PLACES) > 0:
-            yield f"  … and {rest} more"
-        yield from _wrap(f"why: {group.why}", width, "  ", "  ")
-        yield from _wrap(f"try: {group.advice}", width, "  ", "  ")
-        if group.link:
-            yield from _wrap(f"read: {group.link}", width, "  ", "  ")
+    """Each group of findings, within the width."""
+    for group in groups(findings):
+        yield paint(group.title, group.severity, colour)
+        for line in group.lines():
+            yield from _wrap(line.strip(), width, "  ", "  ")
 
 
 def scale_lines(run: Run, *, colour: bool, width: int) -> Iterator[str]:

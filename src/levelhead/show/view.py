@@ -24,14 +24,13 @@ from levelhead.words import module_title, plural
 
 # The fuller the disc, the fewer keys a head attends to: an order that needs no colour.
 GLYPHS: Mapping[str, str] = {"flat": "○", "level": "◔", "sharp": "◑", "saturated": "●", "none": "·"}
-MEANINGS: Mapping[str, str] = {
+MEANINGS: Mapping[stats.Level, str] = {
     "flat": "hardly tells keys apart",
     "level": "weighs many keys",
     "sharp": "picks a few keys",
     "saturated": "picks one key",
     "none": "nothing seen",
 }
-LEVELS: tuple[stats.Level, ...] = ("flat", "level", "sharp", "saturated", "none")
 
 
 # ---- heads ------------------------------------------------------------------
@@ -83,9 +82,9 @@ def _numbers(values: Iterable[float], digits: int) -> list[str]:
 
 
 def levels(records: Iterable[Record]) -> dict[stats.Level, int]:
-    """How many heads stand at each level, in the order of LEVELS; absent ones are 0."""
+    """How many heads stand at each level, in the order of MEANINGS."""
     found = Counter[str](level for record in records for level in record.heads.levels)
-    return {level: found[level] for level in LEVELS}
+    return {level: found[level] for level in MEANINGS}
 
 
 def rules(run: Run) -> dict[str, Mapping[str, int]]:
@@ -234,27 +233,6 @@ def shares(counts: Mapping[str, int], cells: int) -> dict[str, int]:
 # ---- findings ---------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Group:
-    """Findings of one kind and severity; their why and advice are said once."""
-
-    kind: str
-    severity: str
-    why: str
-    advice: str
-    link: str
-    places: tuple[tuple[str, str], ...]  # where, and the numbers there
-
-
-def groups(findings: Iterable[Finding]) -> list[Group]:
-    """The findings, the gravest first, those that say the same together."""
-    alike: dict[tuple[str, str, str, str, str], list[tuple[str, str]]] = {}
-    for found in sorted(findings, key=lambda found: -SEVERITIES.index(found.severity)):
-        topic = (found.kind, found.severity, found.why, found.advice, found.link)
-        alike.setdefault(topic, []).append((found.where, found.numbers))
-    return [Group(*topic, tuple(places)) for topic, places in alike.items()]
-
-
 def alarms(findings: Iterable[Finding]) -> list[Finding]:
     """The warnings and errors."""
     return [found for found in findings if found.severity != "note"]
@@ -267,10 +245,3 @@ def marks(findings: Iterable[Finding]) -> dict[tuple[str, int | None], Severity]
         for head in one.head if isinstance(one.head, tuple) else (one.head,):
             found[one.module, head] = one.severity
     return found
-
-
-def verdict(findings: Iterable[Finding]) -> str:
-    """How many of what severity, in a few words."""
-    n = Counter(found.severity for found in findings)
-    said = [plural(n[severity], severity) for severity in reversed(SEVERITIES) if n[severity]]
-    return ", ".join(said) if said else "nothing to report"

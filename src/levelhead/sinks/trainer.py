@@ -21,6 +21,7 @@ class Watcher(Protocol):
     @property
     def last(self) -> Snapshot: ...
     def attach(self) -> Any: ...
+    def start_at(self, step: int) -> Any: ...
     def step(self) -> Any: ...
     def detach(self) -> Any: ...
 
@@ -63,8 +64,7 @@ class Training:
         self.watch, self._told = self._make(model, **self._options), None
         self.watch.attach()
         self._attached = True
-        for _ in range(done + 1):  # those done, and step 0, which is what is before the first
-            self.watch.step()
+        self.watch.start_at(done + 1)
 
     def step(self) -> None:
         """An optimiser's step is done."""

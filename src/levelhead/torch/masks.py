@@ -1,13 +1,12 @@
-"""The rule by which a mask of numbers hides a key."""
+"""The rule by which an additive mask hides a key."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-__all__ = ["hides_to"]
 
-
-def hides_to(dtype: torch.dtype) -> float:
-    """The number up to which a mask's entries hide their key. Models write the lowest number of a type instead of −inf;
-    half of it counts too, because masks are made in one dtype, added up and cast to another."""
-    return torch.finfo(dtype).min / 2
+def hides(mask: Tensor) -> Tensor:
+    """Where an additive mask hides a key. Models write the lowest number of a type instead of -inf, and masks are made
+    in one type, added up and cast to another: half of the lowest number hides, too."""
+    return mask <= torch.finfo(mask.dtype).min / 2

@@ -40,45 +40,13 @@ class _Product:
         return replace(self, left=self.right.mT, right=self.left.mT)
 
 
-_KEEPING = {  # the first argument's scores, in another shape, with more added or hidden
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "expand",
-    "permute",
-    "transpose",
-    "unsqueeze",
-    "squeeze",
-    "clone",
-    "_to_copy",
-    "alias",
-    "detach",
-    "select",
-    "t",
-    "contiguous",
-    "view_as",
-    "slice",
-    "add",
-    "add_",
-    "sub",
-    "sub_",
-    "masked_fill",
-    "masked_fill_",
-    "tanh",
-    "tanh_",
-    "clamp",
-    "clamp_",
-    "where",
-    "maximum",
-    "minimum",
-    "nan_to_num",
-    "copy_",
-    "index_put_",
-    "_unsafe_index",
-    "cat",
-    "constant_pad_nd",
-    "addcmul",
-}
+# Results that still contain the scores of the first argument: in another shape, with more added or hidden.
+_KEEPING_NAMES = (
+    "view _unsafe_view reshape expand permute transpose unsqueeze squeeze clone _to_copy alias detach select t "
+    "contiguous view_as slice add add_ sub sub_ masked_fill masked_fill_ tanh tanh_ clamp clamp_ where maximum "
+    "minimum nan_to_num copy_ index_put_ _unsafe_index cat constant_pad_nd addcmul"
+)
+_KEEPING = set(_KEEPING_NAMES.split())
 _SCALING: dict[str, Callable[[Any, Any], Any]] = {
     "mul": lambda factor, x: factor * x,
     "mul_": lambda factor, x: factor * x,

@@ -76,10 +76,11 @@ def is_norm(name: str, module: nn.Module) -> bool:
     return "norm" in kind or (("norm" in name.lower()) and not isinstance(module, nn.Identity))
 
 
-def is_qk_norm(name: str) -> bool:
-    """Whether a norm's name says that it is for queries or keys: q_norm, key_layernorm, norm_k."""
-    words = set(_words(name)) - {"norm", "layernorm", "rmsnorm", "ln", "layer", "rms"}
-    return bool(words & {"q", "k", "qk", "query", "key"})
+def qk_norms(module: nn.Module) -> list[str]:
+    """Names of a module's children that normalise queries or keys: q_norm, key_layernorm, norm_k."""
+    around = {"norm", "layernorm", "rmsnorm", "ln", "layer", "rms"}
+    names = [name for name, child in module.named_children() if is_norm(name, child)]
+    return [name for name in names if (set(_words(name)) - around) & {"q", "k", "qk", "query", "key"}]
 
 
 def role(name: str) -> str | None:

@@ -22,14 +22,16 @@ from levelhead.attention import observe
 from levelhead.call.options import NAMES, Options, Scoring
 from levelhead.distributed.attention import attention as sharded_attention
 from levelhead.distributed.attention import look
+from levelhead.observation import Observation
 from levelhead.torch import sdpa
 from levelhead.torch.functorch import attend
+from levelhead.torch.huggingface.functions import AttentionHook
 from levelhead.torch.swap import Function, Swap
-from levelhead.watching import amend, transformers_calls
+from levelhead.watching import amend
 from levelhead.watching.intercept_softmax import multihead_over, softmax_over
 from levelhead.watching.intercept_transformers import transformers_attention
 from levelhead.watching.measure import Call, call_of
-from levelhead.watching.module_stack import current, traced
+from levelhead.watching.module_stack import Observed, current, traced
 from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_observed, run_traced
 
 _KEPT = (*sdpa.KEPT, "levelhead.attention", "levelhead.torch.huggingface", __name__)
@@ -42,7 +44,8 @@ class Interception:
         self._holders = 0
         self._lock = threading.Lock()
         self._swaps: list[Swap] = []
-        self._interface = transformers_calls.Interface(transformers_attention)
+        self._transformers = AttentionHook(transformers_attention)
+        self._has_transformers = False
         self._fast_path = True
 
     def hold(self) -> None:
@@ -58,7 +61,9 @@ class Interception:
             multihead = functional.multi_head_attention_forward
             instead[multihead] = multihead_over(multihead)
             self._swaps = [Swap(instead, _KEPT), Swap({attend: _operator_over(attend)}, (attend.__module__, __name__))]
-            self._interface.install()
+            self._has_transformers = "transformers" in sys.modules
+            if self._has_transformers:
+                self._transformers.install()
             # The native fast path of nn.MultiheadAttention calls none of these functions.
             self._fast_path = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
@@ -74,7 +79,8 @@ class Interception:
                 return
             for swap in self._swaps:
                 swap.undo()
-            self._interface.remove()
+            if self._has_transformers:
+                self._transformers.remove()
             torch.backends.mha.set_fastpath_enabled(self._fast_path)
             traced.clear()  # after Ctrl-C no hook ran, and old frames remain
 
@@ -205,8 +211,12 @@ def _attention_over(original: Function) -> Function:
         if not watch.wanted():
             return original(q, k, v, **options)
         options.pop("out", None)
+
+        def again(scale: Any) -> Observation:
+            return observe(q.detach(), k.detach(), **(options | {"scale": scale}))
+
         observation = observe(q, k, v, **options)
-        watch.record_observation(frame, "levelhead", observation, q, k, options)
+        watch.record_observed(frame, Observed("levelhead", observation, q, k, options, again))
         return observation.output
 
     return attention
@@ -226,8 +236,13 @@ def _sharded_over(original: Function) -> Function:
             return original(q, k, v, **options)
         own: Options = {name: x for name, x in options.items() if name in NAMES}  # type: ignore[assignment]
         others = {name: x for name, x in options.items() if name not in NAMES}
-        observation, agreement = look(q, k, v, own, **others)
-        watch.record_shard(frame, observation, q, k, (own, others), agreement)
+
+        def again(scale: Any) -> Observation:
+            return look(q.detach(), k.detach(), None, {**own, "scale": scale}, **others)[0]
+
+        observation, shard = look(q, k, v, own, **others)
+        path = f"levelhead.distributed, {shard.plan}"
+        watch.record_observed(frame, Observed(path, observation, q, k, own, again, shard))
         return observation.output
 
     return attention

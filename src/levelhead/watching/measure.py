@@ -21,7 +21,7 @@ from levelhead import _core, reference, stats
 from levelhead.call.options import Scoring
 from levelhead.runs import tally
 from levelhead.state import unwritten
-from levelhead.torch.masks import hides_to
+from levelhead.torch.masks import hides
 from levelhead.torch.operators import for_core, memory, uniform
 
 Fields: TypeAlias = dict[str, Tensor]  # name -> (B, H, T)
@@ -115,17 +115,9 @@ def fill_squares(found: Tensor, q: Tensor, k: Tensor) -> None:
 
 
 def folded(into: Tensor, new: Tensor) -> Tensor:
-    """Both together, as `tally.merge`."""
-    later = (new[:, tally.LARGEST] > into[:, tally.LARGEST])[:, None]
-    return torch.cat(
-        [
-            into[:, tally.SUM] + new[:, tally.SUM],
-            torch.minimum(into[:, tally.MIN], new[:, tally.MIN]),
-            torch.maximum(into[:, tally.MAX], new[:, tally.MAX]),
-            torch.where(later, new[:, tally.PLACE], into[:, tally.PLACE]),
-        ],
-        1,
-    )
+    """Both tallies as one."""
+    joined: Tensor = tally.merge(into, new, torch)
+    return joined
 
 
 # ---- the call as both paths read it
@@ -151,7 +143,7 @@ def _hidden(call: Call) -> Call:
         return call
     if mask.dtype not in (call.q.dtype, torch.float32):
         mask = mask.to(_wide(call.q))
-    mask = mask.masked_fill(mask <= hides_to(mask.dtype), -math.inf)
+    mask = mask.masked_fill(hides(mask), -math.inf)
     return replace(call, scoring=call.scoring._replace(mask=mask))
 
 
@@ -279,61 +271,12 @@ def _piece(s: Tensor, sinks: Tensor | None, exists: Tensor | None) -> Fields:
 
 
 def summed(fields: Fields, sampled: Tensor | None) -> Tensor:
-    """The tally (H, columns) of rows (B, H, T); `sampled` says which rows they were."""
-    real = fields["mean"].dtype
-    count, wrong = fields["count"], torch.isnan(fields["logsumexp"])
-    some, several = (count > 0) & ~wrong, (count > 1) & ~wrong
-    saturated = fields["top1"] >= stats.SATURATED_ROW
-    spread = fields["entropy"] / count.clamp(min=2).to(real).log()
-
-    def total(x: Tensor, keep: Tensor) -> Tensor:
-        return torch.where(keep, x, 0).to(real).sum((0, 2))
-
-    def extreme(x: Tensor, sign: float) -> Tensor:
-        kept = torch.where(some, x * sign, -math.inf)
-        if kept.shape[0] * kept.shape[2] == 0:
-            return kept.new_full((kept.shape[1],), -math.inf) * sign
-        return kept.amax((0, 2)) * sign
-
-    ones = torch.ones_like(count)
-    absent = ~fields["exists"] if "exists" in fields else torch.zeros_like(wrong)
-    columns = {
-        "rows": total(ones, some),
-        "lone_rows": total(ones, ~several & ~wrong & ~absent),
-        "empty_rows": total(ones, (count == 0) & ~wrong & ~absent),
-        "nan_rows": total(ones, wrong),
-        "several": total(ones, several),
-        "saturated": total(saturated.to(real), several),
-        "normalised_entropy": total(spread, several),
-        "effective_keys": total(fields["entropy"].exp(), several),
-        "min_logit": extreme(fields["min"], -1),
-        "min_logsumexp": extreme(fields["logsumexp"], -1),
-        "min_entropy": extreme(fields["entropy"], -1),
-        "max_logit": extreme(fields["max"], 1),
-        "max_logsumexp": extreme(fields["logsumexp"], 1),
-        "max_entropy": extreme(fields["entropy"], 1),
-        "max_top1": extreme(fields["top1"], 1),
-    }
-    for name in ("mean", "var", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink"):
-        columns[name] = total(fields[name], some)
-    columns |= _places(fields, some, sampled)
-    nothing = torch.zeros_like(columns["rows"])
-    return torch.stack([columns.get(name, nothing).to(real) for name in tally.COLUMNS], 1)
-
-
-def _places(fields: Fields, some: Tensor, sampled: Tensor | None) -> Fields:
-    """Batch row, query and key of each head's largest logit."""
-    B, H, T = some.shape
-    if B * T == 0:
-        none = torch.full((H,), -1, device=some.device)
-        return {"max_batch": none, "max_query": none, "max_key": none}
-    kept = torch.where(some, fields["max"], -math.inf).transpose(0, 1).reshape(H, B * T)
-    at = kept.argmax(1)
-    any_ = some.transpose(0, 1).reshape(H, B * T).any(1)
-    key = fields["argmax"].transpose(0, 1).reshape(H, B * T).gather(1, at[:, None])[:, 0]
-    query = at % T if sampled is None else sampled[at % T]
-    places = {"max_batch": at // T, "max_query": query, "max_key": key}
-    return {name: torch.where(any_, x, -1) for name, x in places.items()}
+    """The tally (H, columns) of rows (B, H, T); `sampled`: the positions of the rows."""
+    B, H, T = fields["count"].shape
+    if not B * T:
+        return torch.from_numpy(tally.nothing(H)).to(fields["mean"])
+    columns: Tensor = tally.of_rows(fields, torch, positions=sampled)
+    return columns
 
 
 # ---- variations

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,19 @@ _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", 
 _DISTRIBUTORS = ("torch.", "deepspeed.", "accelerate.")  # libraries whose wrappers hold the model as "module"
 _HEADS = ("num_heads", "n_heads", "nheads", "heads", "n_head", "num_attention_heads", "nhead")
 _numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A call of levelhead's own functions, which computed it together with its statistics."""
+
+    path: str
+    observation: Observation
+    q: Tensor
+    k: Tensor
+    options: Mapping[str, Any]
+    again: Callable[[Any], Observation]  # observes the call under another scale
+    shard: Any = None  # of `levelhead.distributed`: the rows of this rank
 
 
 class Recorder(Protocol):
@@ -52,15 +66,8 @@ class Recorder(Protocol):
     def record_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """Adds a call that levelhead computed together with its statistics."""
 
-    def record_observation(
-        self, frame: Frame, path: str, observation: Observation, q: Tensor, k: Tensor, options: Any
-    ) -> None:
-        """The same for `levelhead.attention`."""
-
-    def record_shard(
-        self, frame: Frame, observation: Observation, q: Tensor, k: Tensor, options: Any, call: Any
-    ) -> None:
-        """The same for this rank's rows of `levelhead.distributed.attention`."""
+    def record_observed(self, frame: Frame, observed: Observed) -> None:
+        """The same for `levelhead.attention` and `levelhead.distributed.attention`."""
 
     def follow_gradients(
         self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int] = (1, 1)

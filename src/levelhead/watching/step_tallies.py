@@ -10,24 +10,23 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from levelhead.attention import observe
 from levelhead.call import scaling
 from levelhead.call.options import Scoring
-from levelhead.distributed.attention import look
 from levelhead.observation import Observation
 from levelhead.runs import tally
-from levelhead.runs.record import Facts, Record
+from levelhead.runs.record import MENTIONED, Facts, Record, mentioned
 from levelhead.torch.operators import Pass
 from levelhead.watching import effective_scale, measure
 from levelhead.watching.effective_scale import Ran, Reading
 from levelhead.watching.intercept_softmax import WEIGHTS
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import Frame, WatchedModule
+from levelhead.watching.module_stack import Frame, Observed, WatchedModule
 
 RULES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)")
 
@@ -140,66 +139,27 @@ class Ledger:
         rules = self._rules(q, lambda times: measure.tallied(measure.rescaled(call, times)))
         self._enter(frame, _Measured(path, call, tallied, q, k, computed.scoring.scale, rules, fused=True))
 
-    def add_observation(
-        self, frame: Frame, path: str, observation: Observation, q: Tensor, k: Tensor, options: Any
-    ) -> None:
-        """A call of `levelhead.attention`."""
-        detached = (q.detach(), k.detach())
-
-        def again(factor: Any) -> Observation:
-            return observe(*detached, **(options | {"scale": factor}))
-
-        def tallied(seen: Observation, call: Call) -> Tensor:
-            return measure.from_core(*_states(seen, call), call, exists=seen.exists)
-
-        self._add_observed(frame, path, observation, q, k, options, again, tallied)
-
-    def add_shard(self, frame: Frame, observation: Observation, q: Tensor, k: Tensor, options: Any, shard: Any) -> None:
-        """This rank's rows of a call of `levelhead.distributed.attention`. Where every rank has all rows, the first
-        one counts them."""
-        detached = (q.detach(), k.detach())
-        scoring, others = options
-        counts_rows = shard.plan != "decode" or shard.wire.rank == 0
-        positions = torch.from_numpy(shard.positions)
-
-        def again(factor: Any) -> Observation:
-            return look(*detached, None, scoring | {"scale": factor}, **others)[0]
-
-        def tallied(seen: Observation, call: Call) -> Tensor:
-            whole = measure.from_core(*_states(seen, call), call, positions, seen.exists)
-            return whole if counts_rows else _keys_alone(whole)
-
-        path, tokens = f"levelhead.distributed, {shard.plan}", (shard.queries.n, shard.keys.n)
-        self._add_observed(frame, path, observation, q, k, scoring, again, tallied, tokens)
-
-    def _add_observed(
-        self,
-        frame: Frame,
-        path: str,
-        observation: Observation,
-        q: Tensor,
-        k: Tensor,
-        options: Any,
-        again: Callable[[Any], Observation],
-        tallied: Callable[[Observation, Call], Tensor],
-        tokens: tuple[int, int] | None = None,
-    ) -> None:
-        """`again` observes the call under another scale, `tallied` sums an observation up."""
-        q, k = _four(q), _four(k)
+    def add_observed(self, frame: Frame, observed: Observed) -> None:
+        """A call of `levelhead.attention`, or this rank's rows of one of `levelhead.distributed.attention`."""
+        q, k, options, shard = _four(observed.q), _four(observed.k), observed.options, observed.shard
         rule = scaling.resolve(options.get("scale"), heads=q.shape[1], d_k=q.shape[3])
         is_number = not (rule.cosine or rule.log_n)  # else there are no variations of it
-        # Of the options, those that a record names.
-        named = {name: options.get(name) for name in ("mask", "softcap", "sinks")}
-        scoring = Scoring(torch.from_numpy(rule.factor), causal=bool(options.get("causal", False)), **named)
-        call = Call(q, k, scoring._replace(cosine=rule.cosine, log_n=rule.log_n))
+        own: dict[str, Any] = {name: options[name] for name in MENTIONED if options.get(name) is not None}
+        call = Call(q, k, Scoring(torch.from_numpy(rule.factor), cosine=rule.cosine, log_n=rule.log_n, **own))
 
-        def at(times: float) -> Tensor:
-            return tallied(again(rule.factor * times), call)
+        def tallied(observation: Observation) -> Tensor:
+            shape, state = tuple(q.shape[:3]), observation.state
+            sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (state.sums, state.counts))
+            positions = None if shard is None else torch.from_numpy(shard.positions)
+            whole = measure.from_core(sums, counts, observation.sinks, call, positions, observation.exists)
+            # Where every rank has all rows, the first one counts them.
+            elsewhere = shard is not None and shard.plan == "decode" and shard.wire.rank != 0
+            return _keys_alone(whole) if elsewhere else whole
 
-        rules = self._rules(q, at) if is_number else {}
-        scale = call.scale if is_number else None
-        whole = tallied(observation, call)
-        self._enter(frame, _Measured(path, call, whole, q, k, scale, rules, fused=True, tokens=tokens))
+        rules = self._rules(q, lambda times: tallied(observed.again(rule.factor * times))) if is_number else {}
+        scale, tokens = call.scale if is_number else None, None if shard is None else (shard.queries.n, shard.keys.n)
+        whole = tallied(observed.observation)
+        self._enter(frame, _Measured(observed.path, call, whole, q, k, scale, rules, fused=True, tokens=tokens))
 
     def _enter(self, frame: Frame, measured: _Measured) -> None:
         """Adds a call to its sheet."""
@@ -216,12 +176,9 @@ class Ledger:
             keys=keys,
             dtype=str(q.dtype).removeprefix("torch."),
             scale=None,
-            softcap=call.scoring.softcap,
-            causal=call.scoring.causal,
-            masked=call.scoring.mask is not None and not call.ready,
-            sinks=call.scoring.sinks is not None,
             sampled=measured.sampled,
             fused=measured.fused,
+            **mentioned(call.scoring, ready=call.ready),
         )
         sheet = _Sheet(measured.tally, measured.rules, facts, measured.scale, q.shape[0])
         squares = torch.stack([measure.squares(x) for x in (q, k)]) if frame.ran else None
@@ -261,12 +218,11 @@ class Ledger:
         heads = q.shape[-3] if q.dim() > 3 else self.watched.heads or 1
         for name, x, shards in (("dq", q, parts[0]), ("dk", k, parts[1]), ("dv", v, parts[1])):
             if x is not None and x.requires_grad:
-                counted = _Counted(self, name, heads, shards)
-                x.register_hook(counted)  # type: ignore[no-untyped-call]
+                x.register_hook(partial(self._count, name, heads, shards))  # type: ignore[no-untyped-call]
 
-    def count(self, name: str, heads: int, gradient: Tensor, shards: int) -> None:
-        """A gradient of q, k or v has come. Of a shard, as if the other ranks' were like it: each
-        rank counts a whole pass, and their mean is then the whole."""
+    def _count(self, name: str, heads: int, shards: int, gradient: Tensor) -> None:
+        """A tensor hook: counts a gradient of q, k or v, and does not change it. A shard counts as if the other ranks'
+        gradients were equal: each rank counts a whole pass, and the mean over ranks is right."""
         g = gradient.detach()
         g = g if g.dim() > 3 else g.reshape(g.shape[:-2].numel() // heads, heads, *g.shape[-2:])
         g = g.to(torch.float64 if g.dtype is torch.float64 else torch.float32)
@@ -313,8 +269,7 @@ class Ledger:
             by_hand = sheet.facts.how == WEIGHTS or scale is None  # scaled before it was observed
             scale, d_k = 1 / math.sqrt(module.head_dim) if by_hand else scale, module.head_dim
             reading = Reading(scale, effective_scale.BY_DEFINITION, module.embed_dim)
-        norms = [n for n, child in module.named_children() if effective_scale.is_norm(n, child)]
-        present = tuple(n for n in norms if effective_scale.is_qk_norm(n))
+        present = tuple(effective_scale.qk_norms(module))
         ran = self.watched.ever_ran  # empty for a compiled module: what ran inside it is not known
         return replace(
             sheet.facts,
@@ -347,23 +302,6 @@ class Ledger:
                 self._reading = reading
             self._noted = None
         return self._reading
-
-
-class _Counted:
-    """A hook of a tensor: counts its gradient, and changes nothing."""
-
-    def __init__(self, ledger: Ledger, name: str, heads: int, shards: int) -> None:
-        self._ledger, self._name, self._heads, self._shards = ledger, name, heads, shards
-
-    def __call__(self, gradient: Tensor) -> None:
-        self._ledger.count(self._name, self._heads, gradient, self._shards)
-
-
-def _states(observation: Observation, call: Call) -> tuple[Any, Any, Any]:
-    """The states of an observation's rows, (B, H, T, ...), and their sinks."""
-    shape, state = tuple(call.q.shape[:3]), observation.state
-    sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (state.sums, state.counts))
-    return sums, counts, observation.sinks
 
 
 def _four(x: Tensor) -> Tensor:

@@ -1,71 +1,19 @@
-"""Hugging Face's attention interface: what its arguments ask of the softmax, by implementation.
+"""What the arguments of transformers' attention functions mean, by implementation.
 
-Version 5 asks one function, `get_interface`, for every attention function, eager ones included;
-version 4 looks registered ones up in a mapping and calls eager ones by name. Here both are wrapped.
-An eager function that does more than softmax(q kᵀ · scale + mask) v is not described but watched:
-the softmax inside it tells its logits, and so does that of a module from before the interface.
+An eager function that does more than softmax(q kᵀ · scale + mask) v is not described by its arguments: the softmax
+inside it is observed instead, and so is that of a module from before the attention interface.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from levelhead.torch.huggingface.survey import attending_modules, eager_functions, understood
-from levelhead.torch.swap import Function, Layer, wraps
 from levelhead.watching.measure import Call, call_of
-
-
-class Interface:
-    """Has every function that transformers' interface hands out wrapped, while installed:
-    `called(function, name, module, ...)` is what runs instead of function(module, ...)."""
-
-    def __init__(self, called: Function) -> None:
-        self._called = called
-        self._layers: list[Layer] = []
-
-    def install(self) -> None:
-        if "transformers" not in sys.modules:
-            return
-        utils = importlib.import_module("transformers.modeling_utils")
-        kind = type(utils.ALL_ATTENTION_FUNCTIONS)
-        self._layers = [Layer(kind, "__getitem__", self._getitem)]
-        if hasattr(kind, "get_interface"):
-            self._layers.append(Layer(kind, "get_interface", self._get_interface))
-            return
-        for name, module in list(sys.modules.items()):  # version 4
-            eager = getattr(module, "__dict__", {}).get("eager_attention_forward")
-            if name.startswith("transformers.models.") and callable(eager):
-                wrap = functools.partial(self._over, name="eager")
-                self._layers.append(Layer(module, "eager_attention_forward", wrap))
-
-    def remove(self) -> None:
-        for layer in self._layers:
-            layer.undo()
-        self._layers = []
-
-    def _getitem(self, below: Function) -> Function:
-        def __getitem__(table: Any, key: str) -> Function:  # noqa: N807  a method in the making
-            return self._over(below(table, key), key)
-
-        return __getitem__
-
-    def _get_interface(self, below: Function) -> Function:
-        def get_interface(table: Any, attn_implementation: str, default: Function) -> Function:
-            return self._over(below(table, attn_implementation, default), attn_implementation or "eager")
-
-        return get_interface
-
-    def _over(self, found: Function, name: str) -> Function:
-        if wraps(found, self._called):
-            return found
-        return functools.partial(self._called, found, name)
-
 
 is_understood = functools.cache(understood)
 

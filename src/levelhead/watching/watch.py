@@ -21,14 +21,13 @@ from torch.utils.hooks import RemovableHandle
 from levelhead import checks
 from levelhead.diagnosis import wrong_scale
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.observation import Observation
 from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
 from levelhead.watching import by_hand as deep
 from levelhead.watching import compiled, coverage, module_stack
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import ATTRIBUTE, WATCHED_MODULES, Frame, WatchedModule
+from levelhead.watching.module_stack import ATTRIBUTE, WATCHED_MODULES, Frame, Observed, WatchedModule
 from levelhead.watching.step_tallies import Ledger
 
 _PASSES_OF_A_STEP = 64  # more micro-batches than anybody accumulates before a first step
@@ -178,6 +177,11 @@ class Watch:
         self._flush()
         self._step += 1
 
+    def start_at(self, step: int) -> None:
+        """Ends what ran before, and gives the next step this number; from here on `step()` ends steps."""
+        self.step()
+        self._step = step
+
     def begin_forward(self) -> None:
         """The whole model runs (the root's hook says so)."""
         if self._by_hand or _in_backward():
@@ -266,17 +270,9 @@ class Watch:
         with self._timed():
             self._ledger(frame).add_pass(frame, path, computed)
 
-    def record_observation(
-        self, frame: Frame, path: str, observation: Observation, q: Tensor, k: Tensor, options: Any
-    ) -> None:
+    def record_observed(self, frame: Frame, observed: Observed) -> None:
         with self._timed():
-            self._ledger(frame).add_observation(frame, path, observation, q, k, options)
-
-    def record_shard(
-        self, frame: Frame, observation: Observation, q: Tensor, k: Tensor, options: Any, call: Any
-    ) -> None:
-        with self._timed():
-            self._ledger(frame).add_shard(frame, observation, q, k, options, call)
+            self._ledger(frame).add_observed(frame, observed)
 
     def follow_gradients(
         self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int] = (1, 1)
@@ -350,7 +346,7 @@ class Watch:
         return f"<Watch of {type(self.model).__name__}: {modules} modules seen, {state}>"
 
     def _repr_html_(self) -> str:
-        from levelhead.show.text import notebook
+        from levelhead.show.html import notebook
 
         return notebook(self.run())
 

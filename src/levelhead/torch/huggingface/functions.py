@@ -1,59 +1,55 @@
-"""transformers' attention interface, held open while somebody uses levelhead.
+"""Hooks on transformers' attention functions: the one way in which levelhead observes or replaces their calls.
 
-An attention module asks the interface for the function to call, through one of two doors. While
-there are users, what comes out of either is the function itself within `called`, which decides by
-the module. What `called` decides is none of this file's business; when the last user leaves, the
-interface is as it was.
+An attention module gets its function from transformers' `AttentionInterface`. Version 5 has `get_interface`, which also
+returns a module's own eager function; version 4, and some modules still, use `[name]`, and call eager functions by
+name. While a hook is installed, these return the function inside a wrapper. When the last user has removed the hook,
+the interface is as it was.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.torch.swap import Layer, innermost, within, wraps
+from levelhead.torch.swap import Function, Layer, within, wraps
 
-__all__ = ["Doors"]
+__all__ = ["AttentionHook", "has_get_interface", "observed_calls"]
 
 
-class Doors:
-    """`get_interface` gives a module what it asks for, its own eager function included; `[name]`
-    is how older versions ask, and some modules still do.
+class AttentionHook:
+    """Runs called(function, name, module, ...) instead of function(module, ...); `name` is that of the implementation,
+    "eager" for a module's own function.
 
-    `called(original, eager, module, ...)` is what runs instead of original(module, ...).
+    An observer wraps what others have wrapped. A replacement (`replaces=True`) lies inside all observers, so that they
+    see the calls it receives; eager functions of version 4 are observed, not replaced.
     """
 
-    def __init__(self, called: Callable[..., Any]) -> None:
-        self._called = called
+    def __init__(self, called: Callable[..., Any], *, replaces: bool = False) -> None:
+        self._called, self._replaces = called, replaces
         self._users = 0
         self._layers: list[Layer] = []
 
-    @staticmethod
-    def _kind() -> Any:
-        try:
-            from transformers import AttentionInterface
-        except ImportError as error:
-            advice = 'pip install "levelhead[models]"'
-            wanted = "transformers 4.48 or newer to be installed"
-            raise LevelheadValueError(expected("model", wanted, error, advice)) from error
-        return AttentionInterface
-
-    def has_eager(self) -> bool:
-        return hasattr(self._kind(), "get_interface")
-
     def install(self) -> None:
-        kind, called = self._kind(), self._called  # before anything counts: it may be missing
+        """Adds a user; the first one installs the wrappers."""
+        interface = _interface()  # before anything counts: it may be missing
         self._users += 1
         if self._users > 1:
             return
-        self._layers = [Layer(kind, "__getitem__", lambda below: _getitem(below, called))]
-        if self.has_eager():
-            wrap = functools.partial(_get_interface, called=called)
-            self._layers.append(Layer(kind, "get_interface", wrap))
+        self._layers = [Layer(interface, "__getitem__", self._getitem)]
+        if has_get_interface():
+            self._layers.append(Layer(interface, "get_interface", self._get_interface))
+        elif not self._replaces:
+            eager = functools.partial(self._wrapped, name="eager")
+            self._layers += [Layer(module, _EAGER, eager) for module in _modules_with_eager()]
 
     def remove(self) -> None:
+        """Removes a user; the last one removes the wrappers."""
         self._users -= 1
         if self._users:
             return
@@ -61,22 +57,63 @@ class Doors:
             layer.undo()
         self._layers = []
 
+    def _getitem(self, below: Function) -> Function:
+        def __getitem__(table: Any, name: str) -> Function:  # noqa: N807  becomes a method
+            return self._wrapped(below(table, name), name)
 
-def _getitem(original: Any, called: Any) -> Any:
-    def __getitem__(self: Any, name: str) -> Any:  # noqa: N807
-        found = original(self, name)
-        if wraps(found, called):
-            return found
-        return within(found, lambda f: functools.partial(called, f, False))
+        return __getitem__
 
-    return __getitem__
+    def _get_interface(self, below: Function) -> Function:
+        def get_interface(table: Any, attn_implementation: str | None, default: Function) -> Function:
+            return self._wrapped(below(table, attn_implementation, default), attn_implementation or "eager")
+
+        return get_interface
+
+    def _wrapped(self, function: Function, name: str) -> Function:
+        if wraps(function, self._called):
+            return function
+        if self._replaces:
+            return within(function, lambda innermost: functools.partial(self._called, innermost, name))
+        return functools.partial(self._called, function, name)
 
 
-def _get_interface(original: Any, called: Any) -> Any:
-    def get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
-        found = original(self, attn_implementation, default)
-        if wraps(found, called) or innermost(found) is not default:
-            return found
-        return within(found, lambda f: functools.partial(called, f, True))
+@contextmanager
+def observed_calls(model: nn.Module, observe: Callable[..., None]) -> Iterator[None]:
+    """While the block runs, observe(name, module, ...) precedes every attention call of the model's modules."""
+    own = set(map(id, model.modules()))
 
-    return get_interface
+    def called(function: Function, name: str, module: nn.Module, *args: Any, **options: Any) -> Any:
+        if id(module) in own:
+            observe(name, module, *args, **options)
+        return function(module, *args, **options)
+
+    hook = AttentionHook(called)
+    hook.install()
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def has_get_interface() -> bool:
+    """Whether modules ask this transformers for their eager functions, too."""
+    return hasattr(_interface(), "get_interface")
+
+
+def _interface() -> Any:
+    try:
+        from transformers import AttentionInterface
+    except ImportError as error:
+        advice = 'pip install "levelhead[models]"'
+        wanted = "transformers 4.48 or newer to be installed"
+        raise LevelheadValueError(expected("model", wanted, error, advice)) from error
+    return AttentionInterface
+
+
+_EAGER = "eager_attention_forward"
+
+
+def _modules_with_eager() -> Iterator[Any]:
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers.models.") and callable(getattr(module, "__dict__", {}).get(_EAGER)):
+            yield module

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.torch import sdpa
-from levelhead.torch.masks import hides_to
+from levelhead.torch.masks import hides
 
 __all__ = ["attention"]
 
@@ -102,7 +102,7 @@ def _mask(eager: bool, dtype: torch.dtype, mask: Tensor | None, bias: Tensor | N
     if not mask.dtype.is_floating_point:
         advice = "Use bool, or an additive mask"
         raise LevelheadTypeError(expected("attention_mask", "bool or a floating dtype", mask.dtype, advice))
-    hidden = mask <= hides_to(mask.dtype)
+    hidden = hides(mask)
     total = (mask if bias is None else mask + bias).masked_fill(hidden, -torch.inf)
     return total if total.dtype in (dtype, torch.float32) else total.to(dtype)
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.torch import sdpa
-from levelhead.torch.huggingface.functions import Doors
+from levelhead.torch.huggingface.functions import AttentionHook, has_get_interface
 from levelhead.torch.huggingface.options import attention
 from levelhead.torch.huggingface.survey import Attending, attending_modules, eager_functions, understood
 
@@ -76,7 +76,7 @@ class use:  # noqa: N801  a verb, used as a call and in `with`
         self._kind = type(model).__name__
         self._modules: list[nn.Module] = []
         with _lock:
-            _doors.install()
+            _hook.install()
             for module in model.modules():
                 _marks(module).uses.append(self)
                 self._modules.append(module)
@@ -93,7 +93,7 @@ class use:  # noqa: N801  a verb, used as a call and in `with`
                 if not marks.uses:
                     _unmark(module)
             if self._modules:
-                _doors.remove()
+                _hook.remove()
             self._modules = []
 
     def __enter__(self) -> use:
@@ -130,7 +130,7 @@ def _why_not(found: Attending) -> str | None:
             return f"runs {name!r}: load it with attn_implementation 'sdpa' or 'eager'"
         if name == "sdpa":
             return None
-        if not _doors.has_eager():
+        if not has_get_interface():
             return "runs 'eager' where this transformers does not ask: load it with 'sdpa'"
         strange = [f.__name__ for f in eager_functions(found.module) if not understood(f)]
         return f"computes something else in {', '.join(strange)}" if strange else None
@@ -241,20 +241,20 @@ def _count(marks: _Marks) -> None:
 # ---- whose call it is
 
 
-def _called(original: Any, eager: bool, module: nn.Module, /, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+def _called(original: Any, name: str, module: nn.Module, /, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
     """The function a module was given: levelhead's if the module is marked, else the original."""
     marks: _Marks | None = getattr(module, _MARK, None)
     if marks is None or not marks.uses:
         found: tuple[Tensor, Any] = original(module, *args, **kwargs)
         return found
-    if eager:
+    if name == "eager":
         if original not in marks.eager:
             if torch.compiler.is_compiling() or not understood(original):
                 raise _strange(module, original)
             marks.eager.append(original)
     elif getattr(original, "__module__", "") != _SDPA_MODULE:
         raise _strange(module, original)
-    out = attention(eager, module, *args, **kwargs)
+    out = attention(name == "eager", module, *args, **kwargs)
     _count(marks)
     return out, None
 
@@ -268,4 +268,4 @@ def _strange(module: nn.Module, original: Any) -> LevelheadValueError:
     return LevelheadValueError(expected("model", wanted, given, "undo() first, or set it back"))
 
 
-_doors = Doors(_called)
+_hook = AttentionHook(_called, replaces=True)

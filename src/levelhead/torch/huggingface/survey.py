@@ -112,42 +112,14 @@ def _words(function: FunctionType) -> set[str]:
     return found
 
 
-# What the eager functions of models are made of: two products, a softmax, dropout, shared heads, a
-# cap, a sink as one more column or as a factor afterwards. One with any other word may mean
-# something else, and is not taken for granted.
-_ATTENTION = {
-    "F",
-    "cat",
-    "contiguous",
-    "device",
-    "dropout",
-    "dtype",
-    "expand",
-    "float",
-    "float32",
-    "functional",
-    "getattr",
-    "hasattr",
-    "head_dim",
-    "matmul",
-    "max",
-    "maybe_autocast",
-    "nn",
-    "num_key_value_groups",
-    "repeat_kv",
-    "reshape",
-    "shape",
-    "sinks",
-    "size",
-    "softmax",
-    "tanh",
-    "to",
-    "torch",
-    "training",
-    "transpose",
-    "type",
-    "values",
-}
+# Names in eager functions that compute two products, a softmax, dropout, shared heads, a cap, and a sink as one more
+# column or as a factor afterwards. A function with any other name may compute something else.
+_ATTENTION_NAMES = (
+    "F cat contiguous device dropout dtype expand float float32 functional getattr hasattr head_dim matmul max "
+    "maybe_autocast nn num_key_value_groups repeat_kv reshape shape sinks size softmax tanh to torch training "
+    "transpose type values"
+)
+_ATTENTION = set(_ATTENTION_NAMES.split())
 _SINK_AFTERWARDS = {"logsumexp", "sigmoid", "sinks", "unsqueeze", "view"}
 
 
