@@ -1,4 +1,4 @@
-"""Attention on NumPy arrays, as a decoder needs it: grouped heads, causal, a window, lengths."""
+"""Attention on NumPy arrays with the options of a decoder: grouped heads, causal, a window, lengths."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ import levelhead as lh
 
 rng = np.random.default_rng(0)
 q = rng.standard_normal((2, 8, 300, 64), dtype=np.float32)  # batch, query heads, tokens, width
-k, v = rng.standard_normal((2, 2, 2, 300, 64), dtype=np.float32)  # 2 kv heads, each for 4 of them
+k, v = rng.standard_normal((2, 2, 2, 300, 64), dtype=np.float32)  # 2 kv heads, each shared by 4 query heads
 
 out = lh.attention(q, k, v, causal=True, window=(128, 0), key_lengths=[300, 211])
 

@@ -1,4 +1,4 @@
-"""What dividing by √d_k does to four heads, and what leaving it out does."""
+"""Four heads with the scale 1/√d_k and without it."""
 
 import numpy as np
 

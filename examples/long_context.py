@@ -1,4 +1,4 @@
-"""One sequence over two processes, trained one step, checked against one process.
+"""One training step on a sequence that is spread over two processes, compared with one process.
 
 torchrun --nproc-per-node 2 examples/long_context.py
 """
@@ -12,11 +12,11 @@ import levelhead as lh
 
 if "RANK" in os.environ:  # started by torchrun
     dist.init_process_group("gloo")
-else:  # one process, which is a group too
+else:  # one process: a group of one
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 rank, world = dist.get_rank(), dist.get_world_size()
 
-TOKENS, WIDTH, HEADS = 1001, 64, 4  # need not divide
+TOKENS, WIDTH, HEADS = 1001, 64, 4  # need not be divisible by the number of ranks
 torch.manual_seed(0)  # every rank has the same weights
 project, back = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH)
 weights = [*project.parameters(), *back.parameters()]
@@ -28,16 +28,16 @@ def loss(x, wanted, attend):
     return (back(attend(q, k, v).transpose(0, 1).flatten(1)) - wanted).square().sum() / TOKENS
 
 
-# Each rank has its tokens, and the loss of its own rows. Zigzag: equal work under a causal mask.
+# Each rank has its tokens and the loss of its own rows. The balanced split gives equal work under a causal mask.
 split = lh.distributed.Split.balanced(TOKENS, world)
 mine = loss(
     split.shard(x, rank),
     split.shard(wanted, rank),
     lambda q, k, v: lh.distributed.attention(q, k, v, split=split, plan="ring", causal=True),
 )
-mine.backward()  # gradients of keys and values go to the ranks that own them
+mine.backward()  # gradients of keys and values are sent to the ranks that own them
 for weight in weights:
-    dist.all_reduce(weight.grad)  # a weight's are summed, as ever
+    dist.all_reduce(weight.grad)  # gradients of weights are summed, as usual
 total = mine.detach().clone()
 dist.all_reduce(total)
 gradients = [weight.grad for weight in weights]

@@ -1,4 +1,4 @@
-"""A model as you have it, watched while it trains: every head, and what to worry about."""
+"""Watches an unmodified model while it trains: every head, and findings about its health."""
 
 import torch
 

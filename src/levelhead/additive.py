@@ -14,7 +14,7 @@ import numpy as np
 from levelhead import _core, front_ends
 from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
-from levelhead.call.options import Options, documented, known, shape_of
+from levelhead.call.options import ADDITIVE, Options, documented, known, shape_of
 from levelhead.call.prepare import described, for_core, team_for
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.observation import ArrayT
@@ -22,12 +22,11 @@ from levelhead.observation import ArrayT
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_OPTIONS = ("mask", "causal", "key_lengths", "query_lengths")
 # The core computes tanh(x + y) from 2^(q + k): projected queries and keys come times this.
 OCTAVES = 2 / np.log(2)
 
 
-@documented(_OPTIONS)
+@documented(ADDITIVE)
 def additive_attention(
     q: ArrayT,
     k: ArrayT,
@@ -56,7 +55,7 @@ def additive_attention(
     >>> additive_attention(x, x, x, w, w, np.ones(5, np.float32)).shape
     (3, 4)
     """
-    known("additive_attention", options, _OPTIONS)
+    known("additive_attention", options, ADDITIVE)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
         serving = front_ends.serving("torch", "additive")

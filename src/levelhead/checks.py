@@ -1,7 +1,7 @@
-"""Small words for checking what a user passed: flags, numbers, integers and arrays of them.
+"""Checks of user arguments: flags, numbers, integers and arrays of them.
 
-Each returns the value in one normal form or raises with the argument's name. What a value means
-is the business of `scaling` and `scoring`.
+Each returns the value in one normal form or raises an error with the argument's name. What a value means is decided in
+`call.scaling` and `call.scoring`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 
 
 def told(value: object) -> str:
-    """What was given, short enough for a message."""
+    """The value, short enough for a message."""
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     text = repr(value)
@@ -103,6 +103,6 @@ def as_array(argument: str, value: object, what: str, advice: str) -> NDArray[An
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        # ragged lists, and arrays of other families that refuse to become NumPy
+        # ragged lists, and arrays of other libraries that NumPy cannot convert
         message = expected(argument, what, told(value), advice)
     raise LevelheadTypeError(message)

@@ -1,7 +1,7 @@
 """The errors levelhead raises on purpose, and the one shape of their messages.
 
-Every message names the argument, what was expected, what was given and what to do. This file
-decides nothing: the checks live beside the options they check.
+Every message names the argument, what was expected, what was given and what to do. The checks themselves are beside the
+options they check.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.attention import attention
-from levelhead.call.options import Options, documented, known
+from levelhead.call.options import PER_CALL, Options, documented, known
 from levelhead.errors import LevelheadValueError, expected
 
 Array = NDArray[Any]
@@ -22,7 +22,6 @@ Array = NDArray[Any]
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-PER_CALL = ("mask", "key_lengths", "query_lengths", "segments")  # options that change from call to call
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 NORM_EPSILON = 1e-6  # of the squares' mean, where queries and keys are normalised
 

@@ -1,7 +1,7 @@
 """The layout of a partial attention state: what each column means, and the identity.
 
-A state holds, for every query row, what the keys seen so far leave behind. States merge (in the
-core, and in `reference.merge`); this file only names their parts and computes nothing.
+A state holds, for every query row, the sums over the keys processed so far. States are merged in the core and in
+`reference.merge`; this file only names their parts and computes nothing.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _IDENTITY_COUNTS = (0, -1)
 class State:
     """A partial state of every query row.
 
-    A row with a visible NaN has NaN in every sum but `first`, and argmax -1. Sinks are in none
-    of the columns: they join when a result is read off, so that a merge cannot count them twice.
+    A row with a visible NaN has NaN in every sum but `first`, and argmax -1. Sinks are in none of the columns: they
+    are added when a result is computed, so that a merge cannot count them twice.
     """
 
     sums: NDArray[Any]  # (..., H, T, 8), float32 or float64
@@ -54,8 +54,8 @@ class State:
 def unwritten(lead: tuple[int, ...], E: int | None, dtype: DTypeLike, keys: int) -> State:
     """Memory for rows of shape `lead` = (..., H, T), for the core to write.
 
-    One block: an allocator that hands large pieces back to the system keeps one that it has met
-    before, where three would be mapped, and paid for page by page, at every call.
+    One block of memory: an allocator that returns large blocks to the system keeps one of a size that it has freed
+    before, whereas three would be mapped again, page by page, at every call.
     """
     real, rows = np.dtype(dtype), math.prod(lead)
     first = rows * len(COUNTS) * np.dtype(np.int64).itemsize

@@ -1,9 +1,8 @@
-"""The formulas of the statistics: a state's sums to fields per row, rows to fields per head, and
-the spirit level that sums a head up.
+"""The formulas of the statistics: a state's sums to fields per row, rows to fields per head, and the level that
+summarises a head.
 
-Everything is float64 here, whatever the state was kept in. Nothing here sees a logit or a weight:
-what the sums do not hold cannot be told. A level is a description, not a verdict on a model: a
-healthy trained model has saturated heads on purpose.
+Everything is float64 here, whatever the dtype of the state. Only the sums are available here, no logit and no weight. A
+level is a description, not a verdict on a model: a healthy trained model has saturated heads on purpose.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Array families: what comes in is read in place, what goes out is of q's kind, and everything
-else is refused by name. That the numbers are right is tested elsewhere; here, that the same memory
-gives the same bits whatever door it came through."""
+"""Array types: inputs are read in place, the output has the type of q, and everything else is an error that names the
+argument. That the numbers are right is tested elsewhere; here, that the same memory gives the same bits for every array
+type.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def torch_bits(t: Any) -> bytes:
 
 
 class Exporter:
-    """The least a DLPack exporter has to be."""
+    """A minimal DLPack exporter."""
 
     def __init__(self, data: np.ndarray, device: tuple[int, int] = (1, 0)) -> None:
         self.data = data
@@ -63,7 +64,7 @@ class Exporter:
 
 
 class Standard(Exporter):
-    """An exporter that also says which namespace it belongs to."""
+    """An exporter that also has an array namespace."""
 
     class Namespace:
         __name__ = "standard"
@@ -332,14 +333,14 @@ def test_a_bfloat16_mask_goes_with_bfloat16_arrays_alone() -> None:
 def test_threads_follow_torch_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     core = importlib.import_module("levelhead._core")
     used = []
-    monkeypatch.setattr(core, "fast_attention", lambda *a: None)  # test_door.py asks it the same
+    monkeypatch.setattr(core, "fast_attention", lambda *a: None)  # test_door.py tests the same
     monkeypatch.setattr(core, "forward", lambda *a, threads, **o: used.append(threads))
     monkeypatch.setattr(core, "default_threads", lambda: 11)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 13)
     lh.attention(*qkv())
     lh.attention(*map(as_torch, qkv()))
     lh.attention(*qkv(), threads=np.int64(3))
-    lh.attention(*qkv(), threads=2**70)  # more than there are is all there are
+    lh.attention(*qkv(), threads=2**70)  # a larger number means all of them
     assert used[:3] == [11, 13, 3]
     assert used[3] < 2**31
 

@@ -1,4 +1,4 @@
-"""Shapes and options: what is accepted, its normal form, and every refusal with its message."""
+"""Shapes and options: what is accepted, its normal form, and every error with its message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SQUARE = call_options.shape_of((2, 4, 5, 8), (2, 4, 5, 8), None)
 
 
 def refuses(kind, argument, given, call, *arguments, **options):
-    """The call raises `kind`, and its message names the argument and tells what was given."""
+    """The call raises `kind`, and its message names the argument and what was given."""
     with pytest.raises(kind) as caught:
         call(*arguments, **options)
     message = str(caught.value)
@@ -81,7 +81,7 @@ def test_bad_shapes(q, k, v, argument, given):
 def test_defaults():
     plain = call_options.describe(SHAPE)
     assert plain.scale.tolist() == [1 / math.sqrt(8)] * 4
-    assert plain.query_start.tolist() == [2] * 6  # S - T: the last query meets the last key
+    assert plain.query_start.tolist() == [2] * 6  # S - T: the last query is aligned with the last key
     assert (plain.causal, plain.left, plain.right, plain.softcap) == (False, None, None, None)
     assert (plain.dropout, plain.seed) == (0.0, 0)
     for name in ("mask", "sinks", "alibi", "key_lengths", "query_segments", "key_segments"):
@@ -163,7 +163,7 @@ def test_float64_reaches_further():
     assert wide.scale[0] == wide.sinks[0] == 1e300
 
 
-# Refusals
+# Errors
 
 VALUE, TYPE = LevelheadValueError, LevelheadTypeError
 

@@ -1,4 +1,4 @@
-"""The scale rules: their formulas, their parameters, and what they refuse."""
+"""The scale rules: their formulas, their parameters, and their errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A sequence over several ranks gives what one process gives: every plan, every option, every
-split, worlds of 1 to 4. One set of processes serves the whole file.
+"""A sequence over several ranks gives the results of one process: every plan, every option, every split, 1 to 4 ranks.
+One set of processes serves the whole file.
 
-Where the kernel meets the same tiles the bits are the same, and held to that; elsewhere results are
-held to the bounds that the kernel itself is held to.
+Where the kernel processes the same tiles, the bits must be the same; elsewhere results must be within the bounds of the
+kernel itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from support import same_bits
 
 WORLDS = (1, 2, 3, 4)
 SAME_TILES = ("all-gather", "ulysses")
-FEW = 16  # rows that the kernel tiles in another way: a shard of so few has other bits
+FEW = 16  # rows; shards with fewer are tiled in another way and have other bits
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +33,21 @@ def ranks() -> Iterator[Ranks]:
 
 
 def found_by(ranks: Ranks, cases: list[Case]) -> list[Found]:
-    """The whole of each case, from all ranks."""
+    """The assembled results of each case, from all ranks."""
     by_rank = ranks.run(work, cases)
     return [together(case, [found[i] for found in by_rank[: case.world]]) for i, case in enumerate(cases)]
 
 
 def check_bits(case: Case, found: Found) -> None:
-    """Not close to what one process finds: the same."""
+    """Bit for bit the results of one process."""
     one = alone(case)
     same_bits(numpy(found.out), numpy(one.out))
     same_bits(numpy(found.plain), numpy(one.out))
     same_bits(numpy(found.logsumexp), numpy(one.logsumexp))
     for name in type(one.rows).__dataclass_fields__:
         same_bits(getattr(found.rows, name), getattr(one.rows, name))
-    # All-gather adds the parts of ranks up for keys and values; and which keys a row of dq skips
-    # together with its neighbours depends on who these are.
+    # All-gather sums the ranks' parts for keys and values; and which keys a row of dq skips depends on the rows
+    # in its tile.
     for name in ("q", "k", "v") if case.plan == "ulysses" else ():
         same_bits(numpy(found.gradients[name]), numpy(one.gradients[name]))
 
@@ -104,7 +104,7 @@ def test_few_tokens_for_many_ranks(ranks: Ranks, plan: str) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_bits_repeat(ranks: Ranks, plan: str) -> None:
-    """The same call again has the same bits: every sum has its order."""
+    """The same call again has the same bits: every sum has a fixed order."""
     case = Case(plan, "causal", "striped", 4)
     first, second = found_by(ranks, [case, case])
     same_bits(numpy(first.out), numpy(second.out))
@@ -113,7 +113,7 @@ def test_bits_repeat(ranks: Ranks, plan: str) -> None:
 
 
 def regather(rank: int, kind: str, dim: int) -> torch.Tensor:
-    """A rank's shard, made whole again."""
+    """Shards, assembled again."""
     split = split_of(kind, 23, max(WORLDS))
     x = torch.arange(2 * 23 * 3).reshape(2, 23, 3).movedim(1, dim)
     return lh.distributed.gather(split.shard(x, rank, dim), split, dim=dim)

@@ -1,5 +1,5 @@
-"""Fail closed: a mistake on one rank is an error on every rank that names it, and a rank that dies
-gives the others an error; a new group works afterwards. Nothing here may hang or answer wrongly.
+"""Failures: a mistake on one rank is an error on every rank that names it, and a rank that dies is an error on the
+others; a new group works afterwards. No case may hang or return a wrong result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ranks import Failure, Ranks, free_port, meet
 from sharded import PLANS, Case, alone, compute, numpy, together
 
 WORLD, N = 3, 30
-PATIENCE = 6.0  # seconds that calls wait for ranks of which one dies
+PATIENCE = 6.0  # seconds; the time limit of calls in which a rank dies
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def mistaken(rank: int, plan: str, mistake: str) -> Any:
     return found if isinstance(found, torch.Tensor) else found.output
 
 
-# What the others say of it; rank 1 may say it in other words where it alone knows.
+# The error on the other ranks; rank 1 may raise another one where only it knows the cause.
 MISTAKES = {
     "width": "width of keys: expected the same on every rank, got 8 on ranks [0, 2], 4 on ranks",
     "dtype": "dtype: expected the same on every rank, got one on ranks [0, 2], another on ranks [1",
@@ -230,7 +230,7 @@ def dying(rank: int, plan: str, phase: str, victim: int) -> None:
 
 
 def regroup(rank: int, world: int, port: int) -> Any:
-    """The survivors meet again, and compute."""
+    """The remaining ranks form a new group and compute."""
     dist.destroy_process_group()
     meet(rank, world, port)
     case = Case("ring", "causal", "zigzag", world, 50)
@@ -240,7 +240,7 @@ def regroup(rank: int, world: int, port: int) -> Any:
 
 @pytest.mark.parametrize("plans", [("ring", "all-gather"), ("decode", "ulysses")], ids="+".join)
 def test_a_rank_that_dies_is_an_error_for_the_others_and_a_new_group_works(plans: tuple[str, str]) -> None:
-    """Five ranks, of which the last is killed four times: twice forward, twice backward."""
+    """Five ranks, of which the last is killed four times: twice in the forward pass, twice in the backward pass."""
     ranks = Ranks(5)
     try:
         for plan in plans:
@@ -265,7 +265,7 @@ def test_a_rank_that_dies_is_an_error_for_the_others_and_a_new_group_works(plans
 
 
 def late(rank: int, timeout: float) -> None:
-    """Rank 1 does not come; the others stop waiting when their time is up."""
+    """Rank 1 does not call; the others stop waiting at their time limit."""
     if rank != 1:
         x = torch.ones(1, 4, 8)
         lh.distributed.attention(x, x, x, timeout=timeout)

@@ -1,6 +1,6 @@
-"""What does not grow: the error with the number of shards, the ring's memory with the sequence's
-other shards, messages with more than the world's logarithm. And what a split is, what a trace
-tells, and which ranks a group means."""
+"""Limits: the error does not grow with the number of shards, the ring's memory does not grow with the other shards, the
+number of messages is logarithmic in the number of ranks. Also `Split`, `Trace` and groups of some ranks.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def folded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, split: Split) -> t
 
 
 def calls(rows: local.QueryRows, block: local.KeyBlock) -> tuple[dict[str, torch.Tensor], int]:
-    """What a block gives, forward and backward, and in how many calls of the kernel."""
+    """The results of a block, forward and backward, and the number of kernel calls."""
     trace = Trace()
     out, logsumexp = local.read(local.observe(rows, block, trace), rows)
     found = {name: torch.empty_like(x) for name, x in (("q", rows.q), ("k", block.k), ("v", block.v))}
@@ -105,12 +105,12 @@ def test_a_shared_maximum_has_the_lowest_position() -> None:
 
 
 def peak(rank: int, plan: str, n: int) -> tuple[int, int]:
-    """Bytes that a call needed beyond what was there before, and those of a shard."""
+    """Bytes that a call needed beyond those in use before, and those of a shard."""
     world = dist.get_world_size()
     split = Split.contiguous(n, world)
     k, v = (torch.zeros(1, split.lengths[rank], 64) for _ in range(2))
     q = torch.zeros(1, 32, 64)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is held
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now the memory in use
     before = _held("VmRSS")
     lh.distributed.attention(q, k, v, plan=plan, split=(None, split))
     return _held("VmHWM") - before, 2 * k.numel() * 4
@@ -123,15 +123,15 @@ def _held(what: str) -> int:
 
 
 def test_memory_of_the_ring_is_that_of_a_few_shards() -> None:
-    """Two buffers and what the kernel packs of one: three shards, and little else. All-gather,
-    which has all keys at once, shows that this measures something."""
+    """Two buffers and one block packed by the kernel: three shards, and little else. All-gather, which has all keys at
+    once, shows that the measurement works."""
     n, spare = 131_072, 4 << 20
     needed: dict[int, int] = {}
     for world in (2, 4):
         ranks = Ranks(world)
         try:
             for plan in ("ring", "all-gather"):
-                ranks.run(peak, plan, 4096)  # what is made once
+                ranks.run(peak, plan, 4096)  # memory that is allocated once
                 found = ranks.run(peak, plan, n)
                 most, shard = max(x for x, _ in found), found[0][1]
                 if plan == "ring":
@@ -225,14 +225,14 @@ def test_a_trace_counts_bytes_and_times() -> None:
             for sent, received, kinds, what in ranks.run(traced, plan):
                 assert kinds == {"compute", "transfer", "wait"}
                 assert sent == received
-                assert least <= sent <= 1.6 * least + 2000  # agreeing is a few hundred bytes
+                assert least <= sent <= 1.6 * least + 2000  # `agree` needs a few hundred bytes
                 assert any("agreeing" in each for each in what)
     finally:
         ranks.close()
 
 
 def heard(rank: int) -> list[tuple[list[list[int]], int]]:
-    """What this rank hears in a group of every size, and how many messages it took."""
+    """What this rank receives in a group of every size, and in how many messages."""
     found = []
     for world in range(1, dist.get_world_size() + 1):
         group = group_of(world)
@@ -244,11 +244,11 @@ def heard(rank: int) -> list[tuple[list[list[int]], int]]:
     return found
 
 
-SOME = (1, 3, 4)  # of five ranks: in their group they have other numbers
+SOME = (1, 3, 4)  # of five ranks: within the group they have other numbers
 
 
 def among_some(rank: int) -> tuple[list[int], list[torch.Tensor]] | None:
-    """What ranks hear in a group that is not the first ranks, and a ring's gradients there."""
+    """What ranks receive in a group without rank 0, and the gradients of a ring there."""
     group = dist.new_group(SOME)
     if rank not in SOME:
         return None

@@ -1,8 +1,8 @@
-"""Ranks in network namespaces of their own, made here: something real crosses a network, over a
-link whose rate is limited where overlap is to be seen.
+"""Ranks in separate network namespaces, made here: the data crosses a real network, over a link with a limited rate
+where overlap is measured.
 
-Making namespaces takes root. Where that is not given these tests are left out, with a line that
-says so; where CI=true they are required, and fail.
+Making namespaces takes root. Without it these tests are deselected, with a line in the report; where CI=true they are
+required, and fail.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def ip(*words: str) -> None:
 
 
 class Network:
-    """A namespace for each rank, and cables from all of them to a switch."""
+    """A namespace for each rank, linked to a common bridge."""
 
     def __init__(self) -> None:
         mark = os.getpid() % 100_000
@@ -62,14 +62,14 @@ class Network:
             ip("-n", space, "link", "set", "lo", "up")
 
     def limit(self) -> None:
-        """What each rank sends to RATE."""
+        """Limits the sending rate of each rank to RATE."""
         shape = ["root", "tbf", "rate", RATE, "burst", "32kb", "latency", "100ms"]
         for space, cable in zip(self.spaces, self.cables, strict=True):
             command = ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", cable, *shape]
             subprocess.run(command, check=True, capture_output=True, timeout=20)
 
     def run(self, what: str, directory: Path) -> list[Any]:
-        """`what` of network_rank.py on a rank in each namespace; what they left behind."""
+        """Runs `what` of network_rank.py on a rank in each namespace; returns the results they wrote."""
         script = Path(__file__).parents[1] / "helpers" / "network_rank.py"
         started = []
         for rank, (space, cable) in enumerate(zip(self.spaces, self.cables, strict=True)):
@@ -107,7 +107,7 @@ REASON = _reason()
 
 
 class LeftOut:
-    """A plug-in of this run that takes the tests away, openly."""
+    """A plugin of this run that deselects the tests, visibly."""
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         gone = [item for item in items if item.path == Path(__file__)]
@@ -132,7 +132,7 @@ def network() -> Iterator[Network]:
 
 
 def test_ranks_with_addresses_of_their_own(network: Network, tmp_path: Path) -> None:
-    """What crosses the cable gives what one process gives; and it does cross it."""
+    """The results equal those of one process, and the data did cross the link."""
     found = network.run("cases", tmp_path)
     cases: list[Case] = found[0]["cases"]
     assert {case.plan for case in cases} == set(PLANS)
@@ -144,7 +144,7 @@ def test_ranks_with_addresses_of_their_own(network: Network, tmp_path: Path) -> 
 
 
 def test_transfers_overlap_the_kernel(network: Network, tmp_path: Path) -> None:
-    """On a slow link: while a block is computed on, the next one is on its way, both passes."""
+    """On a slow link, the transfer of the next block overlaps the computation, in both passes."""
     network.limit()
     for rank in network.run("ring", tmp_path):
         assert rank["on the cable"] >= rank["sent"] > 0
@@ -162,6 +162,6 @@ def test_transfers_overlap_the_kernel(network: Network, tmp_path: Path) -> None:
             pairs += zip(coming, (forward[step], backward[step]), strict=True)
         (sums,) = only("transfer", "gradients of step 1 of the ring")
         pairs.append((sums, backward[2]))
-        # Posted before the kernel begins, still on its way then: they run side by side.
+        # Started before the kernel and finished after it began: they overlap.
         for (posted, arrived), (begun, _) in pairs:
             assert posted < begun < arrived

@@ -1,5 +1,6 @@
-"""Explanations: every step is the core's number and the reference's, a real model's weights are its
-own, and what is shown lines up, is safe to paste and says what it leaves out."""
+"""Explanations: every step equals the core's number and the reference's, the weights of a real model are its own, and
+the output is aligned, escaped and names what it leaves out.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def drawn(heads: int, tokens: int, width: int, dtype: Any = np.float32) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """A sentence is little work: on a busy machine a team would mostly wait."""
+    """A sentence is little work: on a busy machine several threads would mostly wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -88,7 +89,7 @@ def test_every_step_is_the_cores_and_the_references(options: dict[str, Any]) -> 
     shared = np.repeat(k, 2, 0)
     scores = q.astype(np.float64) @ shared.swapaxes(1, 2)
     np.testing.assert_allclose(found.scores, scores, rtol=1e-5, atol=1e-5)
-    # The softmax of the logits that are shown, a sink beside them, is the weights that are shown.
+    # The softmax of the shown logits, with the sink, equals the shown weights.
     sinks = np.array(options.get("sinks", [-np.inf] * 4), np.float64)[:, None, None]
     with np.errstate(invalid="ignore"):
         powers = np.exp(found.logits.astype(np.float64))
@@ -102,7 +103,7 @@ def test_every_step_is_the_cores_and_the_references(options: dict[str, Any]) -> 
 def test_the_steps_lead_to_each_other() -> None:
     q, k, v = drawn(1, 4, 16)[0], drawn(1, 4, 16)[0], drawn(1, 4, 16)[0]
     found = lh.explain(q, k, v)
-    assert found.weights.shape == found.scores.shape == (4, 4)  # of the rank that was given
+    assert found.weights.shape == found.scores.shape == (4, 4)  # the rank of the arguments
     np.testing.assert_allclose(found.scaled, found.scores / 4, rtol=1e-6)
     assert found.logits is found.scaled
     np.testing.assert_allclose(found.weights @ v, found.output, atol=1e-6)
@@ -263,7 +264,7 @@ def test_smollm2s_weights_are_its_own(smollm2: Opened) -> None:
     assert found.explanation.k.shape[0] == 3  # shared key heads stay shared
     assert found.explanation.changes == ("causal",)
     assert "9 query heads share 3 heads" in " ".join(found.notes)
-    assert max(look.to for look in found.attended.looks) <= found.token  # nobody looks ahead
+    assert max(look.to for look in found.attended.looks) <= found.token  # no token attends to a later one
 
 
 def test_explaining_leaves_the_model_as_it_was(minilm: Opened) -> None:
@@ -284,7 +285,7 @@ def test_whom_it_attends_to(dog: text.TextExplanation) -> None:
         row = dog.reading.calls[look.layer].weights()[look.head, 7]
         bare = dog.reading.calls[look.layer].unscaled()[look.head, 7]
         assert (look.to, look.weight) == (row.argmax(), row.max())
-        # A positive factor keeps the order: only how much changes.
+        # A positive factor keeps the order and changes only the weights.
         assert look.unscaled_to == look.to
         assert look.unscaled_weight == bare.max() >= look.weight - 1e-6
         allowed = [1, 2, 3, 4, 5, 9]  # words; not marks, neighbours, "it" itself, the full stop
@@ -495,7 +496,7 @@ def test_the_block_carries_the_shapes_on_its_arrows() -> None:
     places = [picture.index(words) for words in order]
     assert places == sorted(places)
     assert "Q [2 × 8]" in lines[0] and "K [5 × 8]" in lines[0] and "V [5 × 3]" in lines[0]
-    # V comes down in one column, from the second line to the box that it enters.
+    # The arrow of V is in one column, from the second line to the box that it enters.
     columns = {line.rindex("│") for line in lines[1:18]}
     assert len(columns) == 1 and lines[18][columns.pop()] == "▼"
 
@@ -526,7 +527,7 @@ def test_a_terminal_gets_colour_unless_no_color_says_otherwise(
 
 
 class Page(HTMLParser):
-    """What a page holds, and whether its tags close."""
+    """Collects the content of a page, and checks that its tags close."""
 
     VOID = ("meta", "br", "img", "link")
 

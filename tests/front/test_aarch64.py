@@ -1,8 +1,7 @@
-"""The core on the other architecture: core/test/aarch64.sh cross-compiles its tests and runs them
-under qemu.
+"""The core on aarch64: core/test/aarch64.sh cross-compiles its tests and runs them under qemu.
 
-Not everybody has a cross compiler. Without the tools the test is left out, with a line that says
-so; where CI=true they are required, and missing tools are a failure.
+Without a cross compiler the test is deselected, with a line in the report; where CI=true the tools are required, and
+missing ones are a failure.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
 
 
 class LeftOut:
-    """A plug-in of this run that takes the test away, openly."""
+    """A plugin of this run that deselects the test, visibly."""
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         gone = [item for item in items if item.name == test_core_passes_its_tests.__name__]

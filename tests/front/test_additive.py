@@ -22,7 +22,7 @@ def plain(
     w_v: torch.Tensor,
     hidden: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The (T, S, A) array and all."""
+    """The plain formula, with its (T, S, A) array."""
     inner = torch.tanh((q @ w_q.mT)[..., :, None, :] + (k @ w_k.mT)[..., None, :, :])
     s = inner @ w_v
     s = s if hidden is None else s.masked_fill(hidden, -torch.inf)
@@ -45,7 +45,7 @@ def arrays(
     return [x.requires_grad_(grad) for x in found]
 
 
-@pytest.mark.parametrize("size", [1.0, 300.0])  # 300: most are flat
+@pytest.mark.parametrize("size", [1.0, 300.0])  # 300: most heads are flat
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
 def test_numpy(isa: str, lead: tuple[int, ...], size: float) -> None:  # noqa: F811
     given = arrays(*lead, size=size)

@@ -1,5 +1,6 @@
-"""The fast door: which calls it serves, that they get what the long way gives, bit for bit and word
-for word, and that it holds on to nothing. That the numbers are right is tested elsewhere."""
+"""The fast path for common calls: which calls it serves, that their results, errors and warnings equal those of the
+general path exactly, and that it keeps no references. That the numbers are right is tested elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from support import DTYPES, Array, qkv
 torch = importlib.import_module("torch")
 
 MEETING = torch.ones(1, 1)
-lh.attention(MEETING, MEETING, MEETING)  # the door knows tensors from the first one on
+lh.attention(MEETING, MEETING, MEETING)  # the fast path recognises tensors after the first one
 
 
 def tensor(x: Array) -> Any:
@@ -33,7 +34,7 @@ def tensor(x: Array) -> Any:
 
 
 def told(call: Callable[[], Any]) -> tuple[Any, ...]:
-    """Everything a caller can see of a call: result, error, warnings."""
+    """Everything observable of a call: result, error, warnings."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
@@ -44,13 +45,13 @@ def told(call: Callable[[], Any]) -> tuple[Any, ...]:
     if isinstance(result, np.ndarray):
         return np.ndarray, result.dtype, result.shape, result.strides, result.tobytes(), said
     facts = (result.dtype, result.shape, result.stride(), result.requires_grad, result.device)
-    numbers = result.detach().double().numpy().tobytes()  # exact, and bfloat16 is no exception
+    numbers = result.detach().double().numpy().tobytes()  # exact, also for bfloat16
     return type(result), *facts, result.is_inference(), numbers, said
 
 
 @pytest.fixture
 def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
-    """Makes a call with and without the door: the same for the caller. Was it served there?"""
+    """Makes a call with and without the fast path and compares both; returns whether the fast path served it."""
     attend = _core.fast_attention
 
     def compare(call: Callable[[], Any]) -> bool:
@@ -61,7 +62,7 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
             served.append(result is not None)
             return result
 
-        call_once = told(call)  # what libraries say only once is said now
+        call_once = told(call)  # warnings that libraries raise only once are raised now
         monkeypatch.setattr(_core, "fast_attention", door)
         short = told(call)
         monkeypatch.setattr(_core, "fast_attention", lambda *given: None)
@@ -99,7 +100,7 @@ def test_plain_calls_go_through(shape: str, dtype: str, options: dict[str, Any],
     given = qkv(lead, *sizes, groups=groups, dtype=dtype)
     tensors = [tensor(x) for x in given]
     assert compare(lambda: lh.attention(*tensors, **options))
-    # bfloat16 is foreign to NumPy: its buffers have no name for it
+    # NumPy has no buffer format for bfloat16
     assert compare(lambda: lh.attention(*given, **options)) == (dtype != "bfloat16")
 
 
@@ -120,7 +121,7 @@ def test_any_strides_go_through(layout: str, compare: Callable[..., bool]) -> No
     assert compare(lambda: lh.attention(*given, causal=True))
     if layout != "backwards":  # torch has no such strides
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of memory that is not to be written
+            warnings.simplefilter("ignore")  # it warns about read-only memory
             tensors = [torch.from_numpy(x) for x in given]
         assert compare(lambda: lh.attention(*tensors, causal=True))
 
@@ -311,7 +312,7 @@ def test_a_tensors_memory_lives_as_long_as_its_last_view() -> None:
     assert sys.getrefcount(result) == 2
     want, view, array = result.clone(), result[1, 2], result.numpy()
     del result
-    others = [lh.attention(*T) for _ in range(100)]  # would reuse what was given back too early
+    others = [lh.attention(*T) for _ in range(100)]  # would reuse memory that was freed too early
     assert torch.equal(view, want[1, 2]) and (array == want.numpy()).all()
     assert len({other.data_ptr() for other in others}) == 100
     assert all(other.data_ptr() % 64 == 0 for other in others)

@@ -1,6 +1,7 @@
-"""Bad input at the front door: every refusal names the argument, what was expected and what was
-given, is both a LevelheadError and the built-in error a Python user expects, and comes before any
-work: the core is never reached and `out` is left alone."""
+"""Bad input to the public functions: every error names the argument, what was expected and what was given, is both a
+LevelheadError and the built-in error that a Python user expects, and is raised before any work: the core is not called
+and `out` is unchanged.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ GOOD: dict[str, Any] = {"q": ones(2, 4, 5, 8), "k": ones(2, 2, 6, 8), "v": ones(
 
 
 class Touched(AssertionError):
-    """The core was called."""
+    """Raised if the core is called."""
 
 
 @pytest.fixture(autouse=True)
@@ -247,7 +248,7 @@ def test_a_refused_call_leaves_out_alone() -> None:
 
 
 def test_the_remembered_plain_call_does_not_excuse_a_bad_one() -> None:
-    """causal=1 equals True and hashes alike; it must not find the answer remembered for True."""
+    """causal=1 equals True and hashes alike; it must not get the result cached for True."""
     with pytest.raises(Touched):
         lh.attention(**GOOD, causal=True)
     refuses(lambda: lh.attention(**GOOD, causal=1), T, ("causal:", "True or False", "1"))

@@ -37,7 +37,7 @@ def test_every_built_path_that_the_cpu_has_is_tested() -> None:
 @pytest.mark.parametrize("T", LENGTHS)
 def test_lengths_around_tiles(T: int, causal: bool) -> None:
     for S in LENGTHS:
-        # Long by long costs the most and tells the least; the next test has it.
+        # Long by long takes the most time and tests the least; the next test has it.
         if T * S < 2**15:
             run(*qkv((1,), T, S, D=5, E=9, seed=T + 1000 * S), causal=causal)
 
@@ -248,7 +248,7 @@ def test_masks_of_any_strides(layout: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_visible_key_at_every_place(dtype: str) -> None:
-    # Its value must come through exactly, wherever it lies among hidden ones that are skipped.
+    # The output must be its value exactly, wherever it is among hidden keys that are skipped.
     q, k, v = qkv((70,), 3, 70, D=4, groups=1, dtype=dtype)
     one = np.eye(70, dtype=bool)
     ways = (
@@ -281,7 +281,7 @@ def test_visible_intervals_of_every_kind(masked: str) -> None:
     ends[:, H // 2 :, :, :] = ends[:, H // 2 :, :, :] // 16 * 16  # half of them on whole panels
     j = np.arange(100)
     seen = (j >= ends[0]) & (j < ends[1])
-    ragged = seen & (rng.random((H, 14, 1)) < 0.5)  # rows that see nothing among rows that do
+    ragged = seen & (rng.random((H, 14, 1)) < 0.5)  # rows without visible keys among others
     for mask in (seen, ragged, seen & (j % 7 > 0), ~seen):
         given = mask if masked == "bool" else np.where(mask, 0.5, -np.inf).astype("f4")
         run(q, k, v, mask=given)
@@ -291,7 +291,7 @@ LONG = 1300
 
 
 def long_options() -> dict[str, dict[str, Any]]:
-    """Ways to see little of many keys: whole stretches of them are never looked at."""
+    """Options that hide most of many keys, so that whole tiles are skipped."""
     rng = np.random.default_rng(2)
     blocks = rng.random((30, LONG // 50)) < 0.15
     islands = np.repeat(blocks, 50, axis=-1)
@@ -443,7 +443,7 @@ def test_as_exact_as_pytorch(dtype: str, D: int, causal: bool) -> None:
     ours: dict[str, list[Array]] = {isa: [] for isa in ISAS}
     theirs = []
     for seed in range(3):
-        # Eight heads: with fewer, the largest error is one unlucky element's, ours or theirs.
+        # Eight heads: with fewer, the largest error is that of one unlucky element.
         q, k, v = qkv((1, 8), 512, 512, D, dtype=dtype, seed=seed)
         truth = reference.attention(q, k, v, causal=causal)
         tensors = [torch.from_numpy(x.astype("f4")).to(getattr(torch, dtype)) for x in (q, k, v)]

@@ -1,7 +1,5 @@
-"""Gradients: the reference against differences, the core against the reference, and the promises.
-
-Differences hold the formulas to the function itself; everything else is held to the formulas.
-"""
+"""Gradients: the reference against finite differences, the core against the reference, and the documented
+guarantees."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ SIZES = {  # B, H, G, T, S, D, E
     "slices": (1, 2, 1, 130, 300, 64, 64),
     "one query": (2, 2, 2, 1, 130, 8, 8),
     "odd": (1, 3, 3, 97, 33, 57, 40),
-    "many blocks": (1, 1, 1, 30, 2100, 8, 8),  # more than slices, so that one owns two
+    "many blocks": (1, 1, 1, 30, 2100, 8, 8),  # more than slices, so that one slice has two
 }
 
 
@@ -125,7 +123,7 @@ def test_reference_is_the_derivative(feature: str) -> None:
     for name in wanted(options):
         x = {"q": q, "k": k, "v": v}.get(name, options.get(name))
         if name == "scale" and not isinstance(x, np.ndarray):
-            continue  # a rule is no number to move
+            continue  # a rule is not a number that can be varied
         step = rng.standard_normal(np.shape(x))
         across = (loss(**{name: x + 1e-6 * step}) - loss(**{name: x - 1e-6 * step})) / 2e-6
         assert (found[name] * step).sum() == pytest.approx(across, rel=1e-6, abs=1e-7), name
@@ -160,7 +158,7 @@ def test_pairs_of_features(pair: tuple[str, str]) -> None:
     close(backward(*arrays, **options), true(*arrays, **options), 1e-11)
 
 
-# Of the largest gradient: half types round the output, and with it delta, to their own precision.
+# Relative to the largest gradient: 16-bit types round the output, and so delta, to their precision.
 BOUNDS = {"float32": 4e-6, "float16": 2e-3, "bfloat16": 2e-2}
 
 
@@ -184,7 +182,7 @@ def test_slices_of_several_blocks_under_a_causal_mask(isa: str) -> None:  # noqa
 
 @pytest.mark.parametrize("heads", [1, 3, 5, 8])
 def test_bits_do_not_depend_on_how_heads_are_dealt_out(heads: int) -> None:
-    """Few heads are shared by all workers; of many, most are one worker's own."""
+    """Few heads are shared by all workers; of many heads, most belong to one worker."""
     q, k, v = qkv((1, heads), 200, 300, 16, 16, dtype="float32")
     dout = np.random.default_rng(3).standard_normal(q.shape).astype(np.float32)
     many = backward(dout, q, k, v, wrt=["q", "k", "v"], causal=True, threads=2)
@@ -242,7 +240,7 @@ def test_any_subset(wrt: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["q", "k", "v", "dout"])
 def test_what_is_hidden_touches_nothing(isa: str, where: str, bad: float) -> None:  # noqa: F811
-    """Query 3 and key 5 see only each other; whatever they hold stays between them."""
+    """Query 3 and key 5 see only each other; their values affect no other gradient."""
     dout, q, k, v = problem("odd", "float32")
     mask = np.ones((97, 33), bool)
     mask[3], mask[:, 5], mask[3, 5] = False, False, True
@@ -256,7 +254,7 @@ def test_what_is_hidden_touches_nothing(isa: str, where: str, bad: float) -> Non
         assert others.tobytes() == np.delete(clean[name], own, axis=2).tobytes(), name
         assert x[0, [0, 2], own].tobytes() == clean[name][0, [0, 2], own].tobytes()
     seen = {"q": "k", "k": "q", "v": "q", "dout": "v"}[where]
-    if np.isnan(bad):  # an infinity may also make a logit of -inf, which hides
+    if np.isnan(bad):  # an infinity may also make a logit -inf, which hides the key
         assert np.isnan(found[seen][0, 1, 3 if seen == "q" else 5]).any()
 
 

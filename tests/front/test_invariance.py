@@ -1,5 +1,6 @@
-"""Same bits: for any number of threads, for a batch row or a kv group alone, for any layout of the
-same numbers in memory, for a second call. Equality here is of bits, never of tolerances."""
+"""Same bits: for any number of threads, for a batch row or a kv group alone, for any memory layout of the same numbers,
+for a second call. Equality here is of bits, never within tolerances.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ __all__ = ["isa"]  # a fixture: pytest finds it by name
 
 THREADS = (1, 2, 3, 7)
 
-# (lead, T, S, D, kv heads): what a scheduler may treat differently.
+# (lead, T, S, D, kv heads): sizes that a scheduler may treat differently.
 PROBLEMS = {
     "tiny": ((1, 1), 3, 5, 4, 1),
     "many short heads": ((6, 8), 12, 12, 16, 8),
@@ -171,7 +172,7 @@ def test_the_batch_may_have_any_rank(isa: str) -> None:
 
 
 def layouts(x: Array) -> dict[str, Array]:
-    """The same numbers, elsewhere and otherwise."""
+    """The same numbers at another address, in another layout."""
     n = x.ndim
     steps = np.zeros([2 * size for size in x.shape], x.dtype)
     steps[(slice(None, None, 2),) * n] = x
@@ -272,7 +273,7 @@ def test_a_second_call(isa: str, name: str) -> None:
     q, k, v = problem(name)
     before = [x.copy() for x in (q, k, v)]
     first = everything(q, k, v, causal=True, dropout=0.1, seed=1)
-    lh.attention(*qkv((3, 5), 41, 99, D=32, dtype="float64"))  # leaves other numbers behind
+    lh.attention(*qkv((3, 5), 41, 99, D=32, dtype="float64"))  # leaves other numbers in the memory
     for a, b in zip(first, everything(q, k, v, causal=True, dropout=0.1, seed=1), strict=True):
         same_bits(a, b)
     for a, b in zip(before, (q, k, v), strict=True):

@@ -1,7 +1,7 @@
-"""Every instruction set this CPU has: the variable chooses it, `info` says so, and it is right.
+"""Every instruction set of this CPU: the environment variable selects it, `info` reports it, and its results are right.
 
-Each in an interpreter of its own, as a user would ask for it. Details of the arithmetic are the
-other tests' (they switch within the process); here the promise is that the asked-for path runs.
+Each runs in its own interpreter, as for a user. The details of the arithmetic are tested elsewhere, by switching within
+the process; here the promise is that the selected path runs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_the_variable_chooses_and_the_path_is_right(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", AVAILABLE)
 def test_denormal_values_survive(isa: str) -> None:
-    # No path flushes but products in pairs of bfloat16: with one visible key the output is its
+    # No path flushes subnormals except products in pairs of bfloat16: with one visible key the output is its
     # value.
     fresh(
         """

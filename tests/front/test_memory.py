@@ -1,7 +1,7 @@
-"""Memory: what a call takes at its peak, what it keeps, and that it lets go of the caller's arrays.
+"""Memory: the peak of a call, what it keeps, and that it releases the caller's arrays.
 
-Resident memory is read from /proc in an interpreter of its own, so that neither pytest nor another
-test's peak is counted. Bounds are far from what is used and far from what a mistake would cost.
+Resident memory is read from /proc in a separate interpreter, so that neither pytest nor another test's peak is counted.
+Bounds are far above normal use and far below the cost of a mistake.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ for T in (4096, 32768):
 
 
 def test_strided_inputs_are_not_copied_whole() -> None:
-    # 600 heads in the memory of one: keys and values would be 600 MB each, written out.
+    # 600 heads broadcast from one: keys and values would be 600 MB each if they were copied.
     code = """
 x = np.broadcast_to(numbers(4096, 1, 64), (4096, 600, 64)).transpose(1, 0, 2)
 print(peak(lambda: lh.attention(x[:, :1], x, x)))
@@ -103,9 +103,9 @@ print(peak(lambda: lh.attention(x[:, :1], x, x)))
 
 
 def test_observing_again_maps_no_new_memory() -> None:
-    """Four megabytes a call. Mapped anew they cost a thousand page faults, a third of the time.
+    """Four megabytes a call. A new mapping costs a thousand page faults, a third of the time.
 
-    In an interpreter that has freed nothing large yet: sizes it has met, malloc keeps (mallopt(3)).
+    In an interpreter that has not freed large memory yet: malloc keeps sizes it has freed before (mallopt(3)).
     """
     code = """
 import resource
@@ -255,7 +255,7 @@ check()
 print(megabytes("VmRSS") - before)
 """
     # Keys and values of one head, the least that a call works in, are 16 MB: 40 of them would be
-    # 640 MB. The C library, though, holds on to a few for as long as it pleases.
+    # 640 MB. The C library may keep a few of them.
     assert float(fresh(MEMORY + code)) < 160
 
 
@@ -306,7 +306,7 @@ HOW = ["success", "refused shape", "refused option", "refused mask", "interrupte
 
 @pytest.mark.parametrize("how", HOW)
 def test_arrays_are_free_again(how: str) -> None:
-    # An array that is still borrowed cannot be resized, and one still referred to does not die.
+    # An array with an exported buffer cannot be resized, and one with references is not freed.
     fresh(
         MEMORY
         + ENDINGS

@@ -1,5 +1,6 @@
-"""Local models: real ones that give the same with and without levelhead, a cache that can be
-trusted, and files that are refused in words."""
+"""Local models: real ones give the same results with and without levelhead, the cache detects changed files, and bad
+files raise clear errors.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ PROMPTS = ["The capital of France is", "Once upon a time, in a village by the se
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Tokens one by one are little work at a time: on a busy machine a team would mostly wait."""
+    """One token is little work: on a busy machine several threads would mostly wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -69,7 +70,7 @@ def test_minilm_embeds_the_same(minilm: Opened) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
     assert not torch.equal(found, wanted)
     assert torch.equal(embedded(minilm, SENTENCES), wanted)
-    # And it is the model it is said to be: padding changes nothing, likeness is found.
+    # And it is the expected model: padding changes nothing, similar sentences are similar.
     alone = torch.cat([embedded(minilm, [text]) for text in SENTENCES])
     torch.testing.assert_close(wanted, alone, atol=1e-5, rtol=0)
     near, far = embedded(minilm, ["Somebody has a meal.", "The stock market fell."]) @ wanted[0]
@@ -217,7 +218,7 @@ def test_damaged_gguf(tmp_path: Path, cache: Path, smollm2: Opened) -> None:
         file.write_bytes(stream.read(4_000_000))
     kept = set((cache / "gguf").iterdir())
     refused(file, "a whole GGUF file at", "Copy the file again")
-    assert set((cache / "gguf").iterdir()) == kept  # nothing half-made stays
+    assert set((cache / "gguf").iterdir()) == kept  # no partial file remains
 
 
 # ---- the cache
@@ -225,7 +226,7 @@ def test_damaged_gguf(tmp_path: Path, cache: Path, smollm2: Opened) -> None:
 
 @pytest.fixture
 def converted(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """A cache of its own, and a conversion that notes what it was given and writes `tiny`."""
+    """A separate cache, and a conversion that records its arguments and writes `tiny`."""
     monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path / "cache"))
     seen: list[bytes] = []
 
@@ -244,10 +245,10 @@ def test_converted_once_for_each_content(tmp_path: Path, converted: list[bytes])
     for _ in range(2):
         lh.models.open(file, progress=lambda *step: told.append(step))
     assert converted == [b"GGUF one"] and told == [(1, 2, "converting")]
-    shutil.move(file, tmp_path / "elsewhere")  # another place, the same content
+    shutil.move(file, tmp_path / "elsewhere")  # another path, the same content
     shutil.move(tmp_path / "elsewhere", file)
     lh.models.open(file)
-    file.write_bytes(b"GGUF two")  # as long, perhaps as old
+    file.write_bytes(b"GGUF two")  # the same size, perhaps the same time
     lh.models.open(file)
     assert converted == [b"GGUF one", b"GGUF two"]
 

@@ -1,5 +1,6 @@
-"""`Observation` and `merge` at the front door: what is read off a state, in which family, how two
-join, and how they print. The formulas are tested with `stats`, the numbers with the reference."""
+"""`Observation` and `merge`: what is computed from a state, in which array type, how two are merged, and how they
+print. The formulas are tested with `stats`, the numbers with the reference.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ def test_two_halves_make_the_whole(dtype: str, cut: int) -> None:
     b = lh.observe(q, k[..., cut:, :], v[..., cut:, :], query_start=2 - cut, **options)
     both = lh.merge(a, b)
     assert both.keys == whole.keys == 7
-    # a half type's own step, at values of about 1
+    # the spacing of a 16-bit type at values of about 1
     step = {"float16": 2e-3, "bfloat16": 1.6e-2}.get(dtype, 2e-5)
     close(both.output, whole.output, step)
     close(both.logsumexp, whole.logsumexp)

@@ -1,7 +1,7 @@
-"""levelhead as a guest in somebody's process: Ctrl-C, signals, fork, exit, floating-point modes.
+"""levelhead in a host process: Ctrl-C, signals, fork, exit, floating-point modes.
 
-Every test runs in an interpreter of its own and fails, never hangs, when that does not answer.
-Speed is not tested here; the one deadline is the promise about Ctrl-C.
+Every test runs in its own interpreter, with a time limit: a hang is a failure. Speed is not tested here; the one
+deadline is the promise about Ctrl-C.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ for threads in (1, 2):
 
 
 def test_a_handler_that_returns_changes_nothing() -> None:
-    # The handler even computes attention itself, in the middle of the call it interrupted.
+    # The handler itself computes attention, during the call that it interrupted.
     fresh("""
 x = numbers(8, 4096, 64)
 whole = lh.attention(x, x, x)
@@ -158,7 +158,7 @@ for threads in (1, 2):
 
 
 def test_a_handler_may_fork_in_the_middle_of_a_call() -> None:
-    # In the child the call cannot always be finished, for its helpers stayed behind. It may then
+    # In the child the call cannot always be finished, since its worker threads exist only in the parent. It may then
     # raise, but neither hang nor die, and the next call must work.
     fresh("""
 x = numbers(8, 4096, 64)

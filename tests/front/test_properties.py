@@ -1,6 +1,7 @@
-"""Hypothesis over structure: sizes from nothing to just past a tile, grouped heads, layouts,
-masks, magnitudes and options in any combination, against the reference. The numbers themselves
-come from a seeded generator: noise finds nothing here, shapes do."""
+"""Hypothesis over structure: sizes from zero to just past a tile, grouped heads, layouts, masks, magnitudes and options
+in any combination, against the reference. The numbers themselves come from a seeded generator: here shapes find errors,
+random numbers do not.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ LAYOUTS = ("plain", "every other", "backwards", "transposed", "shifted", "read-o
 
 
 def laid_out(x: Array, layout: str) -> Array:
-    """x in a memory of that layout; "repeated" has its first row everywhere, by stride zero."""
+    """x in that memory layout; "repeated" repeats its first row, by stride zero."""
     if layout == "every other":
         room = np.zeros([2 * n for n in x.shape], x.dtype)
         view = room[(slice(1, None, 2),) * x.ndim]
@@ -177,12 +178,12 @@ def test_output_and_statistics_are_the_references(x: Problem, isa: str, threads:
 
 
 def with_argmax(wanted: stats.Rows, found: stats.Rows, x: Problem, M: float) -> stats.Rows:
-    """`wanted`, where several logits are the maximum within the bound, with the one found."""
+    """`wanted`; where several logits are the maximum within the bound, with the one that was returned."""
     s = reference.logits(x.q, x.k, **x.options)
     if s.shape[-1] == 0:
         return wanted
     there = np.take_along_axis(s, np.maximum(found.argmax, 0)[..., None], -1)[..., 0]
-    with np.errstate(invalid="ignore"):  # -inf - -inf of rows that see nothing
+    with np.errstate(invalid="ignore"):  # -inf - -inf in rows without visible keys
         fair = (found.argmax >= 0) & (wanted.max - there <= 1e-5 * (1 + M))
     return replace(wanted, argmax=np.where(fair, found.argmax, wanted.argmax))
 
@@ -195,7 +196,7 @@ def near_saturation(rows: stats.Rows, M: float) -> bool:
 @examples(400)
 @given(x=problems(), isa=st.sampled_from(ISAS), share=st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_any_split_of_the_keys_merges_to_the_whole(x: Problem, isa: str, share: Any) -> None:
-    # What counts positions from the first key of a part, or the keys of a part, is left out.
+    # Without options that count positions from the first key of a part, or the keys of a part.
     for name in ("key_lengths", "dropout", "seed", "segments"):
         x.options.pop(name, None)
     if is_log_n(x.options.get("scale")):

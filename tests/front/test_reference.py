@@ -36,7 +36,7 @@ def same(a, b, rtol=1e-11):
 
 
 def loop_logit(q, k, o, b, h, i, j, S):
-    """The logit of query i and key j as the design words it, or -inf."""
+    """The logit of query i and key j as the design defines it, or -inf."""
     p = o.get("query_start", S - q.shape[2]) + i
     left, right = o.get("window", (None, None))
 
@@ -284,7 +284,7 @@ def states(sizes, magnitude, seed):
     for S in sizes:
         bias = magnitude * rng.choice([-1.0, 1.0, 0.5, 0.5], size=(2, 6, S)) + rng.normal(size=(2, 6, S))
         bias[rng.random(bias.shape) < 0.3] = -INF
-        bias[:, 0] = -INF  # this row sees nothing anywhere
+        bias[:, 0] = -INF  # this row has no visible key in any part
         q, k, v = np.zeros((2, 6, 1)), np.zeros((2, S, 1)), rng.normal(size=(2, S, 3))
         result.append(reference.observe(q, k, v, mask=bias).state)
     return result
@@ -318,7 +318,7 @@ def test_merge_is_associative(magnitude, sizes):
         a, b, c = states(sizes, magnitude, seed)
         left = reference.merge(reference.merge(a, b), c)
         right = reference.merge(a, reference.merge(b, c))
-        # cancellation in m2 is relative to the squares that went in
+        # the error of m2 by cancellation is relative to the squares that were summed
         scale = max(magnitude, 1.0)
         np.testing.assert_allclose(left.acc, right.acc, rtol=1e-12, atol=1e-12)
         np.testing.assert_array_equal(left.counts, right.counts)
@@ -445,7 +445,7 @@ def test_the_share_that_is_kept(rate):
     keep = reference.dropout_keep(3, rate, 4, np.arange(64)[None], np.arange(256))
     n, spread = keep.size, math.sqrt(rate * (1 - rate))
     assert abs(keep.mean() - (1 - rate)) < 4 * spread / math.sqrt(n)
-    for axis in (1, 2, 3):  # neighbours fall independently
+    for axis in (1, 2, 3):  # neighbours are dropped independently
         pairs = np.take(keep, range(1, keep.shape[axis]), axis) & np.take(keep, range(keep.shape[axis] - 1), axis)
         assert abs(pairs.mean() - (1 - rate) ** 2) < 6 * spread / math.sqrt(n)
 

@@ -1,5 +1,6 @@
-"""Classes of bugs that other attention kernels have had, each with its test: poison behind every
-way of hiding, rows that see nothing, empty dimensions, infinities, index widths, foreign memory."""
+"""Classes of bugs that other attention kernels have had, each with its test: NaN and inf in hidden places, rows without
+visible keys, empty dimensions, infinities, index widths, memory of other libraries.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def hiders() -> dict[str, tuple[dict[str, Any], Array]]:
     rng = np.random.default_rng(1)
     i, j = np.arange(T)[:, None], np.arange(S)
     p = S - T + i
-    ids = (rng.integers(0, 3, T), rng.integers(0, 4, S))  # nobody has the last one
+    ids = (rng.integers(0, 3, T), rng.integers(0, 4, S))  # no query has the last id
     holes = rng.random((T, S)) < 0.5
     holes[:, 40:60] = False
     bias = rng.standard_normal((T, S)).astype("f4")
@@ -115,7 +116,7 @@ def test_poison_that_some_rows_see_stays_with_them(isa: str, name: str, dtype: s
             out = found[0][..., ~blind, :].astype(float)
             if into == "v" and "dropout" not in options:
                 assert not np.isfinite(out[..., 2]).any()
-                # Its other columns stay right, though not to the bit: that row has changed.
+                # Its other columns stay right, but not bit for bit: that row has changed.
                 others = [0, 1, 3, 4, 5]
                 check_output(found[0][..., others], truth[..., others], magnitude(v))
             if into == "k" and np.isnan(poison):
@@ -202,16 +203,16 @@ def test_a_dot_product_that_overflows(isa: str, dtype: str) -> None:
     bad_q, bad_k = q.copy(), k.copy()
     bad_q[0, 5], bad_k[0, 33] = [big, 0, 0, 0], [big, 0, 0, 0]
     seen = lh.observe(bad_q, bad_k, v, scale=1.0)
-    # Above: +inf leaves nothing to trust in this row.
+    # Above: +inf makes this whole row undefined.
     assert np.isnan(seen.output[0, 5].astype(float)).all()
-    # Below: -inf is hidden, by the one law that says so.
+    # Below: -inf hides the key, by definition.
     bad_k[0, 33] = [-big, 0, 0, 0]
     seen = lh.observe(bad_q, bad_k, v, scale=1.0)
     hidden = lh.observe(bad_q, k, v, scale=1.0, mask=np.arange(50) != 33)
     same_bits(seen.output[0, 5], hidden.output[0, 5])
     assert seen.rows.count[0, 5] == 49
     same_bits(seen.state.sums[0, 5], hidden.state.sums[0, 5])
-    # Rows whose products stay small do not notice the row, nor the key, that overflowed.
+    # Rows whose products stay small are not affected by the row or the key that overflowed.
     seen = lh.observe(bad_q, k, v, scale=1.0)
     rest = np.arange(11) != 5
     same_bits(seen.output[:, rest], clean.output[:, rest])
@@ -400,7 +401,7 @@ def test_subnormal_numbers_are_numbers(dtype: str) -> None:
     v = (counts * step).astype(kind(dtype))
     assert (v != 0).mean() > 0.9
     q, k, _ = qkv((), 5, 40, D=4, dtype=dtype)
-    # One visible key: its value comes through to the bit. (Products in pairs take it for zero.)
+    # One visible key: the output is its value, bit for bit. (Products in pairs treat it as zero.)
     for name, out in on_every_isa(lambda: lh.attention(q, k[:1], v[:1])):
         if dtype == "bfloat16" and name == IN_PAIRS:
             assert (out == 0).all()
@@ -458,7 +459,7 @@ def far_apart(x: Array, axis: int, step: int, room: mmap.mmap) -> Array:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_more_than_31_bits_of_stride(isa: str, dtype: str, sign: int) -> None:
-    # Sparse memory: eight gigabytes of addresses and more, a few pages of it ever touched.
+    # Sparse memory: more than eight gigabytes of addresses, of which a few pages are used.
     step = sign * (2**30 + 3)
     room = mmap.mmap(-1, (3 * 2**30 + 2**16) * kind(dtype).itemsize, flags=SPARSE)
     for axis in range(4):
@@ -555,7 +556,7 @@ def test_a_file_mapped_read_only_is_no_place_for_a_result(tmp_path: Any) -> None
 
 
 class Exporter:
-    """Hands torch's memory over by DLPack alone, a fresh capsule each time."""
+    """Exports torch's memory by DLPack only, a new capsule each time."""
 
     def __init__(self, x: Array) -> None:
         self._tensor = torch.from_numpy(x.copy())

@@ -1,5 +1,6 @@
-"""What the kernel reports beside the output: every field of rows and heads against the float64
-reference within the design's bounds, the laws of merging, and the exponential underneath."""
+"""What the kernel returns beside the output: every field of rows and heads against the float64 reference within the
+design's bounds, the laws of merging, and the exponential function.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def observed(q: Array, k: Array, v: Array | None, **options: Any) -> None:
 
 
 def touched(seen: lh.Observation) -> lh.Observation:
-    """Read off what the core computes lazily, while the chosen path still runs."""
+    """Reads the lazily computed fields while the chosen path is still selected."""
     if seen.state.acc is not None:
         _ = seen.output
     return seen
@@ -125,7 +126,7 @@ def test_ranks(lead: tuple[int, ...]) -> None:
     observed(q, k, v, causal=True, sinks=sinks)
 
 
-# Where streamed sums break: variance by differences of squares, entropy by differences of
+# Where streamed sums lose precision: variance by differences of squares, entropy by differences of
 # logarithms, a maximum that comes late or never.
 LONG = 130
 
@@ -166,7 +167,7 @@ HARD = hard_logits()
 @pytest.mark.parametrize("name", HARD)
 def test_logits_that_break_streamed_sums(name: str, dtype: str) -> None:
     q, k, v, mask = from_logits(HARD[name], dtype)
-    with np.errstate(over="ignore"):  # (1e30)² is beyond float32: what var may say then is below
+    with np.errstate(over="ignore"):  # (1e30)² is beyond float32: the allowed values of var are below
         observed_logits(q, k, v, mask, overflows=name in ("huge", "hugely negative", "both"))
 
 
@@ -239,7 +240,7 @@ def test_the_first_maximum_is_found_wherever_it_lies(dtype: str) -> None:
 
 @pytest.mark.parametrize("offset", [0.5, 1.0, 1.5, 1.7, 1.75, 2.0, 3.0])
 def test_the_variance_of_logits_that_lie_off_zero(offset: float) -> None:
-    # Below and above the mean at which deviations are no longer read off the sum of squares.
+    # Below and above the mean from which deviations are no longer computed from the sum of squares.
     q, k, v, mask = from_logits(np.random.default_rng(4).standard_normal((64, 600)) + offset)
     exact = mask.astype("f8").var(axis=-1)
     for _, seen in on_every_isa(lambda: lh.observe(q, k, v, mask=mask)):

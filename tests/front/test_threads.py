@@ -1,7 +1,7 @@
-"""Threads: how many there are, several callers at once, and neighbours on the same cores.
+"""Threads: how many there are, several callers at once, and other load on the same cores.
 
-Results must not depend on any of it. Times here are bounds that only a collapse breaks, never
-measurements. How signals and forks meet the threads is test_process.py's.
+Results must not depend on any of it. The time limits are loose bounds that only a severe slowdown breaks, not
+measurements. Signals and forks: test_process.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ assert not wrong, wrong
 
 
 def test_other_python_threads_run_during_a_call() -> None:
-    # A call that held the GIL would let this loop turn at its beginning and at its end only.
+    # If a call held the GIL, this loop would run only at its beginning and its end.
     fresh("""
 x = repeated(16, 4096, 64)
 for threads in (1, None):
@@ -61,7 +61,7 @@ for threads in (1, None):
 
 
 def test_first_calls_of_many_threads_at_once() -> None:
-    # Nothing has run in this process: choice of ISA, pool and workspace all begin here.
+    # Nothing has run in this process: the choice of ISA, the pool and the workspace are initialised here.
     code = """
 import threading
 import numpy as np
@@ -86,7 +86,7 @@ assert len(results) == 8 and set(results) == {lh.attention(x, x, x, threads=1).t
 
 
 def test_two_processes_at_once_both_get_on() -> None:
-    # Long calls, then many short ones with more threads than cores: where spinning would show.
+    # Long calls, then many short ones with more threads than cores, where spinning would cost most.
     code = """
 x, y = numbers(1, 2048, 64), numbers(8, 200, 32)
 began = time.monotonic()
@@ -159,7 +159,7 @@ def counted(code: str, **changes: str | None) -> list[int]:
 
 @pytest.fixture(scope="module")
 def free() -> int:
-    """How many threads a process that nobody limits would use."""
+    """How many threads a process without limits would use."""
     return counted("print(lh.info().threads)", LEVELHEAD_NUM_THREADS=None)[0]
 
 
@@ -170,7 +170,7 @@ lh.attention(small, small, small)
 print(lh.info().threads, count() - before, started(), started())
 """
     threads, small, first, second = counted(code, LEVELHEAD_NUM_THREADS=None)
-    assert 1 <= threads <= len(os.sched_getaffinity(0))  # a cgroup may pay for fewer
+    assert 1 <= threads <= len(os.sched_getaffinity(0))  # a cgroup may allow fewer
     assert (small, first, second) == (0, threads - 1, threads - 1)
 
 

@@ -1,4 +1,4 @@
-"""The walls: which module may import which, how long a file may be, what no file may say."""
+"""The architecture: which module may import which, how long a file may be, which strings no file may contain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from levelhead import old_paths
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "levelhead"
 
-# From the ground up. A module may import from the layers below its own, and leaves from each other;
+# From the lowest up. A module may import from the layers below its own, and leaves from each other;
 # a package (bench) is one layer, and its modules may import each other.
 LEAVES = (
     "_version cache errors checks front_ends json_numbers state stats terminal words reference "
@@ -55,8 +55,8 @@ LAYERS = [
     )
 ]
 
-MODELS = {"distributed", "remedies", "watching"}  # rooms that meet models and tensors: torch is loaded with them
-LEARNING = {"lab.training", "lab.transformer", "cluster.measure"}  # loaded when something is trained or measured
+MODELS = {"distributed", "remedies", "watching"}  # folders that work on models and tensors: they import torch
+LEARNING = {"lab.training", "lab.transformer", "cluster.measure"}  # imported only for training or measuring
 # The modules that serve the page need a web server; its assets and its export do without one.
 SERVING = {f"page.{name}": {"starlette"} for name in ("bodies", "connections", "guard", "responses", "routes")}
 SERVING |= {"page.server": {"uvicorn"}}
@@ -118,7 +118,7 @@ def own_imports(name: str) -> set[str]:
 
 
 def layer(name: str) -> int:
-    """The height of a module: its own entry, else that of its room."""
+    """The layer of a module: its own entry, else that of its folder."""
     for known in (name, name.split(".")[0]):
         for height, names in enumerate(LAYERS):
             if known in names:
@@ -182,7 +182,7 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_numpy_is_the_only_package_that_importing_needs(name: str) -> None:
     roots = {dotted.split(".")[0] for dotted in imports(modules()[name], lazy=False)}
-    # A front end needs the package it is named after, what meets models needs torch, what serves the page a web
+    # A front end needs the package it is named after, code for models needs torch, the page's server a web
     # server; test_package.py shows what importing levelhead itself loads.
     room = name.split(".")[0]
     meets = room in MODELS or name in LEARNING
@@ -224,7 +224,7 @@ def test_no_file_is_too_long() -> None:
 @pytest.mark.parametrize(
     "pattern",
     [
-        # Written apart, so that this file does not find itself.
+        # Split strings, so that this file does not match.
         pytest.param(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b", id="unfinished"),
         pytest.param(r"(?<![\w.])/(home|root|Users|work|tmp)" + r"/\w", id="paths of a machine"),
         pytest.param(r"py" + r"pi\.org|pythonhosted" + r"\.org", id="hosts of a registry"),

@@ -1,4 +1,4 @@
-"""Every file of examples/ runs as it stands, in an interpreter of its own, and says something."""
+"""Every file of examples/ runs in a separate interpreter, and prints something."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_it_runs_and_is_short(file: Path, tmp_path: Path) -> None:
 
 
 def test_long_context_on_two_processes(root: Path, tmp_path: Path) -> None:
-    """As its first lines say: started by torchrun."""
+    """Started by torchrun, as in its docstring."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = subprocess.run(
         [sys.executable, *launch, str(root / "examples" / "long_context.py")],

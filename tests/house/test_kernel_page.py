@@ -1,4 +1,4 @@
-"""The pages of docs/ say what the committed measurements say, and its tools still fit the core.
+"""The pages of docs/ agree with the committed measurements, and their tools still fit the core.
 
 That the ladder's steps are right is checked where it is built: core/test/CMakeLists.txt.
 """
@@ -29,7 +29,7 @@ def test_every_table_is_its_file(root: Path, page: str) -> None:
 
 
 def test_tables_are_drawn_from_any_benchmark(root: Path) -> None:
-    """Cells that were weighed, cells without a limit, cells that nobody could measure."""
+    """Cells with a measurement, cells without a limit, cells that could not be measured."""
     tables = script(root, "tables")
     error = dict(rms=1.0, max=1.0)
     said = dict(word="met", ratio_by_best=2.0, ratio_by_median=1.5, fastest_by_best="PyTorch", accuracy=None)

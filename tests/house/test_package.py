@@ -1,5 +1,6 @@
-"""The package as a citizen: what importing it does to a process, what the built files contain, and
-that the same facts are the same everywhere they are written."""
+"""The package: what importing it does to a process, what the built files contain, and that facts written in several
+places agree.
+"""
 
 from __future__ import annotations
 
@@ -96,11 +97,11 @@ def symbols(path: Path, *options: str) -> dict[str, str]:
     return {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()}
 
 
-if sys.platform == "linux":  # ELF and what auditwheel allows are facts of Linux
+if sys.platform == "linux":  # ELF and auditwheel exist on Linux only
 
     def test_extension_needs_system_libraries_only() -> None:
         needed, _ = dynamic_section(EXTENSION)
-        # In particular no OpenMP runtime: a second one in a process crashes or crawls.
+        # In particular no OpenMP runtime: a second one in a process crashes or is very slow.
         allowed = re.compile(r"(lib(stdc\+\+|gcc_s|c|m|pthread)|ld-linux.*)\.so\.\d+")
         assert [name for name in needed if not allowed.fullmatch(name)] == []
 

@@ -1,5 +1,6 @@
-"""Hugging Face models on levelhead: each architecture held to its own eager numbers and gradients,
-masks that must not be lost, and everything as it was after undo."""
+"""Hugging Face models on levelhead: each architecture is compared with its own eager results and gradients, no mask is
+lost, and undo restores everything.
+"""
 
 from __future__ import annotations
 
@@ -118,12 +119,12 @@ CASES = [
 
 
 def made(name: str, implementation: str = "sdpa", dtype: torch.dtype = torch.float32) -> Any:
-    """A model with attention worth the name: weights large enough for weights that differ."""
+    """A model whose parameters are large enough that its attention weights differ."""
     torch.manual_seed(0)
     model: Any = MODELS[name][0]()
     with torch.no_grad():
         for key, x in model.named_parameters():
-            last = key.split(".")[-2]  # T5 begins with large ones
+            last = key.split(".")[-2]  # T5 is initialised with large ones
             if x.dim() > 1 and name != "t5" and ("q" in last or "k" in last):
                 x.mul_(6.0)
             if key.endswith("sinks"):
@@ -149,7 +150,7 @@ def inputs(name: str, *, left: bool = False) -> dict[str, Tensor]:
 
 
 def kept(name: str, batch: dict[str, Tensor], out: Tensor) -> Tensor:
-    """The rows of real tokens: what a padding token's own row holds is nobody's business."""
+    """The rows of real tokens: the row of a padding token is not compared."""
     key = "decoder_attention_mask" if "decoder_attention_mask" in batch else "attention_mask"
     return out[batch[key].bool()] if key in batch else out
 
@@ -166,7 +167,7 @@ def learned(model: Any, name: str, batch: dict[str, Tensor]) -> dict[str, Tensor
 
 
 def leftovers(model: nn.Module) -> list[str]:
-    """Whatever an undone use might leave behind."""
+    """All state that could remain after undo."""
     found = [
         f"{name}.{key}"
         for name, module in model.named_modules()
@@ -207,7 +208,7 @@ def test_as_eager(name: str, implementation: str, left: bool) -> None:
     assert len(used.served) == used.calls == MODELS[name][2]
     assert used.left == {}
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
-    assert not torch.equal(found, before)  # levelhead's own last bits
+    assert not torch.equal(found, before)  # levelhead's own rounding
     assert torch.equal(after, before)
     assert leftovers(model) == []
     assert model.config._attn_implementation == implementation
@@ -239,7 +240,7 @@ def test_half_types(name: str, implementation: str, dtype: torch.dtype) -> None:
         with use(model) as used:
             found = run(model, name, halves).float()
     assert used.calls == MODELS[name][2]
-    # As far from the truth as the model itself is, no further.
+    # At most as far from the truth as the model itself.
     bar = 1.5 * float((own - wanted).abs().max()) + 1e-3
     assert float((found - wanted).abs().max()) <= bar
 
@@ -271,7 +272,7 @@ def test_dropout_has_its_share(name: str) -> None:
             assert out.shape == (1, 64, 4, 8)
             assert not torch.allclose(out, torch.ones_like(out), atol=0.05)
             assert abs(float(out.mean()) - 1) < 0.05
-            if implementation == "eager":  # eager functions look at the module
+            if implementation == "eager":  # eager functions read attributes of the module
                 still, _ = call(module.eval(), q, q, ones, None, dropout=0.5, scaling=0.1)
                 assert torch.allclose(still, torch.ones_like(still), atol=1e-5)
 
@@ -310,7 +311,7 @@ def test_padding_is_not_seen(implementation: str) -> None:
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "qwen3"])
 def test_windows_end(name: str) -> None:
-    # Two layers see two windows back and no further, where every layer has one.
+    # Where every layer has one window, two layers see two windows back and no further.
     torch.manual_seed(0)
     options: dict[str, Any] = {
         "mistral": {},
@@ -323,7 +324,7 @@ def test_windows_end(name: str) -> None:
     model: Any = text(kind, sliding_window=WINDOW, **options)().eval()
     with torch.no_grad():
         for x in model.layers.parameters():
-            x.mul_(6.0)  # so that two layers carry it through
+            x.mul_(6.0)  # so that it passes through two layers
     tokens = torch.randint(3, 97, (1, 24))
     changed = tokens.clone()
     changed[:, 0] += 1
@@ -643,7 +644,7 @@ def test_weights_cannot_be_asked_for(name: str, implementation: str) -> None:
     model = made(name, implementation)
     with use(model), pytest.raises(lh.LevelheadError, match="no weights to be asked for"):
         model(**inputs(name), output_attentions=True)
-    if implementation == "eager" and name != "t5":  # whose parts never look there
+    if implementation == "eager" and name != "t5":  # whose submodules never read it
         model.config.output_attentions = True
         with use(model), pytest.raises(lh.LevelheadError, match="no weights to be asked for"):
             model(**inputs(name))

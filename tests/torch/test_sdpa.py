@@ -1,7 +1,7 @@
-"""The drop-in held to `torch.nn.functional.scaled_dot_product_attention` itself: its results on a
-grid of shapes, masks and dtypes, its signature, and its refusals.
+"""The drop-in against `torch.nn.functional.scaled_dot_product_attention` itself: its results on a grid of shapes, masks
+and dtypes, its signature, and its errors.
 
-Both are called with the same arguments; PyTorch's answer is the truth, within PyTorch's tolerances.
+Both are called with the same arguments; PyTorch's result is the truth, within PyTorch's tolerances.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """The same numbers every time; one thread, since thousands of tiny calls only disturb more."""
+    """The same numbers every time; one thread, since thousands of tiny calls gain nothing from more."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -124,7 +124,7 @@ def both(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
     """The same results, and with gradients on the same again."""
     mask = options.get("attn_mask")
     if q.dtype is torch.float64 and mask is not None and mask.dtype is torch.float32:
-        # PyTorch 2.13's fused kernel reads such a mask as if it were float64: nonsense comes out.
+        # PyTorch 2.13's fused kernel reads such a mask as if it were float64, and returns garbage.
         want = ORIGINAL(q, k, v, **(options | {"attn_mask": mask.double()}))
     else:
         want = ORIGINAL(q, k, v, **options)
@@ -161,7 +161,7 @@ def test_results_with_masks(sizes: str, kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rank", [2, 3, 4])
 @pytest.mark.parametrize("kind", [torch.bool, None])
 def test_a_row_that_sees_nothing_is_zero(rank: int, dtype: torch.dtype, kind: torch.dtype | None) -> None:
-    """PyTorch agrees in its plain formula; its fused kernel may say NaN there. Ours never does."""
+    """PyTorch agrees in its plain formula; its fused kernel may return NaN there. Ours never does."""
     q, k, v = (torch.randn(2, 3, 5, 8, dtype=dtype) for _ in range(3))
     q, k, v = (x[(0,) * (4 - rank)] for x in (q, k, v))
     seen = torch.ones(5, 5, dtype=torch.bool)
@@ -176,7 +176,7 @@ def test_a_row_that_sees_nothing_is_zero(rank: int, dtype: torch.dtype, kind: to
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_results_of_any_layout(dtype: torch.dtype) -> None:
     T, S, D = 6, 6, 8
-    packed = torch.randn(2, T, 3, 4, D, dtype=dtype)  # one projection for all, as models have it
+    packed = torch.randn(2, T, 3, 4, D, dtype=dtype)  # one projection for all, as in models
     q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
     both(q, k, v, is_causal=True)
     wide = torch.randn(2, 4, 2 * T, 2 * D, dtype=dtype)
@@ -211,7 +211,7 @@ def test_gradients(shape: str, dtype: torch.dtype) -> None:
 
 
 def test_the_signature() -> None:
-    """That of PyTorch's operator: names, order, defaults, and what is given by name alone."""
+    """That of PyTorch's operator: names, order, defaults, and keyword-only arguments."""
     theirs = torch.ops.aten.scaled_dot_product_attention.default._schema.arguments
     ours = inspect.signature(scaled_dot_product_attention).parameters.values()
     assert [x.name for x in ours] == [x.name for x in theirs]
@@ -308,7 +308,7 @@ def test_what_pytorch_refuses_is_refused(misuse: str) -> None:
     theirs = refusal(*given, **options)
     with pytest.raises(type(theirs)) as ours:
         scaled_dot_product_attention(*given, **options)
-    if not re.search("argument", str(ours.value)):  # Python's own words about the signature
+    if not re.search("argument", str(ours.value)):  # Python's own message about the signature
         assert isinstance(ours.value, lh.LevelheadError)
         assert re.search(r"expected .*, got .*\. .*\.", str(ours.value), re.DOTALL)
 
@@ -346,7 +346,7 @@ def test_what_pytorch_refuses_and_we_serve() -> None:
 
 
 def test_integers_cannot_learn() -> None:
-    """A mask of integers that requires a gradient cannot reach us: PyTorch does not make one."""
+    """An integer mask that requires a gradient cannot occur: PyTorch does not make one."""
     for dtype in (torch.int64, torch.int32, torch.bool):
         with pytest.raises(RuntimeError, match="floating point"):
             torch.ones(5, 7, dtype=dtype, requires_grad=True)

@@ -1,6 +1,7 @@
-"""The drop-in's own sides: dropout, masks with causality, `patch`, its errors.
+"""The drop-in beyond its results: dropout, masks with causality, `patch`, errors.
 
-Its results are held to PyTorch's in conformance/test_sdpa.py."""
+Its results are compared with PyTorch's in test_sdpa.py.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +122,7 @@ def test_a_patched_encoder_gives_the_same() -> None:
     want = layer(x)
     with patch():
         found = layer(x)
-    assert not torch.equal(found, want)  # it did run elsewhere
+    assert not torch.equal(found, want)  # levelhead did compute it
     torch.testing.assert_close(found, want)
 
 

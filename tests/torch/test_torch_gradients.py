@@ -1,5 +1,6 @@
-"""Gradients in PyTorch: every feature and every pair against differences, every subset of what
-learns, second derivatives, and precision against PyTorch's own."""
+"""Gradients in PyTorch: every feature and every pair against finite differences, every subset of inputs that require a
+gradient, second derivatives, and precision against PyTorch's own.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ PAIRS = [
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """The same numbers every time; one thread, since thousands of tiny calls only disturb more."""
+    """The same numbers every time; one thread, since thousands of tiny calls gain nothing from more."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -67,7 +68,7 @@ def problem() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def learned(options: dict[str, Any]) -> dict[str, Tensor]:
-    """Those options that have a gradient, as leaves of their own."""
+    """The options that have a gradient, as separate leaves."""
     found = {name: options[name] for name in ("mask", "sinks", "scale") if name in options}
     return {
         name: x.clone().requires_grad_() for name, x in found.items() if isinstance(x, Tensor) and x.is_floating_point()
@@ -84,7 +85,7 @@ def differences(check: Any, options: dict[str, Any], call: Any, **how: Any) -> b
 
 
 def output_and_logsumexp(*given: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """Both, but for rows that see nothing, whose logsumexp is -inf and cannot be differenced."""
+    """Output and logsumexp, except in rows without visible keys, whose logsumexp is -inf and has no differences."""
     seen = lh.observe(*given, **options)
     return seen.output, seen.logsumexp.masked_fill(seen.logsumexp == -torch.inf, 0.0)
 
@@ -114,7 +115,7 @@ def test_a_bias_of_every_shape(sizes: tuple[int, ...]) -> None:
 
 
 def test_a_bias_that_hides() -> None:
-    """-inf in a bias hides, with gradient 0 there; rows that see nothing have gradient 0, too."""
+    """-inf in a bias hides, with gradient 0 there; rows without visible keys have gradient 0, too."""
     q, k, v = problem()
     mask = torch.zeros(T, S, dtype=torch.float64)
     mask[0, 1], mask[2] = -torch.inf, -torch.inf
@@ -292,8 +293,8 @@ CELLS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, dict[str, Any]]] =
     "learned bias": ((1, 4, 160, 64), (1, 4, 160, 64), 64, {"learned": (1, 4, 160, 160)}),
     "shared learned bias": ((2, 4, 160, 64), (2, 4, 160, 64), 64, {"learned": (160, 160)}),
 }
-# Times PyTorch's own error: RMS, maximum. A bias that learns takes PyTorch's unfused way, which
-# keeps every weight in float32; here the gradient starts from the output as it was rounded.
+# Times PyTorch's own error: RMS, maximum. A bias that requires a gradient makes PyTorch use its unfused
+# path, which keeps every weight in float32; here the gradient starts from the rounded output.
 FUSED, LEARNED = (1.05, 1.25), (1.1, 2.5)
 
 

@@ -95,7 +95,7 @@ def test_opcheck_of_the_gradient(name: str, with_logsumexp: bool) -> None:
     operator = torch.ops.levelhead.attend_backward.default
     torch.library.opcheck(operator, given)
     learning = (given[0], dlogsumexp, *(x.requires_grad_() for x in (q, k, v)), *given[5:])
-    # Without what an operator with this formula cannot do: have its second derivative traced.
+    # Without tracing of the second derivative, which an operator with this formula cannot support.
     torch.library.opcheck(operator, learning, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -116,7 +116,7 @@ def test_compiles_whole(backend: str) -> None:
     want = torch.autograd.grad(step(q, k, v), (q, k, v))
     torch.manual_seed(1)
     found = torch.autograd.grad(compiled(q, k, v), (q, k, v))
-    if backend == "aot_eager":  # inductor draws its random numbers in another way
+    if backend == "aot_eager":  # inductor has another random number generator
         for x, y in zip(found, want, strict=True):
             assert_close(x, y)
     assert all(torch.isfinite(x).all() for x in found)
@@ -169,7 +169,7 @@ BREAKING = {
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("name", BREAKING)
 def test_the_rest_breaks_the_graph_and_stays_right(name: str, learns: bool) -> None:
-    """`levelhead.attention` looks at its arguments' memory: it cannot be traced, only called."""
+    """`levelhead.attention` reads its arguments' memory: it cannot be traced, only called."""
     given = tensors(2, 3, grad=learns)
 
     def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ def test_gradients_through_vmap() -> None:
 
 
 def test_dropout_under_vmap() -> None:
-    """As in PyTorch: refused, the same for every example, or different."""
+    """As in PyTorch: an error, the same for every example, or different."""
     one = tensors(3, grad=False)
     q, k, v = (x.expand(4, *x.shape) for x in one)
 
@@ -342,7 +342,7 @@ CALLS = {
 def test_dual_tensors_are_refused(name: str, which: int) -> None:
     given = tensors(2, 3, grad=False)
     with forward_ad.dual_level():
-        CALLS[name](*given)  # nothing dual about these
+        CALLS[name](*given)  # these are not dual tensors
         given[which] = forward_ad.make_dual(given[which], torch.ones_like(given[which]))
         with pytest.raises(lh.LevelheadError, match="dual tensor"):
             CALLS[name](*given)

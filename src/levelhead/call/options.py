@@ -73,6 +73,8 @@ _MEANING = {
     "seed": "makes dropout reproducible.",
 }
 NAMES = tuple(_MEANING)
+PER_CALL = ("mask", "key_lengths", "query_lengths", "segments")  # of a module: these change from call to call
+ADDITIVE = ("mask", "causal", "key_lengths", "query_lengths")  # of additive attention, which has no scale
 ARRAYS = ("scale", "sinks", "alibi", "key_lengths", "query_lengths", "segments", "query_start")  # may be arrays
 DEFAULTS: Mapping[str, Any] = dict.fromkeys(NAMES) | {"causal": False, "dropout": 0.0}
 
@@ -178,6 +180,21 @@ KINDS: Mapping[str, str] = {
     "right": INTEGER,
     "softcap": NUMBER,
     "dropout": RATE,
+}
+
+
+# How `explain` words what a call's options do between scale and softmax, in that order: when, and what.
+CHANGES: Mapping[str, tuple[Callable[[Scoring], bool], str]] = {
+    "softcap": (lambda s: s.softcap is not None, "c · tanh(s / c) bounds them"),
+    "bias": (lambda s: s.mask is not None and s.mask.dtype != bool, "a bias is added"),
+    "ALiBi": (lambda s: s.alibi is not None, "a slope times the distance is subtracted"),
+    "mask": (lambda s: s.mask is not None and s.mask.dtype == bool, "masked keys are hidden"),
+    "causal": (lambda s: s.causal, "later keys are hidden"),
+    "window": (lambda s: s.left is not None or s.right is not None, "keys outside the window are hidden"),
+    "lengths": (lambda s: s.key_lengths is not None, "keys beyond the length are hidden"),
+    "queries": (lambda s: s.query_lengths is not None, "queries beyond the length see nothing"),
+    "segments": (lambda s: s.key_segments is not None, "keys of other segments are hidden"),
+    "sinks": (lambda s: s.sinks is not None, "a sink will join the softmax"),
 }
 
 

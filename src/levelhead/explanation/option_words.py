@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-from levelhead.call.options import Scoring
+from levelhead.call.options import CHANGES, Scoring
 
 
 def scale_words(scoring: Scoring, head: int, d_k: int) -> str:
@@ -22,31 +21,12 @@ def scale_words(scoring: Scoring, head: int, d_k: int) -> str:
     return next(matching, f"× {factor:.4g}") + after
 
 
-def _binary(scored: Scoring) -> bool:
-    return scored.mask is not None and scored.mask.dtype == bool
-
-
-# Each change of a logit between scale and softmax, in order: whether a call has it, and its meaning.
-_CHANGES: dict[str, tuple[Callable[[Scoring], bool], str]] = {
-    "softcap": (lambda s: s.softcap is not None, "c · tanh(s / c) bounds them"),
-    "bias": (lambda s: s.mask is not None and not _binary(s), "a bias is added"),
-    "ALiBi": (lambda s: s.alibi is not None, "a slope times the distance is subtracted"),
-    "mask": (_binary, "masked keys are hidden"),
-    "causal": (lambda s: s.causal, "later keys are hidden"),
-    "window": (lambda s: s.left is not None or s.right is not None, "keys outside the window are hidden"),
-    "lengths": (lambda s: s.key_lengths is not None, "keys beyond the length are hidden"),
-    "queries": (lambda s: s.query_lengths is not None, "queries beyond the length see nothing"),
-    "segments": (lambda s: s.key_segments is not None, "keys of other segments are hidden"),
-    "sinks": (lambda s: s.sinks is not None, "a sink will join the softmax"),
-}
-
-
 def changes(scored: Scoring) -> tuple[str, ...]:
     """What happens to a logit between scale and softmax: "softcap 30.0", "causal"."""
-    names = [name for name, (applies, _) in _CHANGES.items() if applies(scored)]
+    names = [name for name, (applies, _) in CHANGES.items() if applies(scored)]
     return tuple(f"softcap {scored.softcap}" if name == "softcap" else name for name in names)
 
 
 def meaning(change: str) -> str:
     """A change in a few more words."""
-    return _CHANGES[change.split()[0]][1]
+    return CHANGES[change.split()[0]][1]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from levelhead import multihead
 from levelhead.attention import attention
-from levelhead.call.options import Options, documented, known
+from levelhead.call.options import PER_CALL, Options, documented, known
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.multihead import KeyValueCache
 
@@ -90,7 +90,7 @@ class MultiHeadAttention(nn.Module):
         self.k_norm = nn.RMSNorm(width, epsilon, **made) if qk_norm else nn.Identity()
         self.sinks = nn.Parameter(torch.zeros(num_heads, **made)) if sinks else None
 
-    @documented(multihead.PER_CALL)
+    @documented(PER_CALL)
     def forward(
         self,
         query: Tensor,
@@ -107,7 +107,7 @@ class MultiHeadAttention(nn.Module):
         Args:
             {options}
         """
-        known("forward", options, multihead.PER_CALL)
+        known("forward", options, PER_CALL)
         key = query if key is None else key
         value = key if value is None else value
         turned = not self.batch_first and query.dim() > 2
