@@ -28,7 +28,7 @@ LAYERS = [
         "call.arrays info",
         "observation",
         "attention",
-        "additive gradients multihead",
+        "additive gradients multihead weights",
         "onnx torch",
         "distributed",
         "gguf_cache",

@@ -48,7 +48,7 @@ def test_assets_are_the_files_of_the_page_and_plotly(page: Running, stubbed: Pat
         assert reply.body == (stubbed / name).read_bytes()
     plotly = page.get("/assets/plotly.js")
     assert plotly.status == 200 and plotly.body.startswith(b"/**\n* plotly.js v")
-    assert set(assets.assets()) == {"index.html", "main.js", "source.js", "page.css", "plotly.js"}
+    assert set(assets.assets()) == {"declared.js", "index.html", "main.js", "source.js", "page.css", "plotly.js"}
 
 
 def test_assets_are_read_once(page: Running, stubbed: Path) -> None:
@@ -78,9 +78,9 @@ def test_about_tells_the_machine(page: Running) -> None:
 
 
 def test_a_figure_gets_its_parameters_with_their_types(page: Running) -> None:
-    query = "d_k=128&divide=power&power=0.25&keys=16&seed=4294967295"
+    query = "d_k=128&scale=1/d_k^p&power=0.25&keys=16&seed=4294967295"
     found = page.get(f"/api/figure/logits?{query}").json
-    asked = {"d_k": 128, "divide": "power", "power": 0.25, "keys": 16, "seed": 2**32 - 1}
+    asked = {"d_k": 128, "scale": "1/d_k^p", "power": 0.25, "keys": 16, "seed": 2**32 - 1}
     assert (found["id"], found["extra"]) == ("logits", asked)
     own = "sigma=0.5&rho=1e-2&growth=8&cure=qk-norm&cap=30"
     found = page.get(f"/api/figure/attack?{own}").json["extra"]
@@ -91,7 +91,7 @@ def test_a_figure_gets_its_parameters_with_their_types(page: Running) -> None:
 
 
 def test_what_makes_no_difference_is_not_computed_again(page: Running) -> None:
-    everything = "d_k=128&divide=sqrt&power=0.5&keys=16&seed=5&tile=4&order=1&sigma=1"
+    everything = "d_k=128&scale=1/sqrt(d_k)&power=0.5&keys=16&seed=5&tile=4&order=1&sigma=1"
     found = {id: page.get(f"/api/figure/{id}?{everything}").json["extra"] for id in page_server.IDS}
     assert found["training"] == found["sentence"] == found["heads"] == found["speed"] == {}
     assert found["online"] == {"keys": 16, "seed": 5, "tile": 4, "order": 1}
@@ -120,8 +120,8 @@ def test_what_makes_no_difference_is_not_computed_again(page: Running) -> None:
         "power=inf",
         "power=1e999",
         "power=0x1",
-        "divide=%3Cimg%3E",
-        "divide=" + "a" * 100,
+        "scale=%3Cimg%3E",
+        "scale=" + "a" * 100,
         "x=1",
         "=1",
         "d_k",

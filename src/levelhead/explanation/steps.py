@@ -1,8 +1,7 @@
-"""What is asked of the core, one step at a time: logits, weights, gauges.
+"""The steps of attention, measured by the core one at a time: logits, weights (`levelhead.weights`), gauges.
 
-The core never forms these, so it is asked in a roundabout way: a logit is the logsumexp of a row
-that sees one key, the weights are the output for values that are the identity. This costs a call
-per key. Nothing here is a second implementation of attention.
+The core never forms logits: each is the logsumexp of a row that sees one key, which costs a call per key. Nothing here
+is a second implementation of attention.
 """
 
 from __future__ import annotations
@@ -12,18 +11,12 @@ from typing import Any
 import numpy as np
 
 from levelhead import stats
-from levelhead.attention import attention, observe
+from levelhead.attention import observe
 from levelhead.call.scoring import Scoring
 from levelhead.explanation.head import Array, Gauge
+from levelhead.weights import weights
 
 __all__ = ["gauges", "logits", "of_key", "weights"]
-
-
-def weights(q: Array, k: Array, scale: Any, **options: Any) -> Array:
-    """(…, T, S): softmax(q kᵀ · scale, as the options say)."""
-    keys = k.shape[-2]
-    identity = np.broadcast_to(np.eye(keys, dtype=k.dtype), (*k.shape[:-2], keys, keys))
-    return np.asarray(attention(q, k, identity, scale=scale, **options))
 
 
 def gauges(q: Array, k: Array, scale: Any, **options: Any) -> tuple[Gauge, ...]:

@@ -1,4 +1,4 @@
-"""What the page is made of: every file of `static/` and plotly.js, read once, at the start.
+"""The files of the page: those of `static/`, plotly.js and the lab's declarations, read once, at the start.
 
 A request names an asset; it never names a file. What is not in the dictionary does not exist.
 """
@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from levelhead.errors import LevelheadError, expected
+from levelhead.page.declared import DECLARED, declared
 
 __all__ = ["INDEX", "INSTALL", "PLOTLY", "Asset", "assets", "missing"]
 
@@ -38,7 +39,8 @@ def assets() -> Mapping[str, Asset]:
     """All of them, by name."""
     files = {path.name: path for path in STATIC.iterdir() if path.suffix in _KINDS}
     files[PLOTLY] = _plotly()
-    return {name: Asset(name, _KINDS[path.suffix], path.read_bytes()) for name, path in sorted(files.items())}
+    contents = {name: path.read_bytes() for name, path in files.items()} | {DECLARED: declared()}
+    return {name: Asset(name, _KINDS[Path(name).suffix], content) for name, content in sorted(contents.items())}
 
 
 def missing() -> LevelheadError | None:
