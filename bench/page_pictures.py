@@ -15,7 +15,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 SIZE = {"width": 1280, "height": 830}  # down to the numbers below the two charts
-STATE = "d_k=64&divide=sqrt&keys=32&seed=0"
+STATE = "d_k=64&scale=1/sqrt(d_k)&keys=32&seed=0"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 

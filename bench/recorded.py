@@ -1,23 +1,33 @@
-"""Makes runs that the page shows, in `src/levelhead/lab/recorded/`: `python bench/recorded.py`.
+"""Makes runs that the page shows, in `src/levelhead/lab/recorded/`: `python bench/recorded.py [speed heads claims]`.
 
-Not installed. Speed is taken from the committed results, heads are examined anew (MiniLM,
-reading the doctor's sample). Each file says in "about" where it comes from.
+Not installed. Speed is taken from the committed results, heads are examined anew (MiniLM, reading the doctor's sample).
+Claims are measured at their full sizes; those about training are judged on `training.json`, and those that measure time
+are taken from the committed results, which had the machine to themselves. Each file, and each claim, says in "about"
+where it comes from.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import levelhead as lh
+from levelhead.bench.run import cpu_name
+from levelhead.lab import recording
+from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
 from levelhead.lab.figures.speed import reduced
+from levelhead.lab.result import outcome_json, result_of
 from levelhead.runs import record
 from levelhead.watching.doctor import doctor
 
 RESULTS = Path(__file__).parent / "results"
 RECORDED = Path(__file__).parent.parent / "src" / "levelhead" / "lab" / "recorded"
+CLAIMS = "lab-full.jsonl"
+JUDGED = {"C7": c07_vanishing, "C7a": c07a_honest_half, "C12": c12_training, "C16": c16_generalise}
+SEED = 0
 SPEED, ADDITIVE = "bench-zen4-avx512bf16.json", "training-zen4-avx512bf16.json"
 
 
@@ -56,11 +66,46 @@ def heads() -> dict[str, Any]:
     return {"about": about} | run | {"cost": {}, "notes": run["notes"][:1]}  # times are others' business
 
 
+def claims() -> dict[str, Any]:
+    """The result of every claim, its curves included."""
+    committed = {one["id"]: one for one in map(json.loads, (RESULTS / CLAIMS).read_text().splitlines())}
+    training = json.loads((RECORDED / "training.json").read_text())
+    runs = {run.plan: run for run in recording.unpacked(training)}
+    here = {
+        "command": "python bench/recorded.py claims",
+        "date": date.today().isoformat(),
+        "cpu": cpu_name(),
+        "isa": lh.info().isa,
+        "levelhead": lh.__version__,
+    }
+    trained = {"from": "lab/recorded/training.json"} | {name: training["about"][name] for name in ("date", "cpu")}
+    results = []
+    for claim in lh.lab.claims():
+        print(claim.id, file=sys.stderr)
+        if claim.alone:
+            result, about = {**committed[claim.id], "details": {}}, {"from": f"bench/results/{CLAIMS}"}
+        elif claim.id in JUDGED:
+            module = JUDGED[claim.id]
+            params = {**claim.quick, **claim.full}
+            outcome = module.judge([runs[plan] for plan in module.wanted(params, SEED)])
+            result, about = vars(result_of(claim, params, SEED, outcome_json(outcome))), trained
+        else:
+            (measured,) = lh.lab.run(claim.id, seed=SEED, full=True)
+            result, about = vars(measured), here
+        results.append(_six_digits({"about": about, **result}))
+    return {"about": here, "results": results}
+
+
 def _six_digits(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {name: _six_digits(part) for name, part in x.items()}
+    if isinstance(x, list | tuple):
+        return [_six_digits(part) for part in x]
     return float(f"{x:.6g}") if isinstance(x, float) else x
 
 
 if __name__ == "__main__":
-    for make in (speed, heads):
-        text = json.dumps(make(), ensure_ascii=False, separators=(",", ":"))
-        (RECORDED / f"{make.__name__}.json").write_text(text + "\n")
+    known = {"speed": speed, "heads": heads, "claims": claims}
+    for name in sys.argv[1:] or known:
+        text = json.dumps(known[name](), ensure_ascii=False, separators=(",", ":"))
+        (RECORDED / f"{name}.json").write_text(text + "\n")

@@ -24,23 +24,14 @@ from levelhead.lab.figure import Figure
 from levelhead.page import assets, server
 
 IDS = ("logits", "attack", "online", "training", "sentence", "heads", "speed")
-DEPENDS = {
-    "logits": ("d_k", "divide", "keys"),
-    "attack": ("d_k",),
-    "online": ("keys",),
-    "training": (),
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "logits": ("d_k", "scale", "power", "keys", "seed"),
+    "attack": ("d_k", "seed", "sigma", "rho", "growth", "cure", "cap"),
+    "online": ("keys", "seed", "tile", "order"),
+    "training": ("task", "width", "depth"),
     "sentence": (),
     "heads": (),
     "speed": (),
-}
-CONTROLS = ("d_k", "divide", "power", "keys", "seed")
-OWN: Mapping[str, tuple[str, ...]] = {
-    "attack": ("sigma", "rho", "growth", "cure", "cap"),
-    "online": ("tile", "order"),
-    "training": ("task", "width", "depth"),
-    "heads": ("run",),
-    "speed": ("live",),
-    "sentence": ("text", "model", "layer", "head", "token"),
 }
 SECONDS = 20.0  # for anything a test waits for
 
@@ -190,8 +181,7 @@ def stubbed_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (static / "notes.txt").write_text("not an asset")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assets, "STATIC", static)
-        stubs: dict[str, Any] = {"IDS": IDS, "DEPENDS": DEPENDS, "figure": stub}
-        stubs["parameters"] = lambda id: dict.fromkeys((*CONTROLS, *OWN.get(id, ())))
+        stubs: dict[str, Any] = {"IDS": IDS, "PANELS": IDS, "NEEDS": NEEDS, "figure": stub}
         for name, value in stubs.items():
             patch.setattr(figures, name, value, raising=False)
         yield static

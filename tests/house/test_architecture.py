@@ -31,7 +31,7 @@ LAYERS = [
         "call.arrays call.prepare info",
         "observation",
         "attention",
-        "additive gradients multihead",
+        "additive gradients multihead weights",
         "onnx torch",
         "distributed",
         "gguf_cache",

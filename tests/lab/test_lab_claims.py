@@ -17,12 +17,12 @@ import pytest
 import levelhead as lh
 from levelhead import models
 from levelhead.errors import LevelheadError, LevelheadValueError
-from levelhead.lab import additive_race, sampling, theory
+from levelhead.lab import additive_race, measure, theory
 from levelhead.lab import minilm as reading
 from levelhead.lab.claim import Outcome, UndecidedError
-from levelhead.lab.experiment import Setting
+from levelhead.lab.measure import Curve, Setting, curve
 from levelhead.lab.rounding import LARGEST, rounded
-from levelhead.lab.sampling import Curve, agree, curve, shares_agree, slope
+from levelhead.lab.verdict import agree, shares_agree, slope
 
 NAMES = (
     "c05_one_hot",
@@ -104,18 +104,18 @@ def test_progress_is_told_and_never_passes_the_end(name: str, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("name", "changed", "verdict"),
     [
-        ("c05_one_hot", {"divide": "sqrt"}, "refuted"),
+        ("c05_one_hot", {"scale": "1/sqrt(d_k)"}, "refuted"),
         ("c05_one_hot", {"d_k": [4, 16, 64]}, "caveat"),  # sharper, but far from one-hot
         ("c06_jacobian", {"gap": 5.0}, "caveat"),  # p(1 - p) is 0.0066 there: not dead
-        ("c08_overflow", {"divide": "sqrt"}, "refuted"),
+        ("c08_overflow", {"scale": "1/sqrt(d_k)"}, "refuted"),
         ("c08a_shifted", {"growths": [1.0, 2.0]}, "caveat"),  # no float16 score is too large
         ("c08a_shifted", {"scales": [1.0, 1e38]}, "refuted"),  # nor may the float32 one be
-        ("c09_flat", {"divide": "sqrt"}, "refuted"),
+        ("c09_flat", {"scale": "1/sqrt(d_k)"}, "refuted"),
         ("c09a_correlated", {"correlation": 0.0}, "refuted"),
         ("c10_width", {"widths": [32, 128, 512]}, "confirmed"),  # d < d_k, which no model has
         ("c10_width", {"widths": [128]}, "refuted"),  # one head: √d is √d_k
-        ("c11_level", {"divide": "none", "batches": 32}, "refuted"),
-        ("c11_level", {"divide": "d_k", "batches": 32}, "refuted"),
+        ("c11_level", {"scale": "none", "batches": 32}, "refuted"),
+        ("c11_level", {"scale": "1/d_k", "batches": 32}, "refuted"),
         ("c13a_bounded", {"growths": [1, 2]}, "caveat"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_wrong_setting_changes_the_verdict(name: str, changed: dict[str, Any],
 
 def test_c6_fails_when_the_gradient_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     right = lh.attention_backward
-    monkeypatch.setattr(lh, "attention_backward", lambda *a, **o: tuple(x * 1.0001 for x in right(*a, **o)))
+    monkeypatch.setattr(measure, "attention_backward", lambda *a, **o: tuple(x * 1.0001 for x in right(*a, **o)))
     assert run("c06_jacobian").verdict == "refuted"
 
 
@@ -160,7 +160,9 @@ def test_c13_listens_to_the_clock(ratio: tuple[float, float], verdict: str, monk
 def test_c13_fails_when_additive_scores_grow_with_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     right = lh.additive_attention
     monkeypatch.setattr(
-        lh, "additive_attention", lambda q, k, v, w_q, w_k, w_v: right(q, k, v, w_q, w_k, w_v * math.sqrt(q.shape[-1]))
+        module("c13_additive"),
+        "additive_attention",
+        lambda q, k, v, w_q, w_k, w_v: right(q, k, v, w_q, w_k, w_v * math.sqrt(q.shape[-1])),
     )
     fast = additive_race.Race({}, (-math.log(2), 0.05))
     monkeypatch.setattr(module("c13_additive"), "race", lambda *_: fast)
@@ -169,7 +171,11 @@ def test_c13_fails_when_additive_scores_grow_with_the_width(monkeypatch: pytest.
 
 def test_c13a_fails_when_scores_pass_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     right = lh.additive_attention
-    monkeypatch.setattr(lh, "additive_attention", lambda q, k, v, w_q, w_k, w_v: right(q, k, v, w_q, w_k, 1.01 * w_v))
+    monkeypatch.setattr(
+        module("c13a_bounded"),
+        "additive_attention",
+        lambda q, k, v, w_q, w_k, w_v: right(q, k, v, w_q, w_k, 1.01 * w_v),
+    )
     assert run("c13a_bounded", batches=4).verdict == "refuted"
 
 
@@ -260,12 +266,12 @@ def test_c9_is_flat_by_one_over_twice_the_width() -> None:
 
 def test_c9a_grows_by_the_exponents_of_theory() -> None:
     found = quick("c09a_correlated")
-    for rule, wanted in {"none": 1.0, "sqrt": 0.5, "d_k": 0.0}.items():
+    for rule, wanted in {"none": 1.0, "1/sqrt(d_k)": 0.5, "1/d_k": 0.0}.items():
         error = found.stderr["exponent"][rule]
         assert error < 0.01 and within(found.measured["exponent"][rule], error, wanted)
     match = found.details["weight of the match"]
-    assert match["sqrt"]["y"][-1] > 0.95  # wide heads snap to the match by themselves
-    assert match["d_k"]["y"][-1] == pytest.approx(math.exp(0.5) / (math.exp(0.5) + 31), rel=0.02)
+    assert match["1/sqrt(d_k)"]["y"][-1] > 0.95  # wide heads snap to the match by themselves
+    assert match["1/d_k"]["y"][-1] == pytest.approx(math.exp(0.5) / (math.exp(0.5) + 31), rel=0.02)
 
 
 def test_c10_gpt_3_would_be_shrunk_ten_times() -> None:
@@ -410,14 +416,14 @@ def test_agreement_knows_its_errors() -> None:
     assert found.steps() == pytest.approx([1 / math.sqrt(0.02)])
 
 
-def test_parts_are_all_that_was_asked_for_and_never_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_all_that_was_asked_for_and_never_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(d_k=4, keys=8, seed=3)
-    whole = list(sampling.parts(setting, 10, 2))
+    whole = list(measure.batches(setting, 10, 2))
     assert [k.shape for _, k in whole] == [(10, 8, 4)]
-    monkeypatch.setattr(sampling, "_NUMBERS", 4 * 8 * 4)
-    cut = list(sampling.parts(setting, 10, 2))
+    monkeypatch.setattr(measure, "_BATCH_NUMBERS", 4 * 8 * 4)
+    cut = list(measure.batches(setting, 10, 2))
     assert [q.shape for q, _ in cut] == [(4, 2, 4), (4, 2, 4), (2, 2, 4)]
-    first, again = (np.concatenate([k for _, k in x]) for x in (cut, sampling.parts(setting, 10, 2)))
+    first, again = (np.concatenate([k for _, k in x]) for x in (cut, measure.batches(setting, 10, 2)))
     np.testing.assert_array_equal(first, again)
     assert len(np.unique(first)) == first.size
 
@@ -460,7 +466,7 @@ def test_passages_follow_the_seed() -> None:
         ("c05_one_hot", {"d_k": [64]}, "d_k: expected two or more, ascending"),
         ("c05_one_hot", {"d_k": [64, 4]}, "d_k: expected two or more, ascending"),
         ("c05_one_hot", {"d_k": [0, 4]}, "d_k: expected a whole number from 1"),
-        ("c05_one_hot", {"divide": "cube"}, "divide: expected one of"),
+        ("c05_one_hot", {"scale": "cube"}, "scale: expected one of"),
         ("c05_one_hot", {"batches": 1}, "batches: expected a whole number from 2"),
         ("c06_jacobian", {"gap": "wide"}, "gap: expected a number from 0 to 700"),
         ("c09a_correlated", {"correlation": 2}, "correlation: expected a number from 0 to 1"),

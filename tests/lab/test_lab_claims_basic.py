@@ -17,7 +17,7 @@ from levelhead.bench import measure
 from levelhead.errors import LevelheadValueError
 from levelhead.lab.claim import Outcome, UndecidedError
 from levelhead.lab.claims import c01_variance, c01a_values, c02_spread, c03_scaling, c04_softmax, c14_parallel
-from levelhead.lab.experiment import logits
+from levelhead.lab.measure import pair_logits
 from levelhead.lab.result import outcome_json
 from levelhead.lab.verdict import judged, line, log_variance, median
 
@@ -97,7 +97,7 @@ def test_c1_fails_when_entries_are_not_independent(shared: float) -> None:
 
 
 def test_c1_fails_when_the_variance_is_off_by_a_tenth(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(c01_variance, "logits", lambda q, k, s: 1.1**0.5 * logits(q, k, s))
+    monkeypatch.setattr(c01_variance, "pair_logits", lambda q, k, s: 1.1**0.5 * pair_logits(q, k, s))
     assert run(c01_variance, d_k=SHORT).verdict == "refuted"
 
 
@@ -132,7 +132,7 @@ def meddling(change: Callable[[Any], float]) -> Callable[..., Any]:
     "change", [lambda v: v.shape[-1] ** 0.5, lambda v: 1 + 1e-6 * np.sign(v.flat[0])], ids=["width", "a value's sign"]
 )
 def test_c1a_is_confirmed_where_values_meddle(monkeypatch: Patch, change: Callable[[Any], float]) -> None:
-    monkeypatch.setattr(lh, "observe", meddling(change))
+    monkeypatch.setattr(c01a_values, "observe", meddling(change))
     assert run(c01a_values).verdict == "confirmed"
 
 
@@ -178,9 +178,10 @@ def test_c2_ranges_are_explained() -> None:
 
 def test_c2_histograms_have_one_area_and_widen() -> None:
     details = run(c02_spread, **SMALL, dimensions=[1, 4, 16]).details
-    middles, widths = (details["bins"][1:] + details["bins"][:-1]) / 2, np.diff(details["bins"])
-    areas = [np.sum(h * widths) for h in details["histograms"]]
-    spreads = [np.sum(h * widths * middles**2) for h in details["histograms"]]
+    middles, width = details["bins"], np.diff(details["bins"])[0]
+    histograms = list(details["histograms"].values())
+    areas = [np.sum(h * width) for h in histograms]
+    spreads = [np.sum(h * width * middles**2) for h in histograms]
     np.testing.assert_allclose(areas, 1)
     np.testing.assert_allclose(spreads, [1, 4, 16], rtol=0.15)
 
@@ -227,9 +228,9 @@ def test_c3_fails_under_another_divisor(scale: str) -> None:
 
 def test_c3_fails_if_scaling_were_not_linear(monkeypatch: Patch) -> None:
     def bent(q: Any, k: Any, scale: Any) -> Any:
-        return np.tanh(logits(q, k, scale) / 100) * 100
+        return np.tanh(pair_logits(q, k, scale) / 100) * 100
 
-    monkeypatch.setattr(c03_scaling, "logits", bent)
+    monkeypatch.setattr(c03_scaling, "pair_logits", bent)
     assert run(c03_scaling, samples=16384).verdict == "refuted"
 
 
@@ -282,7 +283,7 @@ def attention(what: str, n: int, threads: int) -> float:
 def timed(monkeypatch: Patch, law: Law, *, noise: float = 0.001, granted: float = 1.0) -> Outcome:
     """C14 with a clock that follows a law."""
     random = np.random.default_rng(0)
-    monkeypatch.setattr(c14_parallel.lh, "info", lambda: type("Info", (), {"threads": 2}))
+    monkeypatch.setattr(c14_parallel, "info", lambda: type("Info", (), {"threads": 2}))
 
     def bursts(
         runs: Mapping[str, Any], plans: Mapping[str, measure.Plan], told: Callable[[str], None]
@@ -334,7 +335,7 @@ def test_c14_does_not_judge_noise_or_a_busy_machine(monkeypatch: Patch) -> None:
 
 
 def test_c14_needs_two_threads(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(c14_parallel.lh, "info", lambda: type("Info", (), {"threads": 1}))
+    monkeypatch.setattr(c14_parallel, "info", lambda: type("Info", (), {"threads": 1}))
     with pytest.raises(UndecidedError, match="one thread only"):
         run(c14_parallel)
 

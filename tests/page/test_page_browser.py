@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import levelhead as lh
 from levelhead.lab import figures
 from levelhead.runs.jsonl import JSONL
 from levelhead.runs.record import Run, Snapshot
@@ -33,7 +34,8 @@ MISSING = [name for name, there in (("chromium", CHROMIUM), ("playwright", find_
 REQUIRED = os.environ.get("CI") == "true"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
-PANELS = len(figures.IDS)
+PANELS = len(figures.PANELS)
+SCALES = {"none": "none", "sqrt": "1/sqrt(d_k)", "power": "1/d_k^p"}  # by short names
 PATIENCE = 30_000  # ms for anything to appear; far more than it takes
 
 
@@ -121,7 +123,7 @@ class Tab:
         self.until(lambda: self.count("figure[aria-busy]") == 0, "figures to arrive")
 
     def divide(self, by: str) -> None:
-        self.page.locator(f"#strip input[value={by}]").check(force=True)  # under its own words
+        self.page.locator(f"#strip input[value='{SCALES[by]}']").check(force=True)  # under its own words
 
     def slide(self, name: str, key: str) -> None:
         self.page.get_by_role("slider", name=name, exact=True).press(key)
@@ -181,7 +183,7 @@ def assert_local(requested: str, page: str) -> None:
 
 def rest_of_the_figures(tab: Tab) -> None:
     """Every figure holds marks, words and tools, and says where its numbers come from."""
-    for id in figures.IDS:
+    for id in figures.PANELS:
         place = f"[data-figure={id}]"
         assert tab.count(f"{place} .trouble:not([hidden])") == 0, tab.text(f"{place} .trouble")
         marks = f"{place} .plot :is(.trace path, .bars .point path, .heatmaplayer image, .js-line)"
@@ -223,13 +225,13 @@ def test_a_control_asks_for_the_figures_that_depend_on_it_and_for_no_other(opene
     tab = opened().all_drawn()
     for name, change in (
         ("d_k", lambda: tab.page.locator("#d_k").press("ArrowRight")),
-        ("divide", lambda: tab.divide("none")),
+        ("scale", lambda: tab.divide("none")),
         ("keys", lambda: tab.page.locator("#keys").press("ArrowRight")),
     ):
         tab.requests.clear()
         change()
         tab.rests()
-        depend = {id for id, names in figures.DEPENDS.items() if name in names}
+        depend = {id for id, names in figures.NEEDS.items() if name in names}
         assert set(tab.figures_asked()) == depend, name
 
 
@@ -243,7 +245,7 @@ def test_the_address_holds_the_state_and_brings_it_back(opened: Callable[..., Ta
     tab.slide("correlation ρ", "End")
     tab.until(lambda: "rho=1" in tab.page.url, "the address")
     state = tab.page.url.split("#")[1]
-    wanted = {"d_k": "128", "divide": "power", "power": "0", "keys": "16", "seed": "1", "rho": "1"}
+    wanted = {"d_k": "128", "scale": "1/d_k^p", "power": "0", "keys": "16", "seed": "1", "rho": "1"}
     assert {name: values[0] for name, values in parse_qs(state).items()} == wanted
     tab.rests()
     said = tab.text(".level-big")
@@ -262,11 +264,51 @@ def test_the_address_holds_the_state_and_brings_it_back(opened: Callable[..., Ta
     tab.rests()
 
 
+def test_links_with_the_old_names_of_scales_still_work(opened: Callable[..., Tab]) -> None:
+    tab = opened("#d_k=64&divide=d_k&hide=divide").all_drawn()
+    assert tab.ask("document.querySelector('#strip input[name=scale]:checked').value") == "1/d_k"
+    assert not tab.page.locator("#strip .divide").is_visible() and not tab.page.locator("#notes").is_visible()
+
+
+# ---- claims
+
+
+def test_panels_name_their_claims_and_lead_to_their_text(opened: Callable[..., Tab]) -> None:
+    tab = opened("#d_k=128").all_drawn()
+    for id in figures.PANELS:
+        wanted = [f"{one['id']} {one['verdict']}" for one in figures.figure(id).claims]
+        chips = tab.page.locator(f"[data-figure={id}] .chip").all_inner_texts()
+        assert [" ".join(chip.split()) for chip in chips] == wanted, id
+    before = tab.page.url
+    tab.page.locator("[data-figure=root] .chip").first.click()
+    tab.until(lambda: tab.count("#claim-C5 figure[data-drawn]") == 1, "the claim")
+    assert tab.page.url == before and tab.text("#d_k-now") == "128"
+    claim = lh.lab.claims()[5]
+    said = tab.text("#claim-C5")
+    assert claim.id == "C5" and "Verdict: confirmed, as expected." in said and "4 standard errors" in said
+    assert "The few largest" in said or "few largest logits" in said  # of the derivation
+    assert tab.count("#claim-C5 .plot .trace") > 0 and tab.count("#claim-C5 .badge.recorded") > 0
+    assert "Recorded: " in tab.text("#claim-C5 .recorded-by")
+    assert tab.ask("document.activeElement.parentElement.id") == "claim-C5"
+
+
+def test_every_claim_opens(opened: Callable[..., Tab]) -> None:
+    tab = opened().all_drawn()
+    assert tab.count(".claim") == len(lh.lab.claims())
+    for claim in lh.lab.claims():
+        tab.page.locator(f"#claim-{claim.id} > summary").click()
+        tab.until(lambda id=claim.id: tab.count(f"#claim-{id} figure[data-drawn]") == 1, claim.id)
+        place = f"#claim-{claim.id}"
+        assert tab.count(f"{place} .facts dd") > 0 and tab.count(f"{place} .trouble:not([hidden])") == 0
+    assert not tab.ask("document.body.innerText.match(/NaN|undefined|\\[object/)")
+
+
 HOSTILE = {
     "#d_k=<script>alert(1)</script>": "d_k",
     "#d_k=1000000000": "d_k",
     "#keys=NaN&d_k=-1": "keys",
-    "#divide=__proto__&power=1e9": "divide",
+    "#scale=__proto__&power=1e9": "scale",
+    "#divide=__proto__": "scale",
     "#seed=99999999999&sigma=0": "seed",
     "#cure=%00&order=0x10&tile=2.5": "cure",
     "#hide=everything&predict=yes": "hide",
@@ -306,7 +348,7 @@ def test_teachers_hide_controls_and_ask_before_they_show(opened: Callable[..., T
     tab.rests()
     assert tab.page.locator("#question").is_visible()
     covered = tab.ask("[...document.querySelectorAll('.covered')].map(x => x.dataset.figure)")
-    assert set(covered) == {id for id, names in figures.DEPENDS.items() if names}
+    assert set(covered) == {id for id, names in figures.NEEDS.items() if "seed" in names}
     assert not tab.page.locator(".level-big").is_visible()
     assert tab.text("#said") == said and "saturated" not in tab.text("#strip-gauge")
     tab.page.locator("#question").get_by_text("sharp").click()
@@ -344,7 +386,7 @@ def test_keys_move_sliders_levels_and_tiles(opened: Callable[..., Tab]) -> None:
         tab.until(lambda d_k=d_k: tab.text("#d_k-now") == d_k, d_k)
     tab.page.keyboard.press("Tab")
     tab.page.keyboard.press("ArrowRight")  # √d_k → d_k
-    tab.until(lambda: "divide=d_k" in tab.page.url, "the radio")
+    tab.until(lambda: "scale=1/d_k" in tab.page.url, "the radio")
     tab.rests()
     seen = tab.text("[data-figure=online] .own .facts")
     tab.slide("tiles seen", "ArrowLeft")
@@ -388,7 +430,7 @@ def test_colours_follow_the_reader_while_the_page_is_open(opened: Callable[..., 
 
 def test_tools_give_python_a_drawing_and_a_table(opened: Callable[..., Tab]) -> None:
     tab = opened(permissions=["clipboard-read", "clipboard-write"]).all_drawn()
-    for id in figures.IDS:
+    for id in figures.PANELS:
         place = tab.page.locator(f"[data-figure={id}]")
         place.get_by_text("copy as Python").click()
         tab.until(lambda place=place: "copied" in place.locator(".tools").inner_text(), "the copy")
@@ -405,7 +447,7 @@ def test_tools_give_python_a_drawing_and_a_table(opened: Callable[..., Tab]) -> 
     tab.page.get_by_text("copy link").click()
     tab.until(lambda: tab.text("#copy-link") == "copied", "the link")
     link = tab.ask("navigator.clipboard.readText()")
-    assert link.endswith("#d_k=64&divide=sqrt&keys=32&seed=0") and "token" not in link
+    assert link.endswith("#d_k=64&scale=1/sqrt(d_k)&keys=32&seed=0") and "token" not in link
 
 
 # ---- panels with something of their own
@@ -572,8 +614,10 @@ def test_the_export_opens_from_a_disk_and_its_controls_work(browser: Any, tmp_pa
         tab.page.locator("#keys").press("End")
         tab.until(lambda: tab.text("#keys-now") == "256", "the grid's last number of keys")
         assert tab.page.locator("#seed").is_disabled()
-        assert tab.page.locator(".segments input[value=power]").first.is_disabled()
+        assert tab.page.locator(".segments input[value='1/d_k^p']").first.is_disabled()
         tab.rests()
+        tab.page.locator("[data-figure=jacobian] .chip").first.click()
+        tab.until(lambda: tab.count("#claim-C6 figure[data-drawn] .plot .trace") > 0, "the claim")
         assert tab.count(".trouble:not([hidden])") == 0
         assert [one.url for one in tab.requests if not one.url.startswith("data:")] == [path.as_uri()]
 

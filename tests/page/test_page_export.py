@@ -45,14 +45,13 @@ def whole_export(stubbed: Path) -> str:
 def test_every_figure_is_there_once_per_setting_it_depends_on(whole: str) -> None:
     data = data_in(whole)
     assert data["grid"]["d_k"] == [2**n for n in range(13)]
-    assert data["grid"]["divide"] == ["none", "sqrt", "d_k", "width"]
+    assert data["grid"]["scale"] == ["none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)"]
     assert len(data["grid"]["keys"]) == 3
     assert data["about"]["export"] is True and data["about"]["run"] is False
-    assert data["depends"] == {id: list(page_server.DEPENDS[id]) for id in page_server.IDS}
     counts = {id: len(found) for id, found in data["figures"].items()}
     assert counts == {"logits": 156, "attack": 13, "online": 3, "training": 1, "sentence": 1, "heads": 1, "speed": 1}
-    asked = {"d_k": 64, "divide": "sqrt", "keys": 32, "seed": 0}
-    assert data["figures"]["logits"]["64/sqrt/32"]["extra"] == asked
+    asked = {"d_k": 64, "scale": "1/sqrt(d_k)", "keys": 32, "seed": 0}
+    assert data["figures"]["logits"]["64 1/sqrt(d_k) 32"]["extra"] == asked
     assert data["figures"]["attack"]["4096"]["extra"] == {"d_k": 4096, "seed": 0}
     assert data["figures"]["training"][""]["extra"] == {}
 
@@ -75,7 +74,7 @@ def test_a_policy_inside_forbids_the_network(whole: str) -> None:
 
 def test_modules_find_each_other_without_addresses(whole: str) -> None:
     modules = modules_in(whole)
-    assert set(modules) == {"levelhead/main.js", "levelhead/source.js"}
+    assert set(modules) == {"levelhead/declared.js", "levelhead/main.js", "levelhead/source.js"}
     assert 'import { data } from "levelhead/source.js";' in modules["levelhead/main.js"]
     assert '<script type="module">import "levelhead/main.js";</script>' in whole
 
@@ -101,7 +100,7 @@ def test_nothing_in_a_file_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(figures, "figure", figure)
     found = data_in(export.exported(tell=lambda words: None))["figures"]
-    one = found["logits"]["64/sqrt/32"]
+    one = found["logits"]["64 1/sqrt(d_k) 32"]
     sources = [series["source"] for series in one["charts"][0]["series"]]
     assert sources == [fact["source"] for fact in one["facts"]] == ["recorded", "theory"]
     assert one["recorded"].startswith("computed when this page was saved, by levelhead")

@@ -49,7 +49,7 @@ def test_assets_are_the_files_of_the_page_and_plotly(page: Running, stubbed: Pat
         assert reply.body == (stubbed / name).read_bytes()
     plotly = page.get("/assets/plotly.js")
     assert plotly.status == 200 and plotly.body.startswith(b"/**\n* plotly.js v")
-    assert set(assets.assets()) == {"index.html", "main.js", "source.js", "page.css", "plotly.js"}
+    assert set(assets.assets()) == {"declared.js", "index.html", "main.js", "source.js", "page.css", "plotly.js"}
 
 
 def test_assets_are_read_once(page: Running, stubbed: Path) -> None:
@@ -79,23 +79,23 @@ def test_about_describes_the_machine(page: Running) -> None:
 
 
 def test_a_figure_gets_its_parameters_with_their_types(page: Running) -> None:
-    query = "d_k=128&divide=power&power=0.25&keys=16&seed=4294967295"
+    query = "d_k=128&scale=1/d_k^p&power=0.25&keys=16&seed=4294967295"
     figure = page.get(f"/api/figure/logits?{query}").json
-    options = {"d_k": 128, "divide": "power", "power": 0.25, "keys": 16, "seed": 2**32 - 1}
+    options = {"d_k": 128, "scale": "1/d_k^p", "power": 0.25, "keys": 16, "seed": 2**32 - 1}
     assert (figure["id"], figure["extra"]) == ("logits", options)
-    query = "sigma=0.5&rho=1e-2&growth=8&cure=qk-norm&cap=30"
-    options = page.get(f"/api/figure/attack?{query}").json["extra"]
-    assert options == {"sigma": 0.5, "rho": 0.01, "growth": 8.0, "cure": "qk-norm", "cap": 30.0}
-    options = page.get("/api/figure/training?task=retrieval&width=256&depth=2").json["extra"]
-    assert options == {"task": "retrieval", "width": 256, "depth": 2}
+    own = "sigma=0.5&rho=1e-2&growth=8&cure=qk-norm&cap=30"
+    figure = page.get(f"/api/figure/attack?{own}").json["extra"]
+    assert figure == {"sigma": 0.5, "rho": 0.01, "growth": 8.0, "cure": "qk-norm", "cap": 30.0}
+    figure = page.get("/api/figure/training?task=retrieval&width=256&depth=2").json["extra"]
+    assert figure == {"task": "retrieval", "width": 256, "depth": 2}
     assert page.get("/api/figure/attack?cure=1/d_k").json["extra"] == {"cure": "1/d_k"}
 
 
 def test_unused_parameters_are_dropped_before_the_cache(page: Running) -> None:
-    everything = "d_k=128&divide=sqrt&power=0.5&keys=16&seed=5&tile=4&order=1&sigma=1"
-    options = {id: page.get(f"/api/figure/{id}?{everything}").json["extra"] for id in page_server.IDS}
-    assert options["training"] == options["sentence"] == options["heads"] == options["speed"] == {}
-    assert options["online"] == {"keys": 16, "seed": 5, "tile": 4, "order": 1}
+    everything = "d_k=128&scale=1/sqrt(d_k)&power=0.5&keys=16&seed=5&tile=4&order=1&sigma=1"
+    figure = {id: page.get(f"/api/figure/{id}?{everything}").json["extra"] for id in page_server.IDS}
+    assert figure["training"] == figure["sentence"] == figure["heads"] == figure["speed"] == {}
+    assert figure["online"] == {"keys": 16, "seed": 5, "tile": 4, "order": 1}
     page_server.calls.clear()
     for keys in (16, 32, 64):  # attack does not depend on them
         page.get(f"/api/figure/attack?d_k=77&keys={keys}")
@@ -121,8 +121,8 @@ def test_unused_parameters_are_dropped_before_the_cache(page: Running) -> None:
         "power=inf",
         "power=1e999",
         "power=0x1",
-        "divide=%3Cimg%3E",
-        "divide=" + "a" * 100,
+        "scale=%3Cimg%3E",
+        "scale=" + "a" * 100,
         "x=1",
         "=1",
         "d_k",

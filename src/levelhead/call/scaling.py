@@ -114,6 +114,15 @@ def resolve(scale: ScaleLike, *, heads: int, d_k: int) -> Scale:
     return Scale(factor, cosine=name == "cosine", log_n=name == "log-n")
 
 
+def power(d_k: int, p: float) -> float:
+    """1/d_k^p: the family of "none" (p = 0), "1/sqrt(d_k)" (p = 1/2) and "1/d_k" (p = 1).
+
+    >>> power(64, 0.5)
+    0.125
+    """
+    return float(max(d_k, 1) ** -p)
+
+
 def _finite(argument: str, value: object) -> float | tuple[float, ...]:
     """A finite number, or one per head; zero and negative numbers are legal."""
     what = "a finite number, or one per query head"

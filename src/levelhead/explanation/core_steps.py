@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from levelhead import _core, stats
-from levelhead.attention import attention, observe
+from levelhead.attention import observe
 from levelhead.call.options import Scoring, shape_of
 from levelhead.call.prepare import for_core
 from levelhead.explanation.head_steps import Array, Gauge
 from levelhead.state import unwritten
+from levelhead.weights import weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +34,7 @@ class AttentionCall:
 
     def weights(self) -> Array:
         """(…, T, S): softmax(q kᵀ · scale), changed by the options."""
-        keys = self.k.shape[-2]
-        identity = np.broadcast_to(np.eye(keys, dtype=self.k.dtype), (*self.k.shape[:-2], keys, keys))
-        return np.asarray(attention(self.q, self.k, identity, scale=self.scale, **self.options))
+        return weights(self.q, self.k, self.scale, **self.options)
 
     def unscaled(self) -> Array:
         """The weights of the same queries and keys without the scale."""

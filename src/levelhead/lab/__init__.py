@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# Two functions share their names with modules. These are loaded first: what a name is bound to
-# afterwards stays, as a module takes its name in the package only when it is first imported.
+# Two functions share their names with modules. The modules are loaded first: a module binds its name in the package
+# only when it is first imported, so the functions keep theirs.
 from levelhead.lab import claims as _folder_of_claims  # noqa: F401
 from levelhead.lab.claim import Claim
 from levelhead.lab.figure import Figure
@@ -24,7 +24,7 @@ __all__ = ["Claim", "Figure", "Result", "claims", "figure", "run"]
 
 
 def figure(id: str, **choices: Any) -> Figure:
-    """A figure of the page; `levelhead.lab.figures` says which there are and what they take."""
+    """A panel of the page by its id, or a claim's recorded result, as in `figure("C5")`: see `lab.figures`."""
     from levelhead.lab import figures
 
     return figures.figure(id, **choices)

@@ -1,21 +1,21 @@
-"""What a claim is in the lab: a sentence, a derivation, an experiment, a criterion for the verdict.
+"""A claim of the lab: a sentence, a derivation, an experiment, a criterion for the verdict, and plots of the result.
 
-A claim's file defines `CLAIM`. It measures on the real core; the lab's runner times, caches and
-compares, and a claim knows nothing about that.
+A claim's file defines `CLAIM`. It measures on the real core; caching and processes are the runner's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["VERDICTS", "Claim", "Outcome", "Params", "Tell", "UndecidedError", "Verdict"]
+__all__ = ["VERDICTS", "Claim", "Outcome", "Params", "Path", "Plot", "Tell", "UndecidedError", "Verdict"]
 
 Verdict: TypeAlias = Literal["confirmed", "caveat", "refuted", "undecided"]
 VERDICTS: tuple[Verdict, ...] = ("confirmed", "caveat", "refuted", "undecided")
 
 Params: TypeAlias = Mapping[str, Any]  # what `--set` can change; JSON values
+Path: TypeAlias = tuple[str, ...]
 Tell: TypeAlias = Callable[[float, str], None]  # share done, what is being done
 
 
@@ -35,6 +35,25 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Plot:
+    """One chart of a claim's result: where in the result its lines are.
+
+    A path begins with a field of the result: ("measured", "entropy"). It ends at a list, at a curve (`Curve.json()`)
+    or at a mapping of those, which is a line for each name. A line in `measured` has its band from `stderr` and its
+    theory from `theory`, at the same path. What a result does not have is left out.
+    """
+
+    title: str
+    x: str  # titles of the axes
+    y: str
+    lines: Mapping[str, Path]  # by name; "": the last word of the path
+    along: Path = ()  # of the x values; (): those of a curve, else 0, 1, 2, …
+    theory: Mapping[str, Path] = field(default_factory=dict)
+    log: str = ""  # "x", "y" or "xy"
+    heat: bool = False  # rows by columns
+
+
+@dataclass(frozen=True)
 class Claim:
     id: str
     claim: str  # one sentence
@@ -46,3 +65,4 @@ class Claim:
     experiment: Callable[[Params, int, Tell], Outcome]  # parameters, seed, progress
     alone: bool = False  # measures time: runs last, with nothing beside it
     forget: Callable[[], None] | None = None  # drops what the experiment keeps between runs
+    plots: Sequence[Plot] = ()

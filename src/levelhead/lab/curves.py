@@ -21,6 +21,7 @@ __all__ = [
     "Estimate",
     "Run",
     "by_seed",
+    "curve_of",
     "estimate",
     "geometric_mean",
     "learning",
@@ -99,6 +100,16 @@ def outcome(named: Mapping[str, Estimate], verdict: Verdict, theory: Any, **deta
         verdict=verdict,
         details={"intervals": {name: [x.low, x.high] for name, x in named.items()}, **details},
     )
+
+
+def curve_of(estimates: Mapping[int, Estimate]) -> dict[str, list[float]]:
+    """Estimates over x, for a plot."""
+    each = estimates.values()
+    return {
+        "x": [float(x) for x in estimates],
+        "y": [one.value for one in each],
+        "stderr": [one.stderr for one in each],
+    }
 
 
 def _log(x: float) -> float:

@@ -17,7 +17,7 @@ from levelhead import stats
 from levelhead.json_numbers import json_value
 from levelhead.lab import notebook_svg
 
-__all__ = ["Axis", "Chart", "Fact", "Figure", "Gauge", "Series", "Source"]
+__all__ = ["Axis", "Chart", "Fact", "Figure", "Gauge", "Series", "Shape", "Source", "snippet"]
 
 Source: TypeAlias = Literal["live", "recorded", "theory"]
 Shape: TypeAlias = Literal["line", "points", "bars", "heat"]
@@ -32,7 +32,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """Numbers of one kind. A heat map has `z`, rows by columns; a line may have a band."""
+    """Numbers of one kind. A heat map has `z`, rows by columns; a line may have a band, points may have error bars."""
 
     name: str
     source: Source
@@ -40,7 +40,7 @@ class Series:
     x: ArrayLike | Sequence[str]
     y: ArrayLike | Sequence[str]
     z: ArrayLike | None = None
-    low: ArrayLike | None = None  # of a band around y
+    low: ArrayLike | None = None  # of a band or a bar around y
     high: ArrayLike | None = None
     quiet: bool = False  # one of many that make a picture together: thin, without a legend
 
@@ -51,7 +51,7 @@ class Chart:
     x: Axis
     y: Axis
     series: Sequence[Series]
-    about: str = ""  # what a person who cannot see it is told
+    about: str = ""  # the text alternative
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class Figure:
     gauges: Sequence[Gauge] = ()
     note: str = ""  # a sentence: what to see
     recorded: str = ""  # where recorded numbers come from: machine, date, command
+    claims: Sequence[Mapping[str, str]] = ()  # that it shows: id and verdict of each
     extra: Mapping[str, Any] = field(default_factory=dict)  # for panels that draw something of their own
 
     def json(self) -> dict[str, Any]:
@@ -113,10 +114,22 @@ class Figure:
             lines.append(f"  {fact.label:<{width}}  {fact.told()}  ({fact.source}{formula})")
         for gauge in self.gauges:
             lines.append(f"  {gauge.label:<{width}}  {gauge.told()}  ({gauge.source})")
-        return "\n".join([*lines, *(words for words in (self.note, self.recorded) if words)])
+        shown = ", ".join(f"{claim['id']} {claim['verdict']}" for claim in self.claims)
+        claims = f"Claims: {shown}" if shown else ""
+        return "\n".join([*lines, *(words for words in (self.note, self.recorded, claims) if words)])
 
     def _repr_html_(self) -> str:
         """The same with pictures, for notebooks."""
         wrapped = 'style="white-space: pre-wrap"'
         pictures = "".join(notebook_svg.svg(chart) for chart in self.json()["charts"])
         return f"<div>{pictures}</div><pre {wrapped}>{escape(str(self))}</pre>"
+
+
+def snippet(id: str, **arguments: Any) -> str:
+    """The Python that makes a figure with these arguments and prints it."""
+    words = ", ".join([f'"{id}"', *(f"{name}={_literal(value)}" for name, value in arguments.items())])
+    return f"import levelhead as lh\n\nprint(lh.lab.figure({words}))\n"
+
+
+def _literal(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) and '"' not in value else repr(value)

@@ -96,8 +96,10 @@ def _series(one: Part, colour: str, x: Place, y: Place) -> Iterator[str]:
     if one["shape"] == "bars":
         yield from _bars(points, colour)
     elif one["shape"] == "points":
-        dots = (f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{colour}"/>' for a, b in points)
-        yield from dots
+        yield from (f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{colour}"/>' for a, b in points)
+        if one["low"] and None not in (*one["low"], *one["high"]):
+            bars = zip(across, one["low"], one["high"], strict=True)
+            yield from (f'<path d="M{x(a):.1f} {y(b):.1f}V{y(c):.1f}" stroke="{colour}"/>' for a, b, c in bars)
     else:
         if one["low"] and None not in (*one["low"], *one["high"]):
             there = zip(across, one["high"], strict=True)

@@ -1,6 +1,6 @@
-"""What the lab says about one claim: theory beside measurement, the verdict beside the expected.
+"""The result of one claim: theory beside measurement, the verdict beside the expected one.
 
-A result is JSON through and through, so that one read back from a file equals one just measured.
+Every field holds JSON values, so a result read from a file equals one just measured.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from levelhead.json_numbers import json_value
+from levelhead.lab import registry
 from levelhead.lab.claim import VERDICTS, Claim, Outcome, Params, Verdict
+from levelhead.lab.claim_figure import claim_figure
+from levelhead.lab.figure import Figure, Source, snippet
 
 __all__ = ["PRINTED", "Result", "outcome_json", "result_of"]
 
@@ -29,20 +32,33 @@ class Result:
     verdict: Verdict
     params: Params
     seed: int
-    details: Mapping[str, Any] = field(default_factory=dict)  # series for figures; not printed
+    details: Mapping[str, Any] = field(default_factory=dict)  # curves for `figure()`; not printed
 
     @property
     def as_expected(self) -> bool:
-        """Whether the lab is content. What could not be decided contradicts nobody."""
+        """Whether the verdict is the expected one, or undecided, which contradicts no expectation."""
         return self.verdict in (self.expected, "undecided")
 
     def json(self) -> dict[str, Any]:
         """The ten fields that are printed, in their order."""
         return {name: getattr(self, name) for name in PRINTED}
 
+    def figure(self, *, source: Source = "live", recorded: str = "") -> Figure:
+        """The result as charts and numbers; `recorded` is where a recorded result comes from."""
+        shown = {"recorded": snippet(self.id), "live": self._python()}[source]
+        return claim_figure(registry.claim(self.id), vars(self), shown, source, recorded)
+
+    def _repr_html_(self) -> str:
+        """The figure, for notebooks."""
+        return f"<p><b>{self.id}: {self.verdict}</b></p>{self.figure()._repr_html_()}"
+
+    def _python(self) -> str:
+        given = f'"{self.id}", seed={self.seed}, params={dict(self.params)!r}'
+        return f"import levelhead as lh\n\n(result,) = lh.lab.run({given})\nprint(result.figure())\n"
+
 
 def result_of(claim: Claim, params: Params, seed: int, found: Mapping[str, Any]) -> Result:
-    """A claim and the outcome of its experiment, as `outcome_json` gives it."""
+    """A claim with the outcome of its experiment, as `outcome_json` returns it."""
     return Result(
         id=claim.id,
         claim=claim.claim,

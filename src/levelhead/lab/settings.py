@@ -1,18 +1,19 @@
-"""The parameters an experiment gets: quick or full ones, with what a user changed.
+"""The parameters of an experiment: the quick or the full ones, with a user's changes; and checks of their values.
 
-A change must name a parameter of a chosen claim and have its type; whether the value makes sense is
-for the claim to say, with the words below.
+A change must name a parameter of a chosen claim and have its type. Its range is checked by the claim, with the
+functions below.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab.claim import Claim, Params
 
-__all__ = ["applied", "numbers", "whole", "within"]
+__all__ = ["applied", "ascending", "choice", "numbers", "refused", "whole", "within"]
 
 
 def applied(claims: Sequence[Claim], changes: Params, *, full: bool) -> Mapping[str, Params]:
@@ -48,30 +49,49 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 
-# ---- what a claim says about a value ----------------------------------------
+# ---- checks of a value -------------------------------------------------------
 
 
-def whole(name: str, value: object, low: int, high: int) -> int:
+def whole(name: str, value: object, low: int, high: int = 2**24) -> int:
     """A whole number within bounds."""
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return value
-    raise _outside(name, "a whole number", value, low, high)
+    raise refused(name, f"a whole number from {low} to {high}", value)
 
 
-def within(name: str, value: float, low: float, high: float) -> float:
+def within(name: str, value: object, low: float, high: float) -> float:
     """A number within bounds."""
-    if low <= value <= high:
+    if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+        return float(value)
+    raise refused(name, f"a number from {low:g} to {high:g}", value)
+
+
+def choice(name: str, value: object, options: Sequence[str]) -> str:
+    """One of several words."""
+    if isinstance(value, str) and value in options:
         return value
-    raise _outside(name, "a number", value, low, high)
+    raise refused(name, f"one of {', '.join(options)}", value)
 
 
 def numbers(name: str, values: list[Any], low: float, high: float, *, least: int = 1) -> list[Any]:
     """At least so many numbers within bounds."""
     if len(values) >= least and all(low <= value <= high for value in values):
         return values
-    raise _outside(name, f"at least {least} numbers", values, low, high)
+    raise refused(name, f"at least {least} numbers from {low:g} to {high:g}", values)
 
 
-def _outside(name: str, what: str, value: object, low: float, high: float) -> LevelheadValueError:
-    wanted = f"{what} from {low} to {high}"
+def ascending(name: str, values: object) -> list[float]:
+    """A list of numbers above 0, from small to large."""
+    if (
+        isinstance(values, list | tuple)
+        and values
+        and all(isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf for x in values)
+        and sorted(values) == list(values)
+    ):
+        return [float(x) for x in values]
+    raise refused(name, "a list of ascending numbers above 0", values)
+
+
+def refused(name: str, wanted: str, value: object) -> LevelheadValueError:
+    """The error for a value out of its range."""
     return LevelheadValueError(expected(name, wanted, repr(value), "Choose a value in this range"))

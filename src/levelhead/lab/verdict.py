@@ -1,13 +1,20 @@
-"""From numbers with standard errors to a verdict, and the errors of a variance and of a line.
+"""From numbers with standard errors to a verdict.
 
-One rule for every claim that is a matter of chance: what lies within three standard errors of
-theory confirms it, what lies beyond five refutes it, and between the two more samples are needed.
-Three alone would refute a true claim once in 370 looks; five does so once in two million.
+Three rules, by what a claim rests on:
+
+- A few numbers, each with a known error (C1, C3): within three standard errors of theory confirms, beyond five refutes,
+  and between them the claim is undecided (`judged`). Three alone would refute a true claim once in 370 measurements;
+  five does so once in two million.
+- Curves of dozens of points (C5 and C8 to C13): within four standard errors at every point, or a stated share of theory
+  (`agree`, `shares_agree`), since one point in dozens is beyond three by chance.
+- Trainings compared by seed (C7, C7a, C12, C16): 95 % intervals of Student's t over the seeds (`levelhead.lab.seeds`).
+
+Claims whose numbers are not random (C1a, C4, C6) compare with a stated tolerance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +22,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from levelhead.lab.claim import Verdict
+from levelhead.lab.measure import Curve
 
-__all__ = ["BEYOND", "WITHIN", "Line", "judged", "line", "log_variance", "median"]
+__all__ = [
+    "BEYOND",
+    "BOUND",
+    "WITHIN",
+    "Line",
+    "agree",
+    "judged",
+    "line",
+    "log_variance",
+    "median",
+    "shares_agree",
+    "slope",
+]
 
-WITHIN, BEYOND = 3.0, 5.0  # standard errors
+WITHIN, BEYOND = 3.0, 5.0  # standard errors, where a claim rests on a few numbers
+BOUND = 4.0  # standard errors, where it rests on dozens
 
 
 def judged(errors: Iterable[float]) -> Verdict:
@@ -27,6 +48,28 @@ def judged(errors: Iterable[float]) -> Verdict:
     if furthest <= WITHIN:
         return "confirmed"
     return "undecided" if furthest <= BEYOND else "refuted"
+
+
+def agree(measured: Curve, theory: ArrayLike, *, relative: float = 0.0) -> bool:
+    """Whether every point is within BOUND standard errors of theory, plus a share of it."""
+    wanted = np.asarray(theory, np.float64)
+    tolerance = BOUND * np.asarray(measured.stderr) + relative * np.abs(wanted)
+    return bool(np.all(np.abs(np.asarray(measured.y) - wanted) <= tolerance))
+
+
+def shares_agree(measured: Curve, theory: Sequence[float], rows: int) -> bool:
+    """The same for shares of so many rows: a share that was measured as 0 has an error, too."""
+    wanted = np.asarray(theory, np.float64)
+    by_chance = np.sqrt(wanted * (1 - wanted) / rows)
+    tolerance = BOUND * np.maximum(measured.stderr, by_chance) + 1 / rows
+    return bool(np.all(np.abs(np.asarray(measured.y) - wanted) <= tolerance))
+
+
+def slope(measured: Curve) -> tuple[float, float]:
+    """The exponent p of y ~ x^p with its standard error: a weighted line through logarithms."""
+    errors = np.asarray(measured.stderr) / np.asarray(measured.y)
+    fit = line(np.log(measured.x), np.log(measured.y), errors)
+    return fit.slope, fit.slope_error
 
 
 def log_variance(samples: NDArray[Any], excess: float | None = None) -> tuple[float, float]:
@@ -60,10 +103,10 @@ class Line:
 
 def line(x: ArrayLike, y: ArrayLike, errors: ArrayLike) -> Line:
     """Weighted least squares: y = intercept + slope · x, each y with a known standard error."""
-    at, seen, weight = (np.asarray(part, np.float64) for part in (x, y, errors))
+    xs, ys, weight = (np.asarray(part, np.float64) for part in (x, y, errors))
     weight = weight**-2.0
-    design = np.stack([np.ones_like(at), at], -1)
+    design = np.stack([np.ones_like(xs), xs], -1)
     covariance = np.linalg.inv(design.T @ (design * weight[:, None]))
-    intercept, slope = covariance @ (design.T @ (weight * seen))
+    intercept, slope = covariance @ (design.T @ (weight * ys))
     intercept_error, slope_error = np.sqrt(np.diag(covariance))
     return Line(float(slope), float(intercept), float(slope_error), float(intercept_error))

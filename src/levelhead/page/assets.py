@@ -1,4 +1,4 @@
-"""The files of the page: everything in `static/`, and plotly.js, read once at the start.
+"""The files of the page: those of `static/`, plotly.js and the lab's declarations, read once, at the start.
 
 A request names a key of this dictionary, never a path.
 """
@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from levelhead.errors import LevelheadError, expected
+from levelhead.page.declared import DECLARED, declared
 
 __all__ = ["INDEX", "PLOTLY", "Asset", "assets", "missing"]
 
@@ -37,7 +38,8 @@ def assets() -> Mapping[str, Asset]:
     """All files, by name."""
     files = {path.name: path for path in STATIC.iterdir() if path.suffix in _KINDS}
     files[PLOTLY] = _plotly()
-    return {name: Asset(name, _KINDS[path.suffix], path.read_bytes()) for name, path in sorted(files.items())}
+    contents = {name: path.read_bytes() for name, path in files.items()} | {DECLARED: declared()}
+    return {name: Asset(name, _KINDS[Path(name).suffix], content) for name, content in sorted(contents.items())}
 
 
 def missing() -> LevelheadError | None:

@@ -38,12 +38,12 @@ class Computing:
         self._kept = lru_cache(KEPT)(_computed)
 
     async def figure(self, id: str, parameters: dict[str, Any], gone: Callable[[], Awaitable[bool]]) -> bytes:
-        """The figure for these parameters; what makes no difference to it is left out."""
-        given = tuple((name, parameters[name]) for name in _used(id) if name in parameters)
+        """The figure for those of the parameters that it needs."""
+        needed = tuple((name, parameters[name]) for name in figures.NEEDS[id] if name in parameters)
         async with self._turns:
             if await gone():
                 raise AbandonedError
-            return await self._in_thread(partial(self._kept, id, given))
+            return await self._in_thread(partial(self._kept, id, needed))
 
     async def live(self, id: str, **parameters: Any) -> bytes:
         """A figure that is computed anew, one after the other."""
@@ -67,17 +67,6 @@ class Computing:
         begun = self._threads.submit(work)
         self._begun.append(begun)
         return await asyncio.wrap_future(begun)
-
-
-def _used(id: str) -> list[str]:
-    """The parameters a figure changes with: of the shared controls, not every figure all."""
-    depends = figures.DEPENDS[id]
-    idle = {
-        *(name for name in ("d_k", "divide", "keys") if name not in depends),
-        *(() if "divide" in depends else ("power",)),
-        *(() if depends else ("seed",)),
-    }
-    return [name for name in figures.parameters(id) if name not in idle]
 
 
 def _computed(id: str, parameters: tuple[tuple[str, Hashable], ...]) -> bytes:

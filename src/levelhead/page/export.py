@@ -25,7 +25,7 @@ __all__ = ["GRID", "LARGEST", "exported"]
 
 GRID: Mapping[str, tuple[int | str, ...]] = {
     "d_k": tuple(2**n for n in range(13)),
-    "divide": ("none", "sqrt", "d_k", "width"),
+    "scale": ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)"),
     "keys": (8, 32, 256),
 }
 SEED = 0
@@ -51,12 +51,7 @@ def exported(*, run: Path | None = None, tell: Tell) -> str:
     by = f"levelhead {machine['version']} on {machine['cpu']}"
     made = f"computed when this page was saved, by {by}"
     found = {id: dict(_over_grid(id, shown.get(id, {}), made, tell)) for id in figures.IDS}
-    data = {
-        "about": machine,
-        "grid": {name: list(values) for name, values in GRID.items()},
-        "depends": {id: list(figures.DEPENDS[id]) for id in figures.IDS},
-        "figures": found,
-    }
+    data = {"about": machine, "grid": {name: list(values) for name, values in GRID.items()}, "figures": found}
     text = inlined(assets(), encoded(data).decode())
     if len(text.encode()) > LARGEST:
         sizes = {id: len(encoded(each)) for id, each in found.items()}
@@ -66,15 +61,15 @@ def exported(*, run: Path | None = None, tell: Tell) -> str:
 
 
 def _over_grid(id: str, rest: Mapping[str, Any], made: str, tell: Tell) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A figure for every setting of the controls it depends on; the key joins their values."""
-    names = [name for name in GRID if name in figures.DEPENDS[id]]
+    """A figure for every setting of the grid's parameters that it needs; the key joins their values."""
+    names = [name for name in GRID if name in figures.NEEDS[id]]
     settings = list(product(*(GRID[name] for name in names)))
     tell(f"{id}: {len(settings)} settings")
-    seed = {"seed": SEED} if names else {}
+    seed = {"seed": SEED} if "seed" in figures.NEEDS[id] else {}
     for values in settings:
         given = dict(zip(names, values, strict=True))
         figure = figures.figure(id, **given, **seed, **rest).json()
-        yield "/".join(str(value) for value in values), _kept(figure, made)
+        yield " ".join(str(value) for value in values), _kept(figure, made)
 
 
 def _kept(figure: dict[str, Any], made: str) -> dict[str, Any]:

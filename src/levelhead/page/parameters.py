@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qsl
 
 from levelhead.errors import LevelheadValueError, expected
+from levelhead.lab.parameters import PARAMETERS, Choice, Real, Whole
 
 __all__ = ["MODELS", "TEXT", "of_nothing", "of_query", "of_sentence"]
 
@@ -35,28 +36,13 @@ def _number(text: str) -> float:
 
 
 def _word(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_/-]{1,20}", text):
+    if not re.fullmatch(r"[A-Za-z0-9_/()^-]{1,20}", text):
         raise ValueError("a word")
     return text
 
 
-_READ: Mapping[str, Callable[[str], Any]] = {
-    "d_k": _whole,
-    "divide": _word,
-    "power": _number,
-    "keys": _whole,
-    "seed": _whole,
-    "sigma": _number,
-    "rho": _number,
-    "growth": _number,
-    "cure": _word,
-    "cap": _number,
-    "tile": _whole,
-    "order": _whole,
-    "task": _word,
-    "width": _whole,
-    "depth": _whole,
-}
+_FORMS: Mapping[type, Callable[[str], Any]] = {Whole: _whole, Real: _number, Choice: _word}
+_READ = {name: _FORMS[type(parameter)] for name, parameter in PARAMETERS.items()}
 
 
 def of_query(query: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, UndecidedError
-from levelhead.lab.experiment import logits
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, UndecidedError
+from levelhead.lab.measure import pair_logits
 from levelhead.lab.settings import numbers, whole, within
 from levelhead.lab.verdict import judged, line, log_variance
 
@@ -83,7 +83,7 @@ def _products(
         if shared:
             common = draw(random, (2, size[1], 1))
             q, k = (1 - shared) ** 0.5 * np.stack([q, k]) + shared**0.5 * common
-        parts.append(logits(q, k, "none"))
+        parts.append(pair_logits(q, k, "none"))
     return np.concatenate(parts).astype(np.float64)
 
 
@@ -101,4 +101,15 @@ CLAIM = Claim(
     quick={"d_k": [2**n for n in range(13)], "samples": 4096, "shared": 0.0},
     full={"samples": 65536},
     experiment=experiment,
+    plots=(
+        Plot(
+            "Variance of q·k",
+            "d_k",
+            "Var(q·k)",
+            {"": ("details", "variance")},
+            along=("details", "d_k"),
+            theory={"theory: d_k": ("details", "d_k")},
+            log="xy",
+        ),
+    ),
 )

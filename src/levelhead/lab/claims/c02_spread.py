@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.experiment import logits
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import pair_logits
 from levelhead.lab.settings import numbers, whole
 from levelhead.lab.verdict import WITHIN, log_variance, median
 
@@ -45,7 +45,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     points = whole("points", params["points"], 2, 100_000)
     random = np.random.default_rng(seed)
     tell(0.0, "the notes' vectors")
-    examples = [logits(pairs[:, 0], pairs[:, 1], "none") for pairs in (TWO, THREE)]
+    examples = [pair_logits(pairs[:, 0], pairs[:, 1], "none") for pairs in (TWO, THREE)]
     factors, factor_errors = _factors(random, samples)
     chance = examples[1].var() / examples[0].var() / math.prod(factors.values())
     tell(0.3, "the same entries in every dimension")
@@ -76,8 +76,10 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         verdict=_verdict(reproduced, steps, share, seldom),
         details={
             "dimensions": dimensions,
-            "bins": BINS,
-            "histograms": [np.histogram(x, BINS, density=True)[0] for x in grown],
+            "bins": (BINS[1:] + BINS[:-1]) / 2,
+            "histograms": {
+                f"d = {d}": np.histogram(x, BINS, density=True)[0] for d, x in zip(dimensions, grown, strict=True)
+            },
         },
     )
 
@@ -127,7 +129,7 @@ def _factors(random: np.random.Generator, samples: int) -> tuple[dict[str, float
 
     def seen(pairs: NDArray[Any], d: int) -> NDArray[Any]:
         q, k = (random.choice(part.ravel(), (samples, d)) for part in np.moveaxis(pairs, 1, 0))
-        return np.array(log_variance(logits(q, k, "none")))
+        return np.array(log_variance(pair_logits(q, k, "none")))
 
     wider = seen(TWO, d_3), seen(TWO, d_2)
     larger = seen(centred[1], d_2), seen(centred[0], d_2)
@@ -162,7 +164,7 @@ def _products(
 ) -> NDArray[Any]:
     """Scaled q·k of independent pairs with normal entries of variance 1."""
     q, k = mean + random.standard_normal((2, math.prod(np.atleast_1d(size)), d))
-    return logits(q, k, scale).reshape(size)
+    return pair_logits(q, k, scale).reshape(size)
 
 
 CLAIM = Claim(
@@ -180,4 +182,21 @@ CLAIM = Claim(
     quick={"dimensions": [1, 2, 3, 5, 16, 64], "samples": 65536, "draws": 400, "points": 1000, "scale": "none"},
     full={"samples": 1 << 18, "draws": 2000},
     experiment=experiment,
+    plots=(
+        Plot(
+            "The same entries in more dimensions",
+            "q·k",
+            "density",
+            {"": ("details", "histograms")},
+            ("details", "bins"),
+        ),
+        Plot(
+            "Variance per dimension",
+            "d",
+            "variance / d",
+            {"same entries": ("measured", "variance / d, same entries")},
+            along=("details", "dimensions"),
+            log="x",
+        ),
+    ),
 )

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, UndecidedError
-from levelhead.lab.experiment import logits
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, UndecidedError
+from levelhead.lab.measure import pair_logits
 from levelhead.lab.settings import numbers, whole
 from levelhead.lab.verdict import judged, log_variance
 
@@ -33,9 +33,9 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     for number, a in enumerate(variances):
         tell(number / len(variances), f"a = {a:g}")
         one, many = (_pairs(random, samples, width, a) for width in (1, d_k))
-        at_1, error_1 = log_variance(logits(one[0], one[1], "none"), EXCESS)
-        at_d, error_d = log_variance(logits(many[0], many[1], "none"), EXCESS / d_k)
-        scaled, _ = log_variance(logits(many[0], many[1], params["scale"]), EXCESS / d_k)
+        at_1, error_1 = log_variance(pair_logits(one[0], one[1], "none"), EXCESS)
+        at_d, error_d = log_variance(pair_logits(many[0], many[1], "none"), EXCESS / d_k)
+        scaled, _ = log_variance(pair_logits(many[0], many[1], params["scale"]), EXCESS / d_k)
         growth.append(np.exp(at_d - at_1))
         back.append(np.exp(scaled) / a)
         errors.append((np.hypot(error_1, error_d), error_d))
@@ -64,7 +64,7 @@ def _pairs(random: np.random.Generator, samples: int, width: int, a: float) -> N
 
 def _square_gap(pairs: NDArray[Any], c: float) -> float:
     q, k = pairs
-    return float(abs(logits(q, k, c).var() / (c**2 * logits(q, k, 1.0).var()) - 1))
+    return float(abs(pair_logits(q, k, c).var() / (c**2 * pair_logits(q, k, 1.0).var()) - 1))
 
 
 CLAIM = Claim(
@@ -81,4 +81,14 @@ CLAIM = Claim(
     quick={"a": [0.1, 1.0, 25.0], "d_k": 64, "samples": 65536, "scale": "1/sqrt(d_k)"},
     full={"samples": 1 << 18},
     experiment=experiment,
+    plots=(
+        Plot(
+            "Scaled, the variance is a again",
+            "a, the variance at d_k = 1",
+            "variance / a",
+            {"scaled q·k": ("measured", "Var of the scaled q·k, over a")},
+            along=("details", "a"),
+            log="x",
+        ),
+    ),
 )

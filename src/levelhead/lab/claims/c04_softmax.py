@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.lab.claim import Claim, Outcome, Params, Tell
-from levelhead.lab.experiment import weights
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell
 from levelhead.lab.settings import within
+from levelhead.weights import weights
 
 DERIVATION = """\
 pᵢ = e^sᵢ / Σⱼ e^sⱼ, so pᵢ/pⱼ = e^(sᵢ − sⱼ): a gap is exponentiated. 7 against 3 is 2.3 to 1
@@ -50,7 +50,12 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         measured=measured,
         stderr=None,
         verdict="confirmed" if right and exponential else "refuted",
-        details={"gap": GAPS, "ratio of logits 10 + gap : 10": 1 + GAPS / 10, "weights": np.exp(GAPS)},
+        details={
+            "gap": GAPS,
+            "ratio of logits 10 + gap : 10": 1 + GAPS / 10,
+            "weights": np.exp(GAPS),
+            "ratio of weights": _ratios("float64", scale),
+        },
     )
 
 
@@ -62,9 +67,14 @@ def _softmax(logits: NDArray[Any], scale: float) -> NDArray[Any]:
 
 def _ratio_gap(dtype: str, scale: float) -> float:
     """How far the logarithm of two weights' ratio is from the gap of their logits."""
-    seen = np.array([_softmax(np.array([gap, 0], dtype), scale) for gap in GAPS], np.float64)
-    logs = np.log(seen[:, 0] / seen[:, 1])
-    return float(np.max(np.abs(logs - GAPS) / (1 + GAPS)))
+    return float(np.max(np.abs(np.log(_ratios(dtype, scale)) - GAPS) / (1 + GAPS)))
+
+
+def _ratios(dtype: str, scale: float) -> NDArray[np.float64]:
+    """p₁/p₂ of two logits for every gap between them."""
+    pairs = np.array([_softmax(np.array([gap, 0], dtype), scale) for gap in GAPS], np.float64)
+    ratios: NDArray[np.float64] = pairs[:, 0] / pairs[:, 1]
+    return ratios
 
 
 CLAIM = Claim(
@@ -80,4 +90,15 @@ CLAIM = Claim(
     quick={"scale": 1.0},
     full={},
     experiment=experiment,
+    plots=(
+        Plot(
+            "A gap becomes a ratio",
+            "gap of two logits",
+            "p₁/p₂",
+            {"measured": ("details", "ratio of weights")},
+            along=("details", "gap"),
+            theory={"theory: exp(gap)": ("details", "weights")},
+            log="y",
+        ),
+    ),
 )

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from levelhead.lab import theory
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.sampling import BOUND, agree, settings, sweep
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import over_widths, settings
+from levelhead.lab.verdict import BOUND, agree
 
 NEAR_ONE_HOT = 0.9  # mean top-1 weight
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    found = sweep(params, seed, tell, params["divide"])
-    entropy, top1 = found["entropy"], found["top1"]
-    predicted = [theory.softmax_of(one.d_k, one.keys, one.scale) for one in settings(params, seed, params["divide"])]
+    measured = over_widths(params, seed, tell, params["scale"])
+    entropy, top1 = measured["entropy"], measured["top1"]
+    predicted = [theory.softmax_of(one.d_k, one.keys, one.factor) for one in settings(params, seed, params["scale"])]
     expected = {"entropy": [row.entropy for row in predicted], "top1": [row.top1 for row in predicted]}
     sharper = max(entropy.steps()) < -BOUND and min(top1.steps()) > BOUND
-    as_predicted = all(agree(found[name], expected[name], relative=0.003) for name in expected)
+    as_predicted = all(agree(measured[name], expected[name], relative=0.003) for name in expected)
     verdict: Verdict = "refuted"
     if sharper and as_predicted:
         verdict = "confirmed" if top1.y[-1] >= NEAR_ONE_HOT else "caveat"
@@ -24,7 +25,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         measured={"entropy": list(entropy.y), "top1": list(top1.y)},
         stderr={"entropy": list(entropy.stderr), "top1": list(top1.stderr)},
         verdict=verdict,
-        details={name: one.json() for name, one in found.items()},
+        details={name: one.json() for name, one in measured.items()},
     )
 
 
@@ -46,7 +47,13 @@ CLAIM = Claim(
         "the last; else refuted"
     ),
     expected="confirmed",
-    quick={"d_k": [4, 16, 64, 256, 1024], "keys": 256, "batches": 64, "queries": 8, "divide": "none"},
+    quick={"d_k": [4, 16, 64, 256, 1024], "keys": 256, "batches": 64, "queries": 8, "scale": "none"},
     full={"d_k": [1, 4, 16, 64, 256, 1024, 4096], "batches": 256},
     experiment=experiment,
+    plots=(
+        Plot("Entropy, undivided", "d_k", "H in nats", {"": ("measured", "entropy")}, ("params", "d_k"), log="x"),
+        Plot(
+            "Largest weight, undivided", "d_k", "top-1 weight", {"": ("measured", "top1")}, ("params", "d_k"), log="x"
+        ),
+    ),
 )

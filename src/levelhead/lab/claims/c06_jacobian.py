@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.attention import observe
-from levelhead.gradients import attention_backward
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.experiment import weights
-from levelhead.lab.sampling import count, number
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import logit_gradients
+from levelhead.lab.settings import whole, within
+from levelhead.weights import weights
 
 Array = NDArray[Any]
 
@@ -21,13 +20,13 @@ DEAD = 1e-6  # of a largest possible 1/4
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    keys, rows = count(params, "keys", 2), count(params, "rows", 1)
-    gap = number(params, "gap", 0, 700)
-    rng = np.random.default_rng(seed)
+    keys, rows = whole("keys", params["keys"], 2, 4096), whole("rows", params["rows"], 1)
+    gap = within("gap", params["gap"], 0, 700)
+    random = np.random.default_rng(seed)
     off, off_difference = 0.0, 0.0
     for row in range(rows):
         tell(row / rows, "one Jacobian against its formula")
-        logits = rng.standard_normal(keys) * rng.uniform(0.5, 8)
+        logits = random.standard_normal(keys) * random.uniform(0.5, 8)
         p, J = jacobian(logits)
         off = max(off, float(np.abs(J - (np.diag(p) - np.outer(p, p))).max()))
         off_difference = max(off_difference, float(np.abs(J - differences(logits)).max()))
@@ -63,15 +62,11 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
 def jacobian(logits: Array) -> tuple[Array, Array]:
     """p = softmax(logits) and dp_i/ds_j, from the core's own forward and backward pass.
 
-    One query per output looked at; with identity values the output is p, and with an identity as
-    its gradient the mask, which is added to the logits, gets row i of the Jacobian in row i.
+    Every logit is a key of width 1 for the query 1, which is repeated: row i has the gradient of weight i alone.
     """
     n = logits.size
-    q, k, one = np.ones((n, 1)), logits[:, None], np.eye(n)
-    mask = np.zeros((n, n))
-    seen = observe(q, k, one, scale=1.0, mask=mask)
-    (J,) = attention_backward(one, q, k, one, seen.output, seen.logsumexp, wrt=("mask",), scale=1.0, mask=mask)
-    return np.asarray(seen.output)[0], np.asarray(J)
+    p, J = logit_gradients(np.eye(n), np.ones((n, 1)), logits[:, None], 1.0)
+    return p[0], J
 
 
 def differences(logits: Array) -> Array:
@@ -101,4 +96,14 @@ CLAIM = Claim(
     quick={"keys": 16, "rows": 32, "gap": 20.0},
     full={"keys": 64, "rows": 256},
     experiment=experiment,
+    plots=(
+        Plot(
+            "What is left of the gradient",
+            "gap of two logits",
+            "dp/ds",
+            {"gradient of the core": ("details", "dp/ds")},
+            along=("details", "gap"),
+            theory={"p(1 - p), theory": ("details", "p(1-p)")},
+        ),
+    ),
 )

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from levelhead.lab import grid
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.curves import Estimate, Run, estimate, geometric_mean, learning, outcome, ratio, where
-from levelhead.lab.experiment import weights
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.curves import Estimate, Run, curve_of, estimate, geometric_mean, learning, outcome, ratio, where
+from levelhead.lab.measure import Setting, batches, gather, statistics
 from levelhead.lab.plan import Plan
 from levelhead.lab.training_cache import forget, trained
 
@@ -54,7 +52,14 @@ def judge(runs: Sequence[Run]) -> Outcome:
     named |= {f"Jacobian, d_k {d_k}": x for d_k, x in norms.items()} | values
     theory: dict[str, Any] = {f"gradient of W_Q at step 0, d_k {d}": math.sqrt(d) for d in first}
     theory |= {"Jacobian": "rises, then falls", "W_V": f"above {HALF}"}
-    return outcome(named, verdict(first, norms, [*values.values()]), theory)
+    return outcome(
+        named,
+        verdict(first, norms, [*values.values()]),
+        theory,
+        first=curve_of(first),
+        most={"x": list(first), "y": [math.sqrt(d_k) for d_k in first]},
+        jacobian=curve_of(norms),
+    )
 
 
 def verdict(first: dict[int, Estimate], norms: dict[int, Estimate], values: Sequence[Estimate]) -> Verdict:
@@ -73,17 +78,12 @@ def verdict(first: dict[int, Estimate], norms: dict[int, Estimate], values: Sequ
 
 def jacobian(seeds: Sequence[int]) -> dict[int, Estimate]:
     """Mean ‖diag(p) − p pᵀ‖ of unscaled rows of random q and k, by d_k."""
-    found = {}
-    for d_k in JACOBIANS:
-        means = []
-        for seed in seeds:
-            chance = np.random.default_rng([seed, d_k])
-            q, k = (chance.standard_normal((HEADS, n, d_k), np.float32) for n in (ROWS, KEYS))
-            p = weights(q, k, grid.NONE).astype(np.float64)
-            whole = p[..., None] * np.eye(KEYS) - p[..., None] * p[..., None, :]
-            means.append(float(np.linalg.norm(whole, axis=(-2, -1)).mean()))
-        found[d_k] = estimate(means)
-    return found
+
+    def mean(d_k: int, seed: int) -> float:
+        drawn = batches(Setting(d_k=d_k, keys=KEYS, seed=seed), HEADS, ROWS)
+        return float(gather(statistics(q, k, grid.NONE) for q, k in drawn)["jacobian"].mean())
+
+    return {d_k: estimate([mean(d_k, seed) for seed in seeds]) for d_k in JACOBIANS}
 
 
 def _value_gradient(run: Run) -> float:
@@ -110,4 +110,15 @@ while the loss is above {LEARNT} nats, and how far W_V moves are above {HALF} of
     full=grid.FULL,
     experiment=experiment,
     forget=forget,
+    plots=(
+        Plot(
+            "Gradient of W_Q at step 0, undivided over divided by √d_k",
+            "d_k",
+            "ratio of norms",
+            {"measured": ("details", "first")},
+            theory={"at most: √d_k": ("details", "most")},
+            log="xy",
+        ),
+        Plot("Mean ‖J‖_F, undivided", "d_k", "mean ‖J‖_F", {"undivided": ("details", "jacobian")}, log="x"),
+    ),
 )

@@ -1,37 +1,34 @@
-"""C8: a naive exp overflows without a scale. A softmax as everybody computes it does not."""
+"""C8: a naive exp overflows without a scale. A softmax that subtracts its maximum does not."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from levelhead.attention import observe
-from levelhead.gradients import attention_backward
 from levelhead.lab import theory
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.experiment import Setting
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import Array, Setting, batch_sizes, batches, curve, gather, logit_gradients, settings
 from levelhead.lab.rounding import LARGEST, rounded
-from levelhead.lab.sampling import Array, count, curve, gather, parts, settings, shares_agree
+from levelhead.lab.verdict import shares_agree
 
 LIMIT = {name: math.log(largest) for name, largest in LARGEST.items()}  # 11.09, 88.72, 88.72
 STEEPEST = 0.5  # ‖diag(p) - p pᵀ‖ is at most 1/2, whatever the logits
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    chosen = settings(params, seed, params["divide"])
-    batches, queries = count(params, "batches", 2), count(params, "queries", 1)
+    chosen = settings(params, seed, params["scale"])
+    number, queries = batch_sizes(params)
     widths = [one.d_k for one in chosen]
     found = []
     for done, one in enumerate(chosen):
         tell(done / len(chosen), f"d_k = {one.d_k}")
-        found.append(gather(_lost(q, k, one, seed) for q, k in parts(one, batches, queries)))
+        found.append(gather(_lost(q, k, one, seed) for q, k in batches(one, number, queries)))
     shares = {name: curve(widths, [at[name] for at in found]) for name in LIMIT}
     safe = not any(np.any(at[f"{name} by √d_k"]) for at in found for name in LIMIT)
     steepest = [float(at["steepness"].max()) for at in found]
     expected = {name: [_expected(one, name) for one in chosen] for name in LIMIT}
-    as_predicted = all(shares_agree(one, expected[name], batches * queries) for name, one in shares.items())
+    as_predicted = all(shares_agree(one, expected[name], number * queries) for name, one in shares.items())
     overflown = all(one.y[-1] > 0.5 for one in shares.values())
     verdict: Verdict = "refuted"
     if overflown and safe and as_predicted:
@@ -53,9 +50,9 @@ def _lost(q: Array, k: Array, one: Setting, seed: int) -> dict[str, Array]:
     """By batch: shares of rows that a naive exp loses, and how steep the core's softmax is."""
     scores = q @ k.swapaxes(-1, -2)
     root = scores / np.float32(math.sqrt(one.d_k))
-    found = {name: overflows(scores * np.float32(one.scale), name) for name in LIMIT}
+    found = {name: overflows(scores * np.float32(one.factor), name) for name in LIMIT}
     found |= {f"{name} by √d_k": overflows(root, name) for name in LIMIT}
-    return found | {"steepness": steepness(q, k, one.scale, seed).max(-1)}
+    return found | {"steepness": steepness(q, k, one.factor, seed).max(-1)}
 
 
 def overflows(scores: Array, dtype: str) -> Array:
@@ -66,21 +63,18 @@ def overflows(scores: Array, dtype: str) -> Array:
     return lost
 
 
-def steepness(q: Array, k: Array, scale: float, seed: int) -> Array:
-    """‖dL/ds‖/‖dL/dp‖ of each row for a random dL/dp, from the core; inf: it has no weights."""
-    (B, T, _), S = q.shape, k.shape[-2]
-    identity = np.broadcast_to(np.eye(S, dtype=np.float32), (B, S, S))
-    dp = np.random.default_rng(seed).standard_normal((B, T, S), np.float32)
-    options: dict[str, Any] = {"scale": scale, "mask": np.zeros((B, T, S), np.float32)}
-    seen = observe(q, k, identity, **options)
-    (ds,) = attention_backward(dp, q, k, identity, seen.output, seen.logsumexp, wrt=("mask",), **options)
+def steepness(q: Array, k: Array, factor: float, seed: int) -> Array:
+    """‖dL/ds‖/‖dL/dp‖ of each row for a random dL/dp, from the core; infinite where a weight is not finite."""
+    shape = (*q.shape[:-1], k.shape[-2])
+    dp = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    p, ds = logit_gradients(dp, q, k, factor)
     ratio = np.linalg.norm(ds, axis=-1) / np.linalg.norm(dp, axis=-1)
-    sound = np.isfinite(seen.output).all(-1) & np.isfinite(ratio)
+    sound = np.isfinite(p).all(-1) & np.isfinite(ratio)
     return np.where(sound, ratio, np.inf)
 
 
 def _expected(one: Setting, dtype: str) -> float:
-    return theory.overflowing(one.d_k, one.keys, one.scale, LIMIT[dtype])
+    return theory.overflowing(one.d_k, one.keys, one.factor, LIMIT[dtype])
 
 
 def _half(keys: int, dtype: str) -> int:
@@ -110,7 +104,17 @@ CLAIM = Claim(
         "beyond 1/2; caveat: the naive exp does and the core does not; else refuted"
     ),
     expected="caveat",
-    quick={"d_k": [4, 16, 64, 256, 1024, 4096], "keys": 256, "batches": 16, "queries": 8, "divide": "none"},
+    quick={"d_k": [4, 16, 64, 256, 1024, 4096], "keys": 256, "batches": 16, "queries": 8, "scale": "none"},
     full={"d_k": [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], "batches": 128},
     experiment=experiment,
+    plots=(
+        Plot(
+            "Rows that a naive exp loses",
+            "d_k",
+            "share of rows",
+            {name: ("measured", name) for name in LIMIT},
+            along=("params", "d_k"),
+            log="x",
+        ),
+    ),
 )

@@ -5,26 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from levelhead.lab import theory
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.experiment import Setting, weights
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import Array, Setting, batch_sizes, batches, curve, gather
 from levelhead.lab.rounding import LARGEST, rounded
-from levelhead.lab.sampling import Array, count, curve, gather, numbers, parts, shares_agree
+from levelhead.lab.settings import ascending
+from levelhead.lab.verdict import shares_agree
+from levelhead.weights import weights
 
 HALF = "float16"
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    setting = Setting(d_k=params["d_k"], divide="none", keys=params["keys"], seed=seed)
-    batches, queries = count(params, "batches", 2), count(params, "queries", 1)
-    scales, growths = numbers(params, "scales"), numbers(params, "growths")
+    setting = Setting(d_k=params["d_k"], scale="none", keys=params["keys"], seed=seed)
+    number, queries = batch_sizes(params)
+    scales, growths = ascending("scales", params["scales"]), ascending("growths", params["growths"])
     at_scale, grown = [], []
     for done, scale in enumerate(scales):
         tell(done / len(scales) / 2, f"the core at a scale of {scale:g}")
-        drawn = parts(setting, batches, queries)
+        drawn = batches(setting, number, queries)
         at_scale.append(gather({"core": _lost(weights(q, k, scale))} for q, k in drawn))
     for done, growth in enumerate(growths):
         tell((1 + done / len(growths)) / 2, f"entries of standard deviation {growth:g}")
-        drawn = parts(setting, batches, queries)
+        drawn = batches(setting, number, queries)
         grown.append(gather(_in_half(growth * q, growth * k) for q, k in drawn))
     lost = [float(one["core"].mean()) for one in at_scale]
     infinite, shifted, core = (
@@ -32,7 +34,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     )
     same = all(bool((one["infinite"] == one["shifted"]).all()) for one in grown)
     expected = [theory.overflowing(setting.d_k, setting.keys, growth**2, LARGEST[HALF]) for growth in growths]
-    as_predicted = shares_agree(infinite, expected, batches * queries)
+    as_predicted = shares_agree(infinite, expected, number * queries)
     never = not any(lost) and not any(core.y)
     verdict: Verdict = "refuted"
     if never:
@@ -107,4 +109,13 @@ CLAIM = Claim(
     },
     full={"batches": 512},
     experiment=experiment,
+    plots=(
+        Plot(
+            "Rows with an infinite float16 score",
+            "standard deviation of the entries",
+            "share of rows",
+            {"": ("measured", "float16 score infinite")},
+            along=("params", "growths"),
+        ),
+    ),
 )

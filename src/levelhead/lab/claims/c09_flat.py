@@ -8,23 +8,24 @@ import numpy as np
 
 from levelhead import stats
 from levelhead.lab import theory
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.sampling import Curve, agree, settings, sweep
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import Curve, over_widths, settings
+from levelhead.lab.verdict import agree
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    found = sweep(params, seed, lambda x, words: tell(x / 2, words), params["divide"])
-    root = sweep(params, seed, lambda x, words: tell((1 + x) / 2, words), "sqrt")
+    measured = over_widths(params, seed, lambda x, words: tell(x / 2, words), params["scale"])
+    root = over_widths(params, seed, lambda x, words: tell((1 + x) / 2, words), "1/sqrt(d_k)")
     whole = math.log(params["keys"])
-    chosen = settings(params, seed, params["divide"])
-    expected = [theory.softmax_of(one.d_k, one.keys, one.scale).entropy for one in chosen]
-    entropy = found["entropy"]
-    # What is missing to uniform is tiny and must be seen, so it is the deficit that is compared.
+    chosen = settings(params, seed, params["scale"])
+    expected = [theory.softmax_of(one.d_k, one.keys, one.factor).entropy for one in chosen]
+    entropy = measured["entropy"]
+    # The difference from a uniform row is tiny, so the comparison is of that difference.
     deficit = Curve(entropy.x, tuple(whole - y for y in entropy.y), entropy.stderr)
     as_predicted = agree(deficit, whole - np.asarray(expected), relative=0.02)
     flat, level = (
         [stats.level(y / whole, s) for y, s in zip(one["entropy"].y, one["saturated"].y, strict=True)]
-        for one in (found, root)
+        for one in (measured, root)
     )
     contrast = flat[-1] == "flat" and set(level) == {"level"}
     approaching = entropy.y[-1] > entropy.y[0] and as_predicted
@@ -35,7 +36,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         stderr={"H/ln n": [y / whole for y in entropy.stderr]},
         verdict=verdict,
         details={
-            **{name: one.json() for name, one in found.items()},
+            **{name: one.json() for name, one in measured.items()},
             "under √d_k": {name: one.json() for name, one in root.items()},
             "deficit": deficit.json(),
             "levels": {"d_k": flat, "√d_k": level},
@@ -58,7 +59,8 @@ CLAIM = Claim(
         "√d_k it reads level at every d_k; else refuted"
     ),
     expected="confirmed",
-    quick={"d_k": [4, 16, 64, 256, 1024], "keys": 256, "batches": 64, "queries": 8, "divide": "d_k"},
+    quick={"d_k": [4, 16, 64, 256, 1024], "keys": 256, "batches": 64, "queries": 8, "scale": "1/d_k"},
     full={"d_k": [4, 16, 64, 256, 1024, 4096], "batches": 256},
     experiment=experiment,
+    plots=(Plot("Entropy, divided by d_k", "d_k", "H/ln n", {"": ("measured", "H/ln n")}, ("params", "d_k"), log="x"),),
 )

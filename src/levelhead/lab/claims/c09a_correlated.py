@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.experiment import logits, scale_of, weights
-from levelhead.lab.sampling import BOUND, Array, Curve, agree, count, curve, number, settings, slope
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import Array, Curve, curve, factor_of, pair_logits, settings
+from levelhead.lab.settings import whole, within
+from levelhead.lab.verdict import BOUND, agree, slope
+from levelhead.weights import weights
 
-RULES = {"none": 1.0, "sqrt": 0.5, "d_k": 0.0}  # divisor -> the exponent of growth in theory
+RULES = {"none": 1.0, "1/sqrt(d_k)": 0.5, "1/d_k": 0.0}  # scale -> the exponent of growth in theory
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    rho = number(params, "correlation", 0, 1)
-    chosen, pairs = settings(params, seed, "d_k"), count(params, "pairs", 2)
+    rho = within("correlation", params["correlation"], 0, 1)
+    chosen, pairs = settings(params, seed, "1/d_k"), whole("pairs", params["pairs"], 2)
     widths = [one.d_k for one in chosen]
     logit: dict[str, list[Array]] = {rule: [] for rule in RULES}
     match: dict[str, list[Array]] = {rule: [] for rule in RULES}
@@ -21,26 +23,26 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         tell(done / len(chosen), f"d_k = {one.d_k}")
         q, k = _correlated(one.d_k, one.keys, pairs, rho, seed)
         for rule in RULES:
-            scale = scale_of(rule, one.d_k)
-            logit[rule].append(logits(q, k[:, 0], scale))
-            match[rule].append(weights(q[:, None], k, scale)[:, 0, 0])
+            factor = factor_of(rule, one.d_k)
+            logit[rule].append(pair_logits(q, k[:, 0], factor))
+            match[rule].append(weights(q[:, None], k, factor)[:, 0, 0])
     grown = {rule: curve(widths, samples) for rule, samples in logit.items()}
-    theory = {rule: [rho * d * scale_of(rule, d) for d in widths] for rule in RULES}
+    theory = {rule: [rho * d * factor_of(rule, d) for d in widths] for rule in RULES}
     slopes = {rule: _exponent(one) for rule, one in grown.items()}
     as_predicted = all(agree(one, theory[rule]) for rule, one in grown.items())
-    seen = [found for rule in RULES if (found := slopes[rule]) is not None]
-    grows = len(seen) == len(RULES) and all(
-        abs(value - RULES[rule]) <= BOUND * error for rule, (value, error) in zip(RULES, seen, strict=True)
+    fits = [fit for rule in RULES if (fit := slopes[rule]) is not None]
+    grows = len(fits) == len(RULES) and all(
+        abs(value - RULES[rule]) <= BOUND * error for rule, (value, error) in zip(RULES, fits, strict=True)
     )
     verdict: Verdict = "confirmed" if grows and as_predicted else "refuted"
     return Outcome(
         theory={"exponent": RULES, "mean logit": theory},
         measured={
-            "exponent": {rule: found and found[0] for rule, found in slopes.items()},
+            "exponent": {rule: fit and fit[0] for rule, fit in slopes.items()},
             "mean logit": {rule: list(one.y) for rule, one in grown.items()},
         },
         stderr={
-            "exponent": {rule: found and found[1] for rule, found in slopes.items()},
+            "exponent": {rule: fit and fit[1] for rule, fit in slopes.items()},
             "mean logit": {rule: list(one.stderr) for rule, one in grown.items()},
         },
         verdict=verdict,
@@ -53,17 +55,17 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
 
 def _correlated(d_k: int, keys: int, pairs: int, rho: float, seed: int) -> tuple[Array, Array]:
     """Queries (N, D) with keys (N, S, D), of which the first is correlated with its query."""
-    rng = np.random.default_rng((seed, d_k))
-    q = rng.standard_normal((pairs, d_k), np.float32)
-    k = rng.standard_normal((pairs, keys, d_k), np.float32)
+    random = np.random.default_rng((seed, d_k))
+    q = random.standard_normal((pairs, d_k), np.float32)
+    k = random.standard_normal((pairs, keys, d_k), np.float32)
     k[:, 0] = np.float32(rho) * q + np.float32((1 - rho**2) ** 0.5) * k[:, 0]
     return q, k
 
 
-def _exponent(found: Curve) -> tuple[float, float] | None:
-    """None where the mean cannot be told from 0: nothing grows then."""
-    sure = all(y > BOUND * error for y, error in zip(found.y, found.stderr, strict=True))
-    return slope(found) if sure else None
+def _exponent(measured: Curve) -> tuple[float, float] | None:
+    """None where the mean cannot be distinguished from 0."""
+    sure = all(y > BOUND * error for y, error in zip(measured.y, measured.stderr, strict=True))
+    return slope(measured) if sure else None
 
 
 CLAIM = Claim(
@@ -86,4 +88,8 @@ CLAIM = Claim(
     quick={"d_k": [16, 64, 256, 1024], "keys": 32, "pairs": 1024, "correlation": 0.5},
     full={"d_k": [16, 32, 64, 128, 256, 512, 1024], "pairs": 4096},
     experiment=experiment,
+    plots=(
+        Plot("Logit of a match", "d_k", "mean logit", {"": ("measured", "mean logit")}, ("params", "d_k"), log="xy"),
+        Plot("Weight of a match", "d_k", "weight", {"": ("details", "weight of the match")}, log="x"),
+    ),
 )

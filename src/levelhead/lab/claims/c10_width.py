@@ -8,23 +8,24 @@ import numpy as np
 
 from levelhead.call import scaling
 from levelhead.lab import theory
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.experiment import Setting
-from levelhead.lab.sampling import BOUND, agree, count, curve, gather, measure, numbers, parts
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import Setting, batch_sizes, batches, curve, gather, statistics
+from levelhead.lab.settings import ascending
+from levelhead.lab.verdict import BOUND, agree
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    widths = [int(x) for x in numbers(params, "widths")]
+    widths = [int(x) for x in ascending("widths", params["widths"])]
     setting = Setting(d_k=params["d_k"], keys=params["keys"], seed=seed)
-    batches, queries = count(params, "batches", 2), count(params, "queries", 1)
-    found = []
+    batch_count, queries = batch_sizes(params)
+    measured = []
     for done, width in enumerate(widths):
         tell(done / len(widths), f"divided by √{width}")
         rule = scaling.rule("1/sqrt(d)", width=width)
-        found.append(gather(measure(q, k, rule) for q, k in parts(setting, batches, queries)))
+        measured.append(gather(statistics(q, k, rule) for q, k in batches(setting, batch_count, queries)))
     heads = [width / setting.d_k for width in widths]
-    std = curve(heads, [one["std"] for one in found])
-    entropy = curve(heads, [one["entropy"] for one in found])
+    std = curve(heads, [one["std"] for one in measured])
+    entropy = curve(heads, [one["entropy"] for one in measured])
     root = [1 / sqrt(number) for number in heads]
     rows = [theory.softmax_of(setting.d_k, setting.keys, 1 / sqrt(width)) for width in widths]
     right = agree(std, root, relative=0.005) and agree(entropy, [row.entropy for row in rows], relative=0.003)
@@ -61,4 +62,17 @@ CLAIM = Claim(
     quick={"d_k": 128, "widths": [128, 512, 1024, 2048, 4096, 12288], "keys": 256, "batches": 128, "queries": 8},
     full={"batches": 1024},
     experiment=experiment,
+    plots=(
+        Plot(
+            "Spread of logits, divided by √d",
+            "heads",
+            "σ",
+            {"": ("measured", "logit std")},
+            along=("details", "heads"),
+            log="x",
+        ),
+        Plot(
+            "Entropy, divided by √d", "heads", "H in nats", {"": ("measured", "entropy")}, ("details", "heads"), log="x"
+        ),
+    ),
 )

@@ -8,39 +8,40 @@ import numpy as np
 
 from levelhead import stats
 from levelhead.lab import theory
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.sampling import agree, settings, sweep
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import over_widths, settings
+from levelhead.lab.verdict import agree
 
 NAMES = ("entropy", "top1", "jacobian")
 BAND = 0.10  # of the mean over d_k
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    found = sweep(params, seed, lambda x, words: tell(x / 2, words), params["divide"])
-    bare = sweep(params, seed, lambda x, words: tell((1 + x) / 2, words), "none")
-    chosen = settings(params, seed, params["divide"])
-    rows = [theory.softmax_of(one.d_k, one.keys, one.scale) for one in chosen]
+    measured = over_widths(params, seed, lambda x, words: tell(x / 2, words), params["scale"])
+    bare = over_widths(params, seed, lambda x, words: tell((1 + x) / 2, words), "none")
+    chosen = settings(params, seed, params["scale"])
+    rows = [theory.softmax_of(one.d_k, one.keys, one.factor) for one in chosen]
     expected = {
         "entropy": [row.entropy for row in rows],
         "top1": [row.top1 for row in rows],
         "jacobian": [theory.jacobian(row) for row in rows],
     }
     whole = math.log(params["keys"])
-    levels = [stats.level(y / whole, s) for y, s in zip(found["entropy"].y, found["saturated"].y, strict=True)]
-    drift = {name: _drift(found[name].y) for name in NAMES}
+    levels = [stats.level(y / whole, s) for y, s in zip(measured["entropy"].y, measured["saturated"].y, strict=True)]
+    drift = {name: _drift(measured[name].y) for name in NAMES}
     # Of the Jacobian theory has the root of a mean, not the mean of a root: 3 % off at d_k = 4.
     tolerance = {"entropy": 0.003, "top1": 0.003, "jacobian": 0.05}
-    as_predicted = all(agree(found[n], expected[n], relative=tolerance[n]) for n in NAMES)
+    as_predicted = all(agree(measured[n], expected[n], relative=tolerance[n]) for n in NAMES)
     verdict: Verdict = "refuted"
     if set(levels) == {"level"} and as_predicted:
         verdict = "confirmed" if max(drift.values()) <= BAND else "caveat"
     return Outcome(
         theory=expected,
-        measured={name: list(found[name].y) for name in NAMES},
-        stderr={name: list(found[name].stderr) for name in NAMES},
+        measured={name: list(measured[name].y) for name in NAMES},
+        stderr={name: list(measured[name].stderr) for name in NAMES},
         verdict=verdict,
         details={
-            **{name: one.json() for name, one in found.items()},
+            **{name: one.json() for name, one in measured.items()},
             "unscaled": {name: one.json() for name, one in bare.items()},
             "drift": drift,
             "unscaled drift": {name: _drift(bare[name].y) for name in NAMES},
@@ -70,7 +71,24 @@ CLAIM = Claim(
         "leaves a band of ±10 % around its mean over d_k; caveat: all but the last; else refuted"
     ),
     expected="confirmed",
-    quick={"d_k": [4, 16, 64, 256, 1024], "keys": 256, "batches": 256, "queries": 8, "divide": "sqrt"},
+    quick={"d_k": [4, 16, 64, 256, 1024], "keys": 256, "batches": 256, "queries": 8, "scale": "1/sqrt(d_k)"},
     full={"d_k": [4, 16, 64, 256, 1024, 4096], "batches": 512},
     experiment=experiment,
+    plots=(
+        *(
+            Plot(
+                title,
+                "d_k",
+                unit,
+                {"divided by √d_k": ("measured", name), "undivided": ("details", "unscaled", name)},
+                along=("params", "d_k"),
+                log="x",
+            )
+            for title, unit, name in (
+                ("Entropy", "H in nats", "entropy"),
+                ("Largest weight", "top-1 weight", "top1"),
+                ("Jacobian", "mean ‖J‖_F", "jacobian"),
+            )
+        ),
+    ),
 )

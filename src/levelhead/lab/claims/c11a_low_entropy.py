@@ -10,8 +10,9 @@ import numpy as np
 from levelhead import stats
 from levelhead.attention import observe
 from levelhead.lab import minilm
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.sampling import count, curve
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import curve
+from levelhead.lab.settings import whole
 from levelhead.watching.doctor import Examination, doctor
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ ONE_PLACE = 0.9  # of those rows look at one and the same place
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    texts, tokens = count(params, "texts", 3), count(params, "tokens", 8, 500)
+    texts, tokens = whole("texts", params["texts"], 3), whole("tokens", params["tokens"], 8, 500)
     tell(0.0, f"opening {minilm.MODEL}")
     model = minilm.opened()
     passages = minilm.passages(model, texts, tokens, seed)
@@ -101,4 +102,5 @@ CLAIM = Claim(
     quick={"texts": 6, "tokens": 126},
     full={"texts": 29},
     experiment=experiment,
+    plots=(Plot("H/ln n of every head", "head", "layer", {"": ("details", "H/ln n by layer and head")}, heat=True),),
 )

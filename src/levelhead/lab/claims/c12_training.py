@@ -9,8 +9,8 @@ from types import MappingProxyType
 import numpy as np
 
 from levelhead.lab import grid
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.curves import Estimate, Run, by_seed, estimate, outcome, ratio, reaches, where
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.curves import Estimate, Run, by_seed, curve_of, estimate, outcome, ratio, reaches, where
 from levelhead.lab.plan import Plan
 from levelhead.lab.training_cache import forget, trained
 
@@ -45,6 +45,8 @@ def judge(runs: Sequence[Run]) -> Outcome:
         named,
         verdict([slower, best], deeper),
         theory="steps above 1, and more so with depth, if the claim holds; rises above 0",
+        by_width=curve_of({d_k: named[f"steps, d_k {d_k}"] for d_k in widths}),
+        by_depth=curve_of({depth: named[f"steps, depth {depth}"] for depth in depths}),
         missed={rule: _missed(where(widest, rule=rule)) for rule in (grid.NONE, grid.ROOT)},
     )
 
@@ -126,4 +128,20 @@ that are never reached) is reported beside it.""",
     full={**grid.FULL, "rate_factors": [0.3, 3.0]},
     experiment=experiment,
     forget=forget,
+    plots=(
+        Plot(
+            "Steps to the same loss, by width",
+            "d_k",
+            "undivided over divided by √d_k",
+            {"measured": ("details", "by_width")},
+            log="x",
+        ),
+        Plot(
+            "Steps to the same loss, by depth",
+            "layers",
+            "undivided over divided by √d_k",
+            {"measured": ("details", "by_depth")},
+            log="x",
+        ),
+    ),
 )

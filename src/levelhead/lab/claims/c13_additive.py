@@ -11,9 +11,10 @@ import numpy as np
 from levelhead.additive import additive_attention
 from levelhead.lab import theory
 from levelhead.lab.additive_race import Race, race
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.experiment import Setting
-from levelhead.lab.sampling import BOUND, Array, Curve, agree, count, curve, numbers, settings, sweep
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import Array, Curve, Setting, batch_sizes, curve, over_widths, settings
+from levelhead.lab.settings import ascending, whole
+from levelhead.lab.verdict import BOUND, agree
 
 BAND = 0.05  # of the mean over d_k: how far entropy may drift
 CLOCK = {"time_d_k": 1, "rounds": 3, "threads": 1}  # what a race is told, and the least of it
@@ -21,11 +22,12 @@ ROOM = 0.1  # of the variance, whose batches are skewed in narrow heads: their e
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    width, lengths = count(params, "width", 1), [int(x) for x in numbers(params, "lengths")]
-    clock = [count(params, name, least) for name, least in CLOCK.items()]
+    width = whole("width", params["width"], 1)
+    lengths = [int(x) for x in ascending("lengths", params["lengths"])]
+    clock = [whole(name, params[name], least) for name, least in CLOCK.items()]
     entropy, variance = _additive(params, seed, lambda x, words: tell(x / 4, words), fan_in=True)
     bare, _ = _additive(params, seed, lambda x, words: tell((1 + x) / 4, words), fan_in=False)
-    dot = sweep(params, seed, lambda x, words: tell((2 + x) / 4, words), "none")["entropy"]
+    dot = over_widths(params, seed, lambda x, words: tell((2 + x) / 4, words), "none")["entropy"]
     races = []
     for done, length in enumerate(lengths):
         tell((3 + done / len(lengths)) / 4, f"timing {length} tokens")
@@ -56,7 +58,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
             "variance": variance.json(),
             "entropy, W of variance 1": bare.json(),
             "entropy, dot product unscaled": dot.json(),
-            "entropy, dot product by √d_k": sweep(params, seed, _quiet, "sqrt")["entropy"].json(),
+            "entropy, dot product by √d_k": over_widths(params, seed, _silent, "1/sqrt(d_k)")["entropy"].json(),
             "seconds": _seconds(lengths, races),
         },
     )
@@ -78,7 +80,7 @@ def _additive(params: Params, seed: int, tell: Tell, *, fan_in: bool) -> tuple[C
     The weights are drawn anew for each batch: they are what the expectation runs over too.
     """
     chosen = settings(params, seed, "none")
-    batches, queries = count(params, "batches", 2), count(params, "queries", 1)
+    batches, queries = batch_sizes(params)
     entropies, variances = [], []
     for done, one in enumerate(chosen):
         tell(done / len(chosen), f"additive attention, d_k = {one.d_k}")
@@ -127,8 +129,8 @@ def _seconds(lengths: list[int], races: list[Race]) -> Mapping[str, object]:
     return {"x": lengths, **{name: [one.seconds.get(name) for one in races] for name in names}}
 
 
-def _quiet(share: float, words: str) -> None:
-    """Nobody waits for this long enough to be told."""
+def _silent(share: float, words: str) -> None:
+    """This part takes too little time to be reported."""
 
 
 CLAIM = Claim(
@@ -164,4 +166,33 @@ CLAIM = Claim(
     full={"batches": 256, "lengths": [64, 128, 256, 512, 1024, 2048], "rounds": 9},
     experiment=experiment,
     alone=True,
+    plots=(
+        Plot(
+            "Variance of additive scores",
+            "d_k",
+            "variance",
+            {"": ("measured", "score variance")},
+            along=("params", "d_k"),
+            log="x",
+        ),
+        Plot(
+            "Entropy",
+            "d_k",
+            "H in nats",
+            {
+                "additive": ("measured", "entropy"),
+                "dot product, undivided": ("details", "entropy, dot product unscaled"),
+            },
+            along=("params", "d_k"),
+            log="x",
+        ),
+        Plot(
+            "Time",
+            "tokens",
+            "additive over dot product",
+            {"": ("measured", "time of additive over dot product")},
+            along=("params", "lengths"),
+            log="xy",
+        ),
+    ),
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from levelhead.additive import additive_attention
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.sampling import Array, count, curve, numbers
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import Array, curve
+from levelhead.lab.settings import ascending, whole
 
 REACHED = 0.999  # of the bound, by keys made to reach it
 LINEAR = 1e-6
@@ -14,10 +15,10 @@ SATURATED = 0.9  # mean top-1 weight
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    batches, keys = count(params, "batches", 2), count(params, "keys", 3)
-    width = count(params, "width", 1)
-    d_k = count(params, "d_k", width)  # so that some key reaches every sign pattern of tanh
-    growths = numbers(params, "growths")
+    batches, keys = whole("batches", params["batches"], 2), whole("keys", params["keys"], 3)
+    width = whole("width", params["width"], 1)
+    d_k = whole("d_k", params["d_k"], width)  # so that some key reaches every sign pattern of tanh
+    growths = ascending("growths", params["growths"])
     spread: list[list[float]] = [[] for _ in growths]
     top1: list[list[float]] = [[] for _ in growths]
     reached, largest, bounds = [], [], []
@@ -101,4 +102,10 @@ CLAIM = Claim(
     quick={"d_k": 64, "width": 64, "keys": 256, "batches": 64, "growths": [1, 2, 4, 8, 16, 32, 64]},
     full={"batches": 512},
     experiment=experiment,
+    plots=(
+        Plot(
+            "Largest weight", "growth of v", "top-1 weight", {"": ("measured", "top1")}, ("params", "growths"), log="x"
+        ),
+        Plot("Spread of scores", "growth of v", "σ", {"": ("details", "spread")}, log="xy"),
+    ),
 )

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from levelhead.lab import minilm
-from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.experiment import weights
-from levelhead.lab.sampling import BOUND, Array, count
+from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
+from levelhead.lab.measure import Array
+from levelhead.lab.settings import whole
+from levelhead.lab.verdict import BOUND
+from levelhead.weights import weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +23,7 @@ OVERLAP = 0.5  # of the directions two heads read; 1: the same ones
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
-    texts, tokens = count(params, "texts", 3), count(params, "tokens", 8, 250)
+    texts, tokens = whole("texts", params["texts"], 3), whole("tokens", params["tokens"], 8, 250)
     tell(0.0, f"opening {minilm.MODEL}")
     found = minilm.opened()
     model, blank = found.model, _untrained(found.model, seed)
@@ -38,8 +40,8 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     overlap, by_chance = _overlap(model)
     verdict: Verdict = "refuted"
     if differing.mean() >= 0.5:
-        whole = differing.min() >= MOST and apart.mean(0).min() >= APART
-        verdict = "confirmed" if whole and max(overlap) <= OVERLAP else "caveat"
+        everywhere = differing.min() >= MOST and apart.mean(0).min() >= APART
+        verdict = "confirmed" if everywhere and max(overlap) <= OVERLAP else "caveat"
     return Outcome(
         theory={
             "distance": {"same head": 0.0, "largest": math.log(2)},
@@ -166,4 +168,17 @@ CLAIM = Claim(
     quick={"texts": 8, "tokens": 60},
     full={"texts": 64},
     experiment=experiment,
+    plots=(
+        Plot(
+            "How far apart heads are",
+            "layer",
+            "Jensen-Shannon divergence, nats",
+            {
+                "two heads": ("measured", "distance"),
+                "one head behind two texts": ("details", "same head, other context"),
+                "two heads, untrained": ("details", "untrained"),
+            },
+        ),
+        Plot("Overlap of subspaces", "layer", "mean squared cosine", {"": ("measured", "overlap of subspaces")}),
+    ),
 )

@@ -1,18 +1,18 @@
 """The figures of the page, by id: the same numbers in a script, on the page and in its export.
 
-Every figure takes the page's shared controls, whether it depends on them or not, and some take
-parameters of their own. Wrong ones are refused here, before any work.
+Every panel's module declares once which parameters change its figure (`NEEDS`) and which claims it shows (`CLAIMS`).
+A figure accepts all shared parameters, whether it needs them or not. Wrong values are refused before any work.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
-from levelhead.lab.experiment import Setting
-from levelhead.lab.experiment import wrong as _wrong
+from levelhead.lab import recorded, registry
 from levelhead.lab.figure import Figure
 from levelhead.lab.figures import (
     additive,
@@ -27,8 +27,11 @@ from levelhead.lab.figures import (
     training,
     walk,
 )
+from levelhead.lab.measure import Setting
+from levelhead.lab.result import Result
+from levelhead.lab.settings import refused
 
-__all__ = ["DEPENDS", "IDS", "figure", "parameters"]
+__all__ = ["IDS", "NEEDS", "OLD_SCALES", "PANELS", "claims", "figure", "parameters"]
 
 _FIGURES: Mapping[str, Any] = {
     "logits": logits,
@@ -43,26 +46,60 @@ _FIGURES: Mapping[str, Any] = {
     "heads": heads,
     "speed": speed,
 }  # in the order of the page
-IDS: tuple[str, ...] = tuple(_FIGURES)
-# The shared controls each depends on; on the seed wherever it depends on any.
-DEPENDS: Mapping[str, tuple[str, ...]] = {name: one.DEPENDS for name, one in _FIGURES.items()}
+PANELS: tuple[str, ...] = tuple(_FIGURES)
+IDS: tuple[str, ...] = (*PANELS, *registry.MODULES)  # panels, and claims, whose figures are drawn from recorded results
+NEEDS: Mapping[str, tuple[str, ...]] = dict.fromkeys(IDS, ()) | {id: one.NEEDS for id, one in _FIGURES.items()}
 _SHARED = tuple(field.name for field in fields(Setting))
+# The names of scales before they were those of `levelhead.call.scaling`; saved snippets and links have them.
+OLD_SCALES = {"none": "none", "sqrt": "1/sqrt(d_k)", "d_k": "1/d_k", "width": "1/sqrt(d)", "power": "1/d_k^p"}
 
 
 def figure(id: str, **parameters: Any) -> Figure:
-    """One figure, measured now or read from a record.
+    """One figure: a panel, measured now or read from a record; or a claim, drawn from its recorded result.
 
     >>> figure("walk", d_k=4).facts[1].value
     2.0
+    >>> figure("C5").extra["verdict"]
+    'confirmed'
     """
+    if id in registry.MODULES and not parameters:
+        return _recorded_claim(id)
+    if "divide" in parameters:  # the old name of `scale`
+        old = parameters.pop("divide")
+        if old not in OLD_SCALES:
+            raise refused("divide", f"one of {', '.join(OLD_SCALES)}", old)
+        parameters["scale"] = OLD_SCALES[old]
     own = _own(id)
     unknown = [name for name in parameters if name not in (*_SHARED, *own)]
     if unknown:
         known = ", ".join((*_SHARED, *own))
-        raise _wrong(unknown[0], f"a parameter of {id!r}: {known}", parameters[unknown[0]])
+        raise refused(unknown[0], f"a parameter of {id!r}: {known}", parameters[unknown[0]])
     shared = {name: value for name, value in parameters.items() if name in _SHARED}
     rest = {name: value for name, value in parameters.items() if name in own}
-    return _maker(id)(Setting(**shared), **rest)
+    return replace(_maker(id)(Setting(**shared), **rest), claims=_shown(id))
+
+
+def claims() -> dict[str, dict[str, str]]:
+    """The sentence and the recorded verdict of every claim."""
+    return {id: {"claim": one["claim"], "verdict": one["verdict"]} for id, one in _results().items()}
+
+
+def _shown(id: str) -> tuple[dict[str, str], ...]:
+    """The claims that a panel shows, with their recorded verdicts."""
+    return tuple({"id": claim, "verdict": _results()[claim]["verdict"]} for claim in _FIGURES[id].CLAIMS)
+
+
+@cache
+def _results() -> dict[str, dict[str, Any]]:
+    """The recorded results by claim, in the order of the notes."""
+    results = {one["id"]: one for one in recorded.load("claims")["results"]}
+    return {id: results[id] for id in registry.MODULES}
+
+
+def _recorded_claim(id: str) -> Figure:
+    fields_of = dict(_results()[id])
+    about = fields_of.pop("about")
+    return Result(**fields_of).figure(source="recorded", recorded=recorded.source(about))
 
 
 def parameters(id: str) -> dict[str, Any]:
@@ -72,13 +109,13 @@ def parameters(id: str) -> dict[str, Any]:
 
 
 def _own(id: str) -> dict[str, Any]:
-    """Parameters besides the shared controls, with their defaults."""
-    given = list(inspect.signature(_maker(id)).parameters.values())[1:]
-    return {one.name: one.default for one in given}
+    """Parameters besides the shared ones, with their defaults."""
+    signature = inspect.signature(_maker(id))
+    return {one.name: one.default for one in list(signature.parameters.values())[1:]}
 
 
 def _maker(id: str) -> Callable[..., Figure]:
     if id not in _FIGURES:
-        raise _wrong("id", f"one of {', '.join(IDS)}", id)
+        raise refused("id", f"one of {', '.join(IDS)}", id)
     maker: Callable[..., Figure] = _FIGURES[id].figure
     return maker

@@ -16,15 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.additive import additive_attention
-from levelhead.lab import recorded, sweep
-from levelhead.lab.experiment import Setting, divided, normals, scale_of
+from levelhead.lab import measure, recorded
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
+from levelhead.lab.figures import parts
+from levelhead.lab.measure import WIDTHS, Curve, Setting, clustered_curve, divided, factor_of, normals
 
-DEPENDS = ("keys",)
+NEEDS = ("keys", "seed")
+CLAIMS = ("C13", "C13a")
 A = 32  # numbers the tanh is taken of
 ROWS, HEADS = 8, 3
 MOST_KEYS = 1024  # more would take a second and show the same
-_RULES = ("none", "sqrt")
+_RULES = ("none", "1/sqrt(d_k)")
 
 Array = NDArray[Any]
 
@@ -32,15 +34,15 @@ Array = NDArray[Any]
 def figure(setting: Setting) -> Figure:
     keys = min(setting.keys, MOST_KEYS)
     scores, bound = additive_scores(keys, setting.seed)
-    spread, entropy = _over_rows(scores), _entropy(scores, np.ones(len(sweep.WIDTHS)))
-    products = sweep.dot_products(keys, setting.seed)
+    spread, entropy = _over_rows(scores), _entropy(scores, np.ones(len(WIDTHS)))
+    products = measure.dot_products(keys, setting.seed)
     charts = [
         _chart(
             "Spread of scores in a row",
             "σ of a row's scores",
             "additive",
             spread,
-            {one: _over_rows(products * _scales(one)[:, None, None, None]) for one in _RULES},
+            {one: _over_rows(products * _factors(one)[:, None, None, None]) for one in _RULES},
             log=True,
             theory=_theory(bound),
         ),
@@ -49,7 +51,7 @@ def figure(setting: Setting) -> Figure:
             "H/ln n",
             "additive",
             entropy,
-            {one: _entropy(products, _scales(one)) for one in _RULES},
+            {one: _entropy(products, _factors(one)) for one in _RULES},
             log=False,
             theory=(),
         ),
@@ -60,11 +62,11 @@ def figure(setting: Setting) -> Figure:
         "additive",
         "Additive attention beside the dot product",
         (*charts, times),
-        setting.python("additive"),
+        parts.code("additive", setting),
         facts=(
             Fact("keys measured", keys, "live"),
             *(
-                Fact(f"σ of additive scores at d_k = {sweep.WIDTHS[i]}", spread.mean[i], "live", spread.stderr[i])
+                Fact(f"σ of additive scores at d_k = {WIDTHS[i]}", spread.y[i], "live", spread.stderr[i])
                 for i in (0, 6, 12)
             ),
             Fact("no score is larger than", bound, "theory", formula="‖w_v‖₁"),
@@ -83,14 +85,14 @@ def figure(setting: Setting) -> Figure:
 def additive_scores(keys: int, seed: int) -> tuple[Array, float]:
     """ln p of (widths, heads, rows, keys), and the largest ‖w_v‖₁."""
     heads = HEADS if keys <= 256 else 1
-    widest = sweep.WIDTHS[-1]
+    widest = WIDTHS[-1]
     q = normals(seed, "additive queries", heads, ROWS, widest)
     k = normals(seed, "additive keys", heads, keys, widest)
     w_q, w_k = (normals(seed, f"additive {name}", heads, A, widest) for name in ("W_q", "W_k"))
     w_v = normals(seed, "additive w_v", heads, A) / np.float32(math.sqrt(A))
     projected = [_projected(x, w) for x, w in ((q, w_q), (k, w_k))]
     values, as_it_is = np.eye(keys, dtype=np.float32), np.eye(A, dtype=np.float32)
-    found = np.empty((len(sweep.WIDTHS), heads, ROWS, keys))
+    found = np.empty((len(WIDTHS), heads, ROWS, keys))
     for i, sides in enumerate(zip(*projected, strict=True)):
         for h in range(heads):
             queries, asked = (side[h] for side in sides)
@@ -107,7 +109,7 @@ def _projected(x: Array, w: Array) -> list[Array]:
     wait for each other longer than all of this takes.
     """
     found, total, begin = [], np.float32(0), 0
-    for d_k in sweep.WIDTHS:
+    for d_k in WIDTHS:
         block = slice(begin, d_k)
         total = total + np.einsum("hnd,had->hna", x[..., block], w[..., block])
         found.append(total / np.float32(math.sqrt(d_k)))
@@ -115,22 +117,22 @@ def _projected(x: Array, w: Array) -> list[Array]:
     return found
 
 
-def _scales(divide: str) -> Array:
-    return np.array([scale_of(divide, d_k) for d_k in sweep.WIDTHS])
+def _factors(scale: str) -> Array:
+    return np.array([factor_of(scale, d_k) for d_k in WIDTHS])
 
 
-def _over_rows(scores: Array) -> sweep.Curve:
+def _over_rows(scores: Array) -> Curve:
     """The spread of each row's scores, (widths, heads, rows, keys) → a curve over widths."""
-    return sweep.curve(scores.std(-1, dtype=np.float64))
+    return clustered_curve(WIDTHS, scores.std(-1, dtype=np.float64))
 
 
-def _entropy(scores: Array, scales: Array) -> sweep.Curve:
+def _entropy(scores: Array, scales: Array) -> Curve:
     pairs = zip(scores, scales, strict=True)
-    return sweep.curve(np.array([sweep.statistics(s, float(x))["entropy"] for s, x in pairs]))
+    return clustered_curve(WIDTHS, np.array([measure.row_statistics(s, float(x))["entropy"] for s, x in pairs]))
 
 
 def _theory(bound: float) -> tuple[Series, ...]:
-    x = np.array(sweep.WIDTHS)
+    x = np.array(WIDTHS)
     return (
         Series("undivided, theory: √d_k", "theory", "line", x, np.sqrt(x)),
         Series("bound of additive scores, ‖w_v‖₁", "theory", "line", x, np.full(len(x), bound)),
@@ -138,19 +140,11 @@ def _theory(bound: float) -> tuple[Series, ...]:
 
 
 def _chart(
-    title: str,
-    unit: str,
-    name: str,
-    additive: sweep.Curve,
-    dot: dict[str, sweep.Curve],
-    *,
-    log: bool,
-    theory: tuple[Series, ...],
+    title: str, unit: str, name: str, additive: Curve, dot: dict[str, Curve], *, log: bool, theory: tuple[Series, ...]
 ) -> Chart:
     lines = {name: additive} | {f"dot product, {divided(one)}": x for one, x in dot.items()}
-    series = [curve.line(label) for label, curve in lines.items()]
-    about = "; ".join(f"{label}: {curve.ends()}" for label, curve in lines.items())
-    return Chart(title, sweep.AXIS, Axis(unit, log=log), (*series, *theory), about)
+    series = [parts.line(curve, label) for label, curve in lines.items()]
+    return Chart(title, parts.AXIS, Axis(unit, log=log), (*series, *theory), parts.ends(lines))
 
 
 # ---- speed: a committed run -----------------------------------------------------

@@ -17,19 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.attention import observe
-from levelhead.lab import experiment, sweep
-from levelhead.lab.experiment import Setting, normals, scale_of, wrong
+from levelhead.lab import measure, theory
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Gauge, Series
 from levelhead.lab.figures import parts
+from levelhead.lab.measure import WIDTHS, Setting, clustered_curve, factor_of, normals
+from levelhead.lab.parameters import PARAMETERS, Choice, check
 from levelhead.stats import Rows
+from levelhead.weights import weights
 
-DEPENDS = ("d_k", "divide", "keys")
-CURES = ("none", "1/d_k", "qk-norm", "softcap")
+NEEDS = ("d_k", "scale", "power", "keys", "seed", "sigma", "rho", "growth", "cure", "cap")
+CLAIMS = ("C9", "C9a", "C11")
+assert isinstance(PARAMETERS["cure"], Choice)
+CURES = PARAMETERS["cure"].options
 _NUMBERS, _MOST = 2**20, 8  # drawn for all keys of the rows, but for one row; rows
 _PAIRS = 1024
 _BLOCK = 128  # keys
-_WIDTHS = sweep.WIDTHS[::2]  # 1, 4, … 4096
-_RANGES = {"sigma": (0.25, 4.0), "rho": (0.0, 1.0), "growth": (0.5, 8.0), "cap": (1.0, 100.0)}
+_WIDTHS = WIDTHS[::2]  # 1, 4, … 4096
 
 Array = NDArray[Any]
 
@@ -45,26 +48,20 @@ class Attack:
     cap: float
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            real = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (real and low <= value <= high):
-                raise wrong(name, f"a number from {low:g} to {high:g}", value)
-        if self.cure not in CURES:
-            raise wrong("cure", f"one of {', '.join(CURES)}", self.cure)
+        check(**vars(self))
 
     @property
     def variance(self) -> float:
         """What logits are multiplied by, beside the scale: queries and keys have this variance."""
         return (self.sigma * self.growth) ** 2
 
-    def options(self, cure: str, scale: float, d_k: int) -> dict[str, Any]:
-        """How the core is asked for a cure."""
+    def options(self, cure: str, factor: float, d_k: int) -> dict[str, Any]:
+        """The options of `attention` for a cure."""
         if cure == "1/d_k":
-            return {"scale": scale_of("d_k", d_k)}
+            return {"scale": factor_of("1/d_k", d_k)}
         if cure == "qk-norm":  # rows of norm √d_k, then divided by √d_k: √d_k cos(q, k)
             return {"scale": "cosine"}
-        return {"scale": scale} | ({"softcap": float(self.cap)} if cure == "softcap" else {})
+        return {"scale": factor} | ({"softcap": float(self.cap)} if cure == "softcap" else {})
 
 
 def figure(
@@ -78,12 +75,12 @@ def figure(
 ) -> Figure:
     attack = Attack(sigma, rho, growth, cure, cap)
     q, k = _rows(setting.keys, setting.seed, attack)
-    seen = _observed(q, k, setting, attack)
-    gauges = tuple(parts.gauge_of(_named(one, attack), seen[one, setting.d_k]) for one in CURES)
+    observed = _observed(q, k, setting, attack)
+    gauges = tuple(parts.gauge_of(_named(one, attack), observed[one, setting.d_k]) for one in CURES)
     histogram, facts = _logits(setting, attack)
-    options = attack.options(cure, setting.scale, setting.d_k)
+    options = attack.options(cure, setting.factor, setting.d_k)
     one_q, one_k = (x[0, 0, :, : setting.d_k] for x in (q, k))
-    bars = experiment.weights(one_q, one_k, **options, together=parts.together(setting.keys))[0]
+    bars = weights(one_q, one_k, **options, together=parts.together(setting.keys))[0]
     verdict = _verdict(gauges)
     return Figure(
         "attack",
@@ -91,9 +88,9 @@ def figure(
         (
             histogram,
             parts.row_chart(bars, setting.keys, "One row", axis="key, by its correlation with the query"),
-            _widths(seen, setting.keys, attack),
+            _widths(observed, setting.keys, attack),
         ),
-        setting.python("attack", sigma=sigma, rho=rho, growth=growth, cure=cure, cap=cap),
+        parts.code("attack", setting, sigma=sigma, rho=rho, growth=growth, cure=cure, cap=cap),
         facts=facts,
         gauges=gauges,
         note=f"{verdict} Correlations of a query with its keys are spread evenly from -ρ to ρ; the "
@@ -115,7 +112,7 @@ def _rows(keys: int, seed: int, attack: Attack) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=2)  # up to 70 MB each
 def _drawn(keys: int, seed: int) -> tuple[Array, Array]:
-    widest = sweep.WIDTHS[-1]
+    widest = WIDTHS[-1]
     rows = min(_MOST, max(1, _NUMBERS // (keys * widest)))
     shape = (rows, 1, 1, widest), (rows, 1, keys, widest)
     return normals(seed, "attack queries", *shape[0]), normals(seed, "attack keys", *shape[1])
@@ -125,9 +122,9 @@ def _observed(q: Array, k: Array, setting: Setting, attack: Attack) -> dict[tupl
     """The rows under each cure, for the reader's d_k and those of the curve: the first columns."""
     found = {}
     for d_k in {setting.d_k, *_WIDTHS}:
-        scale = scale_of(setting.divide, d_k, setting.power)
+        factor = factor_of(setting.scale, d_k, setting.power)
         for cure in CURES:
-            options = attack.options(cure, scale, d_k)
+            options = attack.options(cure, factor, d_k)
             found[cure, d_k] = observe(q[..., :d_k], k[..., :d_k], **options).rows
     return found
 
@@ -144,7 +141,7 @@ def _logits(setting: Setting, attack: Attack) -> tuple[Chart, tuple[Fact, ...]]:
         Fact("their spread", spread.sigma, "live", spread.stderr),
     ]
     if law:
-        curve = parts.normal(middles, *law)
+        curve = theory.normal_density(middles, *law)
         series.append(Series("normal law", "theory", "line", middles, curve))
         facts += [
             Fact("mean in theory", law[0], "theory", formula="ρ d_k σ² growth² · scale"),
@@ -157,11 +154,11 @@ def _logits(setting: Setting, attack: Attack) -> tuple[Chart, tuple[Fact, ...]]:
 
 def _pairs(setting: Setting, attack: Attack) -> Array:
     rho = np.float32(attack.rho)
-    q, k = (x[:_PAIRS] for x in experiment.pairs(setting))
+    q, k = (x[:_PAIRS] for x in measure.pairs(setting))
     k = rho * q + np.sqrt(1 - rho**2) * k
     size = np.float32(math.sqrt(attack.variance))
-    options = attack.options(attack.cure, setting.scale, setting.d_k)
-    return experiment.logits(q * size, k * size, **options)
+    options = attack.options(attack.cure, setting.factor, setting.d_k)
+    return measure.pair_logits(q * size, k * size, **options)
 
 
 def _law(setting: Setting, attack: Attack) -> tuple[float, float] | None:
@@ -169,7 +166,7 @@ def _law(setting: Setting, attack: Attack) -> tuple[float, float] | None:
 
     A term q_i k_i has mean ρv and variance (1 + ρ²)v², v the variance of the entries.
     """
-    options = attack.options(attack.cure, setting.scale, setting.d_k)
+    options = attack.options(attack.cure, setting.factor, setting.d_k)
     if attack.cure not in ("none", "1/d_k"):
         return None
     factor = attack.variance * options["scale"]
@@ -177,15 +174,16 @@ def _law(setting: Setting, attack: Attack) -> tuple[float, float] | None:
     return attack.rho * setting.d_k * factor, deviation
 
 
-def _widths(seen: dict[tuple[str, int], Rows], keys: int, attack: Attack) -> Chart:
+def _widths(observed: dict[tuple[str, int], Rows], keys: int, attack: Attack) -> Chart:
     """H/ln n of the same rows against d_k, for every cure."""
-    found = {
-        _named(cure, attack): sweep.curve(np.array([seen[cure, d_k].entropy[:, 0] for d_k in _WIDTHS]) / math.log(keys))
+    curves = {
+        _named(cure, attack): clustered_curve(
+            _WIDTHS, np.array([observed[cure, d_k].entropy[:, 0] for d_k in _WIDTHS]) / math.log(keys)
+        )
         for cure in CURES
     }
-    series = [curve.line(name, _WIDTHS) for name, curve in found.items()]
-    about = "; ".join(f"{name}: {curve.ends()}" for name, curve in found.items())
-    return Chart("Entropy against d_k", sweep.AXIS, Axis("H/ln n", range=(0.0, 1.0)), series, about)
+    series = [parts.line(curve, name) for name, curve in curves.items()]
+    return Chart("Entropy against d_k", parts.AXIS, Axis("H/ln n", range=(0.0, 1.0)), series, parts.ends(curves))
 
 
 def _named(cure: str, attack: Attack) -> str:

@@ -15,14 +15,15 @@ from levelhead import stats
 from levelhead.diagnosis.diagnose import as_run, diagnose
 from levelhead.diagnosis.findings import SEVERITIES, Findings, verdict
 from levelhead.lab import recorded
-from levelhead.lab.experiment import Setting
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
+from levelhead.lab.measure import Setting
 from levelhead.runs import record
 from levelhead.runs.record import Record, Run
 from levelhead.show import view
 from levelhead.words import module_title
 
-DEPENDS: tuple[str, ...] = ()
+NEEDS: tuple[str, ...] = ()
+CLAIMS = ("C11a", "C15")
 _POINTS, _MOST = 20_000, 200  # of all heads' histories; of one
 _OPEN = "import levelhead as lh\n\n"
 

@@ -1,7 +1,7 @@
-"""What saturation costs: the Jacobian of the softmax at the page's row, and how much of it is left.
+"""What saturation costs: the Jacobian of the softmax at the page's row, and its norm against d_k.
 
-J = diag(p) - p pᵀ says how the weights move when the logits do. It is not computed from p here: it
-is the gradient that the core's backward pass sends through the softmax.
+J = diag(p) - p pᵀ is the derivative of the weights by the logits. It is not computed from p here: it is the gradient of
+the core's backward pass.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.attention import observe
-from levelhead.gradients import attention_backward
-from levelhead.lab import experiment, sweep
-from levelhead.lab.experiment import Setting, divided
+from levelhead.lab import measure
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.lab.figures import parts
+from levelhead.lab.measure import Setting, divided, over_nested_widths
 
-DEPENDS = ("d_k", "divide", "keys")
+NEEDS = ("d_k", "scale", "power", "keys", "seed")
+CLAIMS = ("C6", "C7a", "C8", "C11")
 SHOWN = 24  # keys; an export holds this picture for every setting of its grid
-_LINES = ("none", "sqrt", "d_k")
+_LINES = ("none", "1/sqrt(d_k)", "1/d_k")
 
 
 def figure(setting: Setting) -> Figure:
-    q, k = experiment.row(setting)
-    rows = observe(q, k, scale=setting.scale).rows
-    products = experiment.logits(np.broadcast_to(q, k.shape), k, 1.0)
-    norm = float(sweep.statistics(products[None], setting.scale)["jacobian"].item())
+    q, k = measure.row(setting)
+    rows = observe(q, k, scale=setting.factor).rows
+    products = measure.pair_logits(np.broadcast_to(q, k.shape), k, 1.0)
+    norm = float(measure.row_statistics(products[None], setting.factor)["jacobian"].item())
     n = setting.keys
     return Figure(
         "jacobian",
         "What saturation costs",
-        (_heat(jacobian(q, k, setting.scale, min(n, SHOWN)), n), _norms(setting)),
-        setting.python("jacobian"),
+        (_heat(jacobian(q, k, setting.factor, min(n, SHOWN)), n), _norms(setting)),
+        parts.code("jacobian", setting),
         facts=(
             Fact("‖J‖_F of the row", norm, "live"),
             Fact("‖J‖_F of a flat row", math.sqrt(n - 1) / n, "theory", formula="√(n - 1)/n"),
@@ -48,18 +48,11 @@ def figure(setting: Setting) -> Figure:
     )
 
 
-def jacobian(q: NDArray[Any], k: NDArray[Any], scale: float, shown: int) -> NDArray[np.float64]:
-    """The first keys' block of J, from the core: a mask of zeros is added to the logits, so its
-    gradient is the logits'. Query i of `shown` equal ones asks for weight i alone."""
+def jacobian(q: NDArray[Any], k: NDArray[Any], factor: float, shown: int) -> NDArray[np.float64]:
+    """The first keys' block of J: the query is repeated, and row i has the gradient of weight i alone."""
     queries = np.broadcast_to(q, (shown, q.shape[-1]))
-    values, asked = (np.eye(x, shown, dtype=np.float32) for x in (len(k), shown))
-    mask = np.zeros((shown, len(k)), np.float32)
-    seen = observe(queries, k, values, scale=scale, mask=mask)
-    (gradient,) = attention_backward(
-        asked, queries, k, values, seen.output, seen.logsumexp, wrt=("mask",), scale=scale, mask=mask
-    )
-    found: NDArray[np.float64] = np.asarray(gradient, np.float64)[:, :shown]
-    return found
+    _, J = measure.logit_gradients(np.eye(shown, dtype=np.float32), queries, k, factor)
+    return J.astype(np.float64)[:, :shown]
 
 
 def _heat(J: NDArray[np.float64], n: int) -> Chart:
@@ -77,11 +70,9 @@ def _heat(J: NDArray[np.float64], n: int) -> Chart:
 
 
 def _norms(setting: Setting) -> Chart:
-    found = {
-        divided(one, setting.power): sweep.curves(setting.keys, setting.seed, one, setting.power)
-        for one in dict.fromkeys((*_LINES, setting.divide))
+    norms = {
+        divided(scale, setting.power): over_nested_widths(setting.keys, setting.seed, scale, setting.power)["jacobian"]
+        for scale in dict.fromkeys((*_LINES, setting.scale))
     }
-    norms = {name: curves["jacobian"] for name, curves in found.items()}
-    about = "; ".join(f"{name}: {curve.ends()}" for name, curve in norms.items())
-    series = [curve.line(name) for name, curve in norms.items()]
-    return Chart("Mean ‖J‖_F against d_k", sweep.AXIS, Axis("mean ‖J‖_F"), series, about)
+    series = [parts.line(curve, name) for name, curve in norms.items()]
+    return Chart("Mean ‖J‖_F against d_k", parts.AXIS, Axis("mean ‖J‖_F"), series, parts.ends(norms))

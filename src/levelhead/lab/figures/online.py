@@ -15,41 +15,42 @@ from numpy.typing import NDArray
 
 from levelhead import state
 from levelhead.attention import attention, observe
-from levelhead.lab import experiment
-from levelhead.lab.experiment import Setting, normals, wrong
+from levelhead.lab import measure
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.lab.figures import parts
+from levelhead.lab.measure import Setting, normals
+from levelhead.lab.parameters import check
 from levelhead.observation import Observation, merge
 
-DEPENDS = ("d_k", "divide", "keys")
+NEEDS = ("d_k", "scale", "power", "keys", "seed", "tile", "order")
+CLAIMS = ("C8a", "C14")
 E = 8  # width of the values
 TILES = 64  # at most: of many keys, a tile holds more than was asked for
-_ORDER = 2**32 - 1
 
 Array = NDArray[Any]
 
 
 def figure(setting: Setting, *, tile: int = 8, order: int = 0) -> Figure:
-    tile = _checked(tile, order, setting.keys)
-    q, k = experiment.row(setting)
+    check(tile=tile, order=order)
+    tile = min(max(tile, -(-setting.keys // TILES)), setting.keys)
+    q, k = measure.row(setting)
     v = normals(setting.seed, "row values", setting.keys, E)
     begins = list(range(0, setting.keys, tile))
-    tiles = [observe(q, k[i : i + tile], v[i : i + tile], scale=setting.scale) for i in begins]
+    tiles = [observe(q, k[i : i + tile], v[i : i + tile], scale=setting.factor) for i in begins]
     arrived = _shuffled(len(begins), order)
     states = _merged([tiles[i] for i in arrived])
     in_order = states[-1] if order == 0 else reduce(merge, tiles)
-    whole = attention(q, k, v, scale=setting.scale)
+    whole = attention(q, k, v, scale=setting.factor)
     difference = _apart(states[-1].output, in_order.output)
     ranges = [(begins[i], min(begins[i] + tile, setting.keys)) for i in arrived]
     steps = [_step(*pair) for pair in zip(ranges, states, strict=True)]
     seen = np.cumsum([end - begin for begin, end in ranges])
     rows = states[-1].rows
-    given = {"tile": tile, "order": order}
     return Figure(
         "online",
         "The softmax, tile by tile",
         _charts(seen, steps, setting.keys),
-        setting.python("online", **given),
+        parts.code("online", setting, tile=tile, order=order),
         facts=(
             Fact("keys per tile", tile, "live"),
             Fact("tiles", len(begins), "live"),
@@ -68,14 +69,6 @@ def figure(setting: Setting, *, tile: int = 8, order: int = 0) -> Figure:
         "what is there. Merging is exact in any order, up to the rounding of float32.",
         extra={"tile": tile, "order": order, "steps": steps, "difference": difference, "whole": np.asarray(whole)[0]},
     )
-
-
-def _checked(tile: int, order: int, keys: int) -> int:
-    """Keys per tile: no more than there are, and no fewer than make `TILES` tiles."""
-    for name, value, low, high in (("tile", tile, 1, 4096), ("order", order, 0, _ORDER)):
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise wrong(name, f"a whole number from {low} to {high}", value)
-    return min(max(tile, -(-keys // TILES)), keys)
 
 
 def _shuffled(tiles: int, order: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What several figures have alike: a histogram of logits, a row as bars, the gauge of rows.
+"""Parts that several figures share: a histogram of logits, a row as bars, a curve over d_k, the gauge of rows.
 
 Numbers in, parts of a figure out. Nothing here draws random numbers or computes attention.
 """
@@ -6,6 +6,7 @@ Numbers in, parts of a figure out. Nothing here draws random numbers or computes
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import stats
-from levelhead.lab.figure import Axis, Chart, Fact, Gauge, Series, Source
+from levelhead.lab.figure import Axis, Chart, Fact, Gauge, Series, Source, snippet
+from levelhead.lab.measure import WIDTHS, Curve, Setting
+from levelhead.lab.parameters import POWER
 
 Array = NDArray[Any]
 
+AXIS = Axis("d_k", log=True, range=(1.0, float(WIDTHS[-1])))
 BINS = 61  # an odd number: one of them is in the middle
 REACH = 6.0  # standard deviations to either side; beyond lies 1 in 1000 where tails are heaviest
 BARS = 128  # of a row; longer ones are shown in groups of neighbouring keys
@@ -34,10 +38,23 @@ def histogram(s: Array, middle: float, deviation: float, most: float = math.inf)
     return edges, (edges[1:] + edges[:-1]) / 2, counts / (s.size * np.diff(edges))
 
 
-def normal(x: Array, middle: float, deviation: float) -> Array:
-    """The density of N(middle, deviation²)."""
-    density: Array = np.exp(-(((x - middle) / deviation) ** 2) / 2)
-    return density / (deviation * math.sqrt(2 * math.pi))
+def code(id: str, setting: Setting, **own: Any) -> str:
+    """The Python that prints a figure's numbers again; `own` are its own parameters."""
+    shared = {name: value for name, value in vars(setting).items() if name != "power" or setting.scale == POWER}
+    return snippet(id, **shared, **own)
+
+
+def line(curve: Curve, name: str) -> Series:
+    """A measured curve with a band of two standard errors to either side."""
+    mean, error = np.asarray(curve.y), np.asarray(curve.stderr)
+    if not np.isfinite(error).all():  # a single row has no error
+        return Series(name, "live", "line", curve.x, mean)
+    return Series(name, "live", "line", curve.x, mean, low=mean - 2 * error, high=mean + 2 * error)
+
+
+def ends(curves: Mapping[str, Curve]) -> str:
+    """The first and the last value of each curve as text."""
+    return "; ".join(f"{name}: {curve.y[0]:.3g} to {curve.y[-1]:.3g}" for name, curve in curves.items())
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from levelhead.lab import recorded
-from levelhead.lab.experiment import Setting, python, wrong
-from levelhead.lab.figure import Axis, Chart, Fact, Figure, Gauge, Series, Source
+from levelhead.lab.figure import Axis, Chart, Fact, Figure, Gauge, Series, Source, snippet
+from levelhead.lab.measure import Setting
+from levelhead.lab.settings import refused
 
-DEPENDS: tuple[str, ...] = ()
+NEEDS: tuple[str, ...] = ()
+CLAIMS = ("C5", "C15")
 LOOKS = 24  # heads listed that look hardest
 
 Told = Mapping[str, Any]
@@ -34,7 +36,7 @@ def figure(
     given = {"text": text, "model": model, "layer": layer, "head": head, "token": token}
     asked = {name: value for name, value in given.items() if value is not None}
     if text is None and asked:
-        raise wrong(next(iter(asked)), "a text to read", "none")
+        raise refused(next(iter(asked)), "a text to read", "none")
     told: Told = recorded.load("sentence") if text is None else _read(text, asked)
     source: Source = "recorded" if text is None else "live"
     words = [f"{i} {token}" for i, token in enumerate(told["tokens"])]  # a word may come twice
@@ -45,7 +47,7 @@ def figure(
             _heat("Weights, divided as the model does", words, told["weights"], source),
             _heat("Weights, undivided", words, told["unscaled"], source),
         ),
-        python("sentence", **asked),
+        snippet("sentence", **asked),
         facts=tuple(_facts(told, source)),
         gauges=tuple(
             Gauge(label, gauge["level"], gauge["bubble"], gauge["normalised_entropy"], source)

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from levelhead.lab import recorded
-from levelhead.lab.experiment import Setting, python, wrong
-from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series, Source
+from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series, Source, snippet
+from levelhead.lab.measure import Setting
+from levelhead.lab.settings import refused
 
-DEPENDS: tuple[str, ...] = ()
+NEEDS: tuple[str, ...] = ()
+CLAIMS = ("C14",)
 LIVE = ("dense-d64-512", "dense-d64-1024", "causal-d64-1024")  # cells of a live run
 FAMILIES = ("dense", "causal")
 OURS = "levelhead"
@@ -25,7 +27,7 @@ Cell = Mapping[str, Any]
 def figure(setting: Setting, *, live: bool = False, tell: Tell = lambda cell, doing: None) -> Figure:
     """`tell` hears how a live run is going."""
     if not isinstance(live, bool):
-        raise wrong("live", "True or False", live)
+        raise refused("live", "True or False", live)
     run = reduced(_measured(tell)) if live else recorded.load("speed")
     source: Source = "live" if live else "recorded"
     cells: list[Cell] = run["cells"]
@@ -40,7 +42,7 @@ def figure(setting: Setting, *, live: bool = False, tell: Tell = lambda cell, do
             _errors(_of(cells, "dense"), source),
             _ratios(raced, source),
         ),
-        python("speed", **({"live": True} if live else {})),
+        snippet("speed", **({"live": True} if live else {})),
         facts=(
             Fact("cells compared", len(raced), source),
             Fact("cells where somebody else is faster", len(behind), source),

@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.lab import recorded
-from levelhead.lab.experiment import Setting, python, wrong
-from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
+from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series, snippet
+from levelhead.lab.measure import Setting, divided
+from levelhead.lab.settings import refused
 
-DEPENDS: tuple[str, ...] = ()
-RULES = {"none": "undivided", "1/sqrt(d_k)": "divided by √d_k", "1/d_k": "divided by d_k"}
+NEEDS = ("task", "width", "depth")
+CLAIMS = ("C7", "C7a", "C12", "C16")
+RULES = ("none", "1/sqrt(d_k)", "1/d_k")
 _CHARTS = (
     ("loss", "Loss in training", "nats", False),
     ("held_out", "Loss on what is never trained on", "nats", False),
@@ -45,7 +47,7 @@ def figure(setting: Setting, *, task: str = "retrieval", width: int = 256, depth
         "training",
         "Does training care?",
         tuple(_chart(by_rule, record["step"], *one) for one in _CHARTS),
-        python("training", **chosen),
+        snippet("training", **chosen),
         facts=tuple(_facts(by_rule)),
         note="Lines are medians over seeds, bands reach from the lowest seed to the highest. All "
         "that differs between the lines is the number that multiplies q·k.",
@@ -74,12 +76,12 @@ def _choices(runs: Runs) -> dict[str, list[Any]]:
 def _chosen(runs: Runs, wanted: Mapping[str, Any]) -> Runs:
     for name, known in _choices(runs).items():
         if isinstance(wanted[name], bool) or wanted[name] not in known:
-            raise wrong(name, f"one of {', '.join(map(str, known))}", wanted[name])
+            raise refused(name, f"one of {', '.join(map(str, known))}", wanted[name])
     asked = tuple(wanted.values())
     found = [run for run in runs if (run["task"], run["d_k"], run["depth"]) == asked]
     if not found:
         given = ", ".join(f"{name} {value}" for name, value in wanted.items())
-        raise wrong("task", "a combination that was recorded", given)
+        raise refused("task", "a combination that was recorded", given)
     return found
 
 
@@ -97,7 +99,7 @@ def _chart(by_rule: Mapping[str, Runs], step: list[int], what: str, title: str, 
     for rule, runs in by_rule.items():
         values = _values(runs, what)
         median, low, high = np.median(values, axis=0), values.min(axis=0), values.max(axis=0)
-        x, name = step[: len(median)], RULES[rule]
+        x, name = step[: len(median)], divided(rule)
         series.append(Series(name, "recorded", "line", x, median, low=low, high=high))
         ends.append(f"{name}: {median[0]:.3g} to {median[-1]:.3g}")
     return Chart(title, Axis("step"), Axis(unit, log=log), series, "; ".join(ends))
@@ -107,7 +109,7 @@ def _facts(by_rule: Mapping[str, Runs]) -> list[Fact]:
     found = []
     for rule, runs in by_rule.items():
         for label, what, mark in (("held-out loss at the end", "held_out", -1), ("‖dL/dW_Q‖ at step 0", "q", 0)):
-            label = f"{label}, {RULES[rule]}"
+            label = f"{label}, {divided(rule)}"
             found.append(_mean(label, _values(runs, what)[:, mark]))
     found.append(Fact("seeds of each", min(map(len, by_rule.values())), "recorded"))
     return found

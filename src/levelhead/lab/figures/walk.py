@@ -7,32 +7,33 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.lab import experiment
-from levelhead.lab.experiment import Setting
+from levelhead.lab import measure
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.lab.figures import parts
+from levelhead.lab.measure import Setting
 
-DEPENDS = ("d_k",)
+NEEDS = ("d_k", "seed")
+CLAIMS = ("C1", "C1a", "C2", "C3")
 WALKS = 40
 POINTS = 48  # of a walk, its beginning at 0 aside
 
 
 def figure(setting: Setting) -> Figure:
-    queries, keys = experiment.pairs(setting)
-    ends = experiment.logits(queries, keys, 1.0)
+    queries, keys = measure.pairs(setting)
+    ends = measure.pair_logits(queries, keys, 1.0)
     spread, root = parts.spread(ends), math.sqrt(setting.d_k)
     share, error = parts.mean(np.abs(ends) > root)
     return Figure(
         "walk",
         "One product, d_k terms",
         (_chart(queries[:WALKS], keys[:WALKS], setting.d_k),),
-        setting.python("walk"),
+        parts.code("walk", setting),
         facts=(
             Fact("spread of q·k measured", spread.sigma, "live", spread.stderr),
             Fact("spread of q·k in theory", root, "theory", formula="√d_k"),
             Fact("walks measured", ends.size, "live"),
             Fact("share that ends beyond ±√d_k", share, "live", error),
-            *(_divided(one, spread, setting.d_k) for one in ("sqrt", "d_k", "width")),
+            *(_divided(one, spread, setting.d_k) for one in ("1/sqrt(d_k)", "1/d_k", "1/sqrt(d)")),
         ),
         note="Each term q_i k_i has mean 0 and variance 1. Variances of independent terms add up: "
         "after d_k steps the variance is d_k, so walks end about √d_k from where they began, on "
@@ -40,17 +41,16 @@ def figure(setting: Setting) -> Figure:
     )
 
 
-def _divided(divide: str, spread: parts.Spread, d_k: int) -> Fact:
-    scale = experiment.scale_of(divide, d_k)
-    label = f"spread {experiment.divided(divide)}"
-    return Fact(label, spread.sigma * scale, "live", spread.stderr * scale)
+def _divided(scale: str, spread: parts.Spread, d_k: int) -> Fact:
+    factor = measure.factor_of(scale, d_k)
+    return Fact(f"spread {measure.divided(scale)}", spread.sigma * factor, "live", spread.stderr * factor)
 
 
 def _chart(queries: NDArray[np.float32], keys: NDArray[np.float32], d_k: int) -> Chart:
     # Where a walk stands after t steps is the logit of the first t columns: each point is one
     # call of the core.
     steps = np.unique(np.linspace(0, d_k, min(POINTS, d_k) + 1).round().astype(int))
-    sums = [experiment.logits(queries[:, :t], keys[:, :t], 1.0) for t in steps[1:]]
+    sums = [measure.pair_logits(queries[:, :t], keys[:, :t], 1.0) for t in steps[1:]]
     paths = np.stack([np.zeros(len(queries), np.float32), *sums], axis=1)
     walks = [Series(f"walk {i + 1}", "live", "line", steps, _short(path), quiet=True) for i, path in enumerate(paths)]
     envelope = [
@@ -63,5 +63,5 @@ def _chart(queries: NDArray[np.float32], keys: NDArray[np.float32], d_k: int) ->
 
 
 def _short(path: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Three digits after the point at most: a walk is looked at, not read off."""
+    """Three digits after the point at most: walks are drawn, and no number is read from them."""
     return np.round(path.astype(np.float64), 2 if np.abs(path).max() > 5 else 3)

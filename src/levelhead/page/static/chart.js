@@ -56,7 +56,7 @@ function drawn(series, colour, theme, i) {
   if (series.shape === "bars") return [bars(series, common, colour, hover)];
   if (series.shape === "points") {
     const marker = { color: colour, size: 9, symbol: symbol(series, i), line: { color: colour, width: 1.8 } };
-    return [{ ...common, type: "scatter", mode: "markers", hovertemplate: hover, marker }];
+    return [{ ...common, type: "scatter", mode: "markers", hovertemplate: hover, marker, error_y: errorBars(series, colour) }];
   }
   const width = series.quiet ? 1 : series.source === "recorded" ? 3 : 2.2;
   const line = { color: series.quiet ? faded(colour, 0.3) : colour, width, dash: DASHES[series.source] };
@@ -69,6 +69,11 @@ function drawn(series, colour, theme, i) {
 export function symbol(series, i) {
   const name = SYMBOLS[i % SYMBOLS.length];
   return series.source === "live" ? name : `${name}-open`;
+}
+
+function errorBars({ y, low, high }, color) {
+  if (!low || !high) return undefined;
+  return { type: "data", symmetric: false, array: y.map((at, i) => high[i] - at), arrayminus: y.map((at, i) => at - low[i]), color, thickness: 1.5, width: 3 };
 }
 
 function band(series, colour) {

@@ -1,5 +1,6 @@
 // The strip of shared controls, and sliders like them for panels. Native inputs: the keyboard works by itself.
 
+import { PARAMETERS, POWER } from "./declared.js";
 import { make } from "./dom.js";
 import { grid } from "./source.js";
 import { copied } from "./tools.js";
@@ -16,8 +17,8 @@ export class Controls {
     const strip = $("strip");
     strip.addEventListener("submit", (event) => event.preventDefault());
     for (const name of ["d_k", "keys"]) this.#stepped(name);
-    this.radios = [...strip.elements.divide];
-    for (const radio of this.radios) radio.addEventListener("change", () => store.set({ divide: radio.value }));
+    this.radios = [...strip.elements.scale];
+    for (const radio of this.radios) radio.addEventListener("change", () => store.set({ scale: radio.value }));
     $("power").addEventListener("input", () => store.set({ power: Number($("power").value) }));
     $("seed").addEventListener("change", () => this.#seed());
     $("resample").addEventListener("click", () => store.set({ seed: store.state.seed >= 2 ** 32 - 1 ? 0 : store.state.seed + 1 }));
@@ -34,8 +35,8 @@ export class Controls {
       $(name).setAttribute("aria-valuetext", state[name]);
       $(`${name}-now`).textContent = state[name];
     }
-    for (const radio of this.radios) radio.checked = radio.value === state.divide;
-    document.querySelector(".power").hidden = state.divide !== "power";
+    for (const radio of this.radios) radio.checked = radio.value === state.scale;
+    document.querySelector(".power").hidden = state.scale !== POWER;
     $("power").value = state.power;
     $("power-now").textContent = state.power.toFixed(2);
     $("seed").value = state.seed;
@@ -69,12 +70,12 @@ export class Controls {
     const why = "This saved page holds one seed; serve the page to change it";
     for (const id of ["seed", "resample"]) Object.assign($(id), { disabled: true, title: why });
     for (const radio of this.radios) {
-      radio.disabled = !grid.divide.includes(radio.value);
+      radio.disabled = !grid.scale.includes(radio.value);
       if (radio.disabled) radio.parentElement.title = "Not in this saved page";
     }
     const { state } = this.store;
     const snapped = { d_k: D_K[nearest(D_K, state.d_k)], keys: KEYS[nearest(KEYS, state.keys)] };
-    if (!grid.divide.includes(state.divide)) snapped.divide = "sqrt";
+    if (!grid.scale.includes(state.scale)) snapped.scale = PARAMETERS.scale.default;
     if (state.seed !== 0) snapped.seed = 0;
     this.store.state = { ...state, ...snapped };
   }

@@ -1,6 +1,7 @@
 // Draws a figure in its place on the page: title, what to see, gauges, charts with their legends, facts, tools.
 // It draws whatever numbers it is given, and makes none.
 
+import { chips } from "./chips.js";
 import { DASHES, INDEX, bare, key, layout, palette, traces } from "./chart.js";
 import { badge, make, measurement, shape } from "./dom.js";
 import { Level, line } from "./gauge.js";
@@ -26,6 +27,7 @@ export class Drawing {
     this.own = null; // what a panel adds to the tables and the drawing
     this.level = hero ? new Level() : null;
     this.caption = make("figcaption");
+    this.claims = make("p", { class: "claims" });
     this.above = make("div", { class: "own" }); // for panels with something of their own
     this.gauges = make("div", { class: "gauges" });
     this.charts = make("div", { class: "charts" });
@@ -34,8 +36,9 @@ export class Drawing {
     this.recorded = make("p", { class: "recorded-by soft" });
     this.tools = new Tools(this);
     place.prepend(...(hero ? [this.level.element] : [this.caption]));
+    this.caption.after(this.claims);
     place.append(this.above, this.gauges, this.charts, this.below, this.facts, this.recorded);
-    if (hero) place.append(this.caption);
+    if (hero) place.append(this.caption, this.claims);
     place.append(this.tools.element);
   }
 
@@ -43,6 +46,7 @@ export class Drawing {
     this.figure = figure;
     const title = this.hero || this.#headed(figure.title) ? [] : [make("b", {}, spelled(figure.title))];
     this.caption.replaceChildren(...title, ...told(figure.note));
+    this.claims.replaceChildren(...chips(figure.claims));
     this.level?.set(figure.gauges[0]);
     this.gauges.replaceChildren(...(this.hero ? figure.gauges.slice(1) : figure.gauges).map((gauge) => line(gauge, spelled(gauge.label))));
     this.facts.replaceChildren(...grouped(figure.facts));
@@ -87,8 +91,8 @@ export class Drawing {
 
   /** Whether the heading above says the same. */
   #headed(title) {
-    const heading = this.place.closest("section").querySelector("h2")?.textContent ?? "";
-    return heading.trim() === title.replaceAll("_", "");
+    const above = this.place.closest("details.claim")?.querySelector("summary > :last-child") ?? this.place.closest("section").querySelector("h2");
+    return above?.textContent.trim() === title.replaceAll("_", "");
   }
 
   #drop(chart) {

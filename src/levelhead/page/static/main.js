@@ -1,7 +1,9 @@
-// The page: which panels there are, what each depends on, and in what order things happen.
+// The page: its panels and its claims, and in what order they are drawn.
 
 import { Attack } from "./attack.js";
+import { Claims } from "./claims.js";
 import { Controls } from "./controls.js";
+import { NEEDS } from "./declared.js";
 import { make, number } from "./dom.js";
 import { vial } from "./gauge.js";
 import { Heads } from "./heads.js";
@@ -15,20 +17,7 @@ import { Store } from "./store.js";
 import { onChange } from "./theme.js";
 import { Training } from "./training.js";
 
-const SHARED = ["d_k", "divide", "power", "keys", "seed"];
-const NEEDS = {
-  logits: SHARED,
-  walk: ["d_k", "seed"],
-  root: ["divide", "power", "keys", "seed"],
-  jacobian: SHARED,
-  training: ["task", "width", "depth"],
-  additive: ["keys", "seed"],
-  attack: [...SHARED, "sigma", "rho", "growth", "cure", "cap"],
-  online: [...SHARED, "tile", "order"],
-  sentence: [],
-  heads: [],
-  speed: [],
-};
+const SHARED = NEEDS.logits; // the controls of the strip
 const OWN = { training: Training, attack: Attack, online: Online, sentence: Sentence, heads: Heads, speed: Speed };
 const LATER = 150; // ms of rest before figures that are out of sight are asked for
 const $ = (id) => document.getElementById(id);
@@ -42,6 +31,7 @@ const panels = Object.entries(NEEDS).map(([id, needs]) => {
 const [hero] = panels;
 const prediction = new Prediction(panels.filter((panel) => panel.needs.includes("seed")), say);
 const seen = new Set();
+const claims = new Claims($("claims-list"));
 
 async function begin() {
   notes();
@@ -54,6 +44,7 @@ async function begin() {
   first(opened);
   for (const panel of panels) panel.load(store.state);
   watch();
+  claims.listen();
   footer(await about);
 }
 
@@ -75,7 +66,7 @@ function watch() {
     for (const { target, isIntersecting } of entries) isIntersecting ? seen.add(target) : seen.delete(target);
   });
   panels.forEach((panel) => eyes.observe(panel.place));
-  onChange(() => panels.filter((panel) => panel.figure).forEach((panel) => panel.show(panel.figure)));
+  onChange(() => [...panels, ...claims.panels].filter((panel) => panel.figure).forEach((panel) => panel.show(panel.figure)));
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault(); // the address after the # is the state's
     $("logits").focus();

@@ -3,7 +3,6 @@
 
 const embedded = document.getElementById("levelhead-data");
 const data = embedded ? JSON.parse(embedded.textContent) : null;
-const ORDER = ["d_k", "divide", "keys"]; // of the values in a saved figure's key
 
 /** What the controls of a saved page can be set to; null: a server is there, and they are free. */
 export const grid = data?.grid ?? null;
@@ -48,8 +47,7 @@ async function answer(response) {
 
 function saved(id, settings) {
   const figures = data.figures[id] ?? {};
-  const depends = data.depends[id] ?? [];
-  const key = ORDER.filter((name) => depends.includes(name)).map((name) => settings[name]).join("/");
+  const key = Object.keys(grid).filter((name) => name in settings).map((name) => settings[name]).join(" ");
   if (!Object.hasOwn(figures, key)) throw new Error("This saved page does not hold the figure; serve the page to see it.");
   return figures[key];
 }
