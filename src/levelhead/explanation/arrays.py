@@ -1,12 +1,12 @@
 """`explain`: attention on arrays of one sequence, with every step kept.
 
-Checks the arguments and computes each step with the core (`core_steps`). Sizes are limited: the result is a table for
-readers, and the logits cost a call per key.
+Checks the arguments and computes each step with the core. Sizes are limited: the result is a table for readers, and the
+logits cost a call per key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,8 @@ import numpy as np
 from levelhead.attention import attention, observe
 from levelhead.call import scoring
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.explanation import core_steps, option_words
+from levelhead.explanation import option_words
+from levelhead.explanation.forward_pass import AttentionCall
 from levelhead.explanation.head_report import HeadReport
 from levelhead.explanation.head_steps import Array, Gauge, Head
 from levelhead.explanation.renderable import Renderable
@@ -130,18 +131,18 @@ def explain(
     options["mask"] = None if mask is None else _numpy(mask)
     scored = scoring.describe(sizes, scale=scale, dtype_name=q.dtype.name, **options)
     changes = option_words.changes(scored)
-    call = core_steps.AttentionCall(q, k, v, scale, options)
+    call = AttentionCall(q, k, v, scale, options)
     unscaled = replace(call, scale="none")
     one_key_call = _for_one_key_calls(q, k, scale, scored, options)
-    scaled = core_steps.logits(*one_key_call)
+    scaled = _logits(*one_key_call)
     return Explanation(
         q=q,
         k=k,
         v=v,
         output=output,
         scaled=scaled,
-        scores=core_steps.logits(q, k, "none"),
-        logits=core_steps.logits(*one_key_call, partial(_options_of_key, scored)) if changes else scaled,
+        scores=_logits(q, k, "none"),
+        logits=_logits(*one_key_call, partial(_options_of_key, scored)) if changes else scaled,
         weights=call.weights(),
         unscaled=unscaled.weights(),
         labels=token_labels,
@@ -151,6 +152,15 @@ def explain(
         gauges=call.gauges(),
         unscaled_gauges=unscaled.gauges(),
     )
+
+
+def _logits(q: Array, k: Array, scale: Any, options_of: Callable[[int], dict[str, Any]] = lambda j: {}) -> Array:
+    """(…, T, S): scale · q·k, changed by the options of each key's own call.
+
+    The core never forms them: a logit is the logsumexp of a row that sees one key, at the cost of a call per key.
+    """
+    keys = range(k.shape[-2])
+    return np.stack([observe(q, k[..., j : j + 1, :], scale=scale, **options_of(j)).logsumexp for j in keys], -1)
 
 
 def _for_one_key_calls(
@@ -189,7 +199,7 @@ def _numpy(x: Any) -> Array:
     return array if array.dtype.name in ("float32", "float64", "bool") else array.astype(np.float32)
 
 
-# ---- errors -----------------------------------------------
+# ---- errors -----------------------------------------------------------------
 
 
 def _shape(name: str, x: Any) -> tuple[int, ...]:
@@ -201,12 +211,10 @@ def _shape(name: str, x: Any) -> tuple[int, ...]:
 
 def _check(sizes: scoring.Shape) -> None:
     if sizes.batch:
-        given = f"a batch of shape {sizes.batch}"
-        advice = "Explain one row of it at a time: q[0], k[0], v[0]"
+        given, advice = f"a batch of shape {sizes.batch}", "Explain one row of it at a time: q[0], k[0], v[0]"
         raise LevelheadValueError(expected("q", "(T, D) or (H, T, D)", given, advice))
     if max(sizes.T, sizes.S) > LIMIT:
-        given = f"{sizes.T} queries and {sizes.S} keys"
-        advice = "Nobody reads a larger table; lh.observe sums up long sequences"
+        given, advice = f"{sizes.T} queries and {sizes.S} keys", "lh.observe summarises long sequences"
         raise LevelheadValueError(expected("q", f"at most {LIMIT} tokens", given, advice))
     if not (sizes.T and sizes.S and sizes.H and sizes.D and sizes.E):
         given = f"{sizes.T} queries and {sizes.S} keys in {sizes.H} heads of width {sizes.D}"

@@ -249,7 +249,7 @@ def _choose(
     return *level, f"{among}, this is the first that is level"
 
 
-# ---- errors -----------------------------------------------
+# ---- errors -----------------------------------------------------------------
 
 
 def _check(sentence: object) -> None:
