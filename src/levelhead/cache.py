@@ -10,8 +10,6 @@ from pathlib import Path
 
 from levelhead.errors import LevelheadValueError, expected
 
-__all__ = ["check_writable", "directory", "locked", "unfinished", "write_whole"]
-
 
 def directory(*parts: str) -> Path:
     """The cache, or a directory in it: under LEVELHEAD_CACHE, else in the user's cache directory."""

@@ -18,8 +18,6 @@ from levelhead import cache
 from levelhead.errors import LevelheadError, LevelheadValueError, expected
 from levelhead.terminal import message
 
-__all__ = ["safetensors_of", "wrong"]
-
 _FORMAT = 1  # to be raised when what is written here changes
 _MAGIC = b"GGUF"
 

@@ -12,8 +12,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["json_number", "json_value", "number_from_json"]
-
 # "null": NaN and infinities are null. "infinities as text": NaN is null, infinities are "inf" and "-inf". "text": also
 # NaN is text, because null has another meaning there.
 NotFinite: TypeAlias = Literal["null", "infinities as text", "text"]

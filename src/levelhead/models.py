@@ -18,8 +18,6 @@ from typing import Any
 
 from levelhead.gguf_cache import safetensors_of, wrong
 
-__all__ = ["Known", "Opened", "available", "open"]
-
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
 
 

@@ -10,8 +10,6 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-__all__ = ["NARROW", "Bar", "StatusLine", "colour_wanted", "message", "paint", "width_of"]
-
 NARROW = 80  # columns; output is laid out for no fewer
 _WIDE = 100  # columns, where there is no terminal to measure
 _BAR = 24  # characters

@@ -18,8 +18,6 @@ from levelhead.show import text
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["assert_level"]
-
 
 def assert_level(
     model: nn.Module,

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from levelhead.attention import attention
 
-__all__ = ["weights"]
-
 Array = NDArray[Any]
 
 

@@ -1,7 +1,7 @@
 """`explain`: attention on arrays of one sequence, with every step kept.
 
-Checks the arguments and computes each step with the core (`core_steps`). Sizes are limited: the result is a table for
-readers, and the logits cost a call per key.
+Checks the arguments and computes each step with the core. Sizes are limited: the result is a table for readers, and the
+logits cost a call per key.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from levelhead import _core, stats
 from levelhead.attention import attention
 from levelhead.call.options import NAMES, Options, Scoring, Shape, describe, documented, known, shape_of
+from levelhead.call.prepare import for_core
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
-from levelhead.explanation import core_steps, option_words
+from levelhead.explanation import option_words
+from levelhead.explanation.forward_pass import AttentionCall
 from levelhead.explanation.head_report import HeadReport
 from levelhead.explanation.head_steps import Array, Gauge, Head
 from levelhead.explanation.renderable import Renderable
-
-__all__ = ["LIMIT", "Explanation", "explain"]
+from levelhead.state import unwritten
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -119,17 +121,17 @@ def explain(
         rest["mask"] = _numpy(rest["mask"])
     scoring = describe(sizes, scale=scale, dtype_name=q.dtype.name, **rest)
     changes = option_words.changes(scoring)
-    call = core_steps.AttentionCall(q, k, v, scale, rest)
+    call = AttentionCall(q, k, v, scale, rest)
     unscaled = replace(call, scale="none")
-    scaled = core_steps.logits(q, k, scoring, scale_only=True)
+    scaled = _logits(q, k, scoring, scale_only=True)
     return Explanation(
         q=q,
         k=k,
         v=v,
         output=output,
         scaled=scaled,
-        scores=core_steps.logits(q, k, Scoring(np.ones(sizes.H))),
-        logits=core_steps.logits(q, k, scoring) if changes else scaled,
+        scores=_logits(q, k, Scoring(np.ones(sizes.H))),
+        logits=_logits(q, k, scoring) if changes else scaled,
         weights=call.weights(),
         unscaled=unscaled.weights(),
         labels=token_labels,
@@ -141,6 +143,31 @@ def explain(
     )
 
 
+def _logits(q: Array, k: Array, scoring: Scoring, *, scale_only: bool = False) -> Array:
+    """(…, T, S): what enters the softmax, or the scaled scores alone.
+
+    Each is the logsumexp of a call whose only key sits at its own position.
+    """
+    T, S = q.shape[-2], k.shape[-2]
+    shape = shape_of(q.shape, k.shape, None)
+    if scoring.log_n:  # a call of one key would count n = 1
+        n = np.maximum(scoring.visible(np.arange(T), np.arange(S)).sum(-1), 1).reshape(T, 1)
+        q, scoring = q * np.log(n).astype(q.dtype), scoring._replace(log_n=False)
+    scoring = Scoring(scoring.scale, cosine=scoring.cosine) if scale_only else scoring._replace(sinks=None, dropout=0.0)
+    keywords = for_core(scoring, shape)
+    columns = []
+    for j in range(S):
+        own = {name: np.ascontiguousarray(keywords[name][..., j : j + 1]) for name in _BY_KEY if name in keywords}
+        state = unwritten(q.shape[:-1], None, q.dtype, 1)
+        into: dict[str, Any] = {"sums": state.sums, "counts": state.counts, "key_runs": [(j, 1, 1)]}
+        _core.forward(q, k[..., j : j + 1, :], None, threads=1, **{**keywords, **own}, **into)
+        columns.append(stats.rows(state.sums, state.counts, None).logsumexp.astype(q.dtype))
+    return np.stack(columns, -1)
+
+
+_BY_KEY = ("mask", "key_segments")  # keywords whose last axis is that of the keys
+
+
 def _numpy(x: Any) -> Array:
     """As NumPy; 16-bit floats become float32, which is exact."""
     if type(x).__module__.startswith("torch"):
@@ -150,7 +177,7 @@ def _numpy(x: Any) -> Array:
     return array if array.dtype.name in ("float32", "float64", "bool") else array.astype(np.float32)
 
 
-# ---- errors -----------------------------------------------
+# ---- errors -----------------------------------------------------------------
 
 
 def _shape(name: str, x: Any) -> tuple[int, ...]:
@@ -162,12 +189,10 @@ def _shape(name: str, x: Any) -> tuple[int, ...]:
 
 def _check(sizes: Shape) -> None:
     if sizes.batch:
-        given = f"a batch of shape {sizes.batch}"
-        advice = "Explain one row of it at a time: q[0], k[0], v[0]"
+        given, advice = f"a batch of shape {sizes.batch}", "Explain one row of it at a time: q[0], k[0], v[0]"
         raise LevelheadValueError(expected("q", "(T, D) or (H, T, D)", given, advice))
     if max(sizes.T, sizes.S) > LIMIT:
-        given = f"{sizes.T} queries and {sizes.S} keys"
-        advice = "Nobody reads a larger table; lh.observe sums up long sequences"
+        given, advice = f"{sizes.T} queries and {sizes.S} keys", "lh.observe summarises long sequences"
         raise LevelheadValueError(expected("q", f"at most {LIMIT} tokens", given, advice))
     if not (sizes.T and sizes.S and sizes.H and sizes.D and sizes.E):
         given = f"{sizes.T} queries and {sizes.S} keys in {sizes.H} heads of width {sizes.D}"

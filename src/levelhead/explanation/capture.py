@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelhead import models
 from levelhead.errors import LevelheadValueError, expected
-from levelhead.explanation.core_steps import AttentionCall
-from levelhead.explanation.forward_pass import ForwardPass
+from levelhead.explanation.forward_pass import AttentionCall, ForwardPass
 from levelhead.explanation.head_steps import Step
 from levelhead.explanation.tokens import Tokens, checked, of_tokenizer
 

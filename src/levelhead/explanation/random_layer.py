@@ -12,8 +12,7 @@ import zlib
 import numpy as np
 
 from levelhead.attention import attention
-from levelhead.explanation.core_steps import AttentionCall
-from levelhead.explanation.forward_pass import ForwardPass
+from levelhead.explanation.forward_pass import AttentionCall, ForwardPass
 from levelhead.explanation.head_steps import Array, Step
 from levelhead.explanation.tokens import checked, of_words
 from levelhead.multihead import MultiHeadAttention

@@ -23,8 +23,6 @@ from levelhead.explanation.terminal_table import cut
 from levelhead.explanation.token_attention import TokenAttention, attended
 from levelhead.explanation.tokens import printable, quoted
 
-__all__ = ["CHARACTERS", "TextExplanation", "explain_text"]
-
 CHARACTERS = 2000  # of a sentence at most
 _TITLE = 240  # columns of it that a title shows
 NEEDED = ("torch", "transformers", "safetensors")  # to open a real model
@@ -249,7 +247,7 @@ def _choose(
     return *level, f"{among}, this is the first that is level"
 
 
-# ---- errors -----------------------------------------------
+# ---- errors -----------------------------------------------------------------
 
 
 def _check(sentence: object) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 from levelhead import models
 from levelhead.info import cpu_name, info
 
-__all__ = ["about"]
-
 
 def about(*, export: bool, run: bool) -> dict[str, Any]:
     """`export`: the page is a saved file. `run`: the page follows a run."""

@@ -13,8 +13,6 @@ from pathlib import Path
 from levelhead.errors import LevelheadError, expected
 from levelhead.page.declared import DECLARED, declared
 
-__all__ = ["INDEX", "PLOTLY", "Asset", "assets", "missing"]
-
 STATIC = Path(__file__).with_name("static")
 INDEX, PLOTLY = "index.html", "plotly.js"
 

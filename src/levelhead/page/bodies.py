@@ -7,8 +7,6 @@ import asyncio
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
-__all__ = ["BODY", "read", "replay"]
-
 BODY = 1_000_000  # bytes
 BODY_SECONDS = 10.0  # for the whole body
 # The server reads and discards up to this much of a body that is too large, so that the client can read the answer.

@@ -17,8 +17,6 @@ from typing import Any
 from levelhead.lab import figures
 from levelhead.page.encoding import encoded
 
-__all__ = ["AbandonedError", "Computing"]
-
 AT_ONCE = 2  # computations; the core's own threads come on top
 KEPT = 512  # figures: minutes of moving sliders
 

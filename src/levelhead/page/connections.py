@@ -16,8 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from levelhead.errors import LevelheadValueError, expected
 
-__all__ = ["ADDRESS", "CONNECTIONS", "Deadlines", "Listener"]
-
 ADDRESS = "127.0.0.1"
 CONNECTIONS = 128
 HEAD_SECONDS = 10.0  # from the connection to the end of the first request's head

@@ -12,8 +12,6 @@ from typing import Any
 from levelhead.lab import figures
 from levelhead.lab.parameters import PARAMETERS, POWER
 
-__all__ = ["DECLARED", "declared"]
-
 DECLARED = "declared.js"
 
 

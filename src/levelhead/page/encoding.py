@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["encoded"]
-
 
 def encoded(value: Any) -> bytes:
     """JSON in ASCII without <, > and &: inside HTML, no tag can begin in it."""

@@ -21,8 +21,6 @@ from levelhead.page.about import about
 from levelhead.page.assets import INDEX, PLOTLY, Asset, assets
 from levelhead.page.encoding import encoded
 
-__all__ = ["GRID", "LARGEST", "exported"]
-
 GRID: Mapping[str, tuple[int | str, ...]] = {
     "d_k": tuple(2**n for n in range(13)),
     "scale": ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)"),

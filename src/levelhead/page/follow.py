@@ -19,8 +19,6 @@ from levelhead.page.encoding import encoded
 from levelhead.runs import jsonl, record
 from levelhead.runs.record import Run
 
-__all__ = ["Follower", "events", "read"]
-
 PAUSE = 0.5  # seconds between two checks of the file
 _PAUSE_PER_READ = 5  # the pause is at least this many times the duration of the last reading
 _HEARTBEAT = 15.0  # seconds without an event after which a comment keeps the stream open

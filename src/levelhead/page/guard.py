@@ -19,8 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from levelhead.page import bodies
 from levelhead.page.responses import check_headers, error, home
 
-__all__ = ["HEAD", "TARGET", "Guard"]
-
 TARGET = 2_048  # bytes of path and query
 HEAD = 16_384  # bytes of names and values of headers
 

@@ -15,8 +15,6 @@ from urllib.parse import parse_qsl
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab.parameters import PARAMETERS, Choice, Real, Whole
 
-__all__ = ["MODELS", "TEXT", "of_nothing", "of_query", "of_sentence"]
-
 MODELS = ("minilm", "smollm2", "random")  # by name alone: no path comes from a browser
 TEXT = 2_000  # characters of a sentence; explain_text takes no more
 _WORD = 40  # characters of any other value

@@ -8,8 +8,6 @@ from starlette.responses import Response
 
 from levelhead.page.encoding import encoded
 
-__all__ = ["HEADERS", "check_headers", "error", "home", "json_response"]
-
 _HOME = "/"  # the only target of a redirect
 
 # Scripts are loaded from the page's own files only. Styles may be inline, because plotly inserts them as it draws.

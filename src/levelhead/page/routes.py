@@ -24,8 +24,6 @@ from levelhead.page.encoding import encoded
 from levelhead.page.follow import Follower, events
 from levelhead.page.responses import error, json_response
 
-__all__ = ["Routes"]
-
 FOLLOWERS = 8  # streams at once
 
 

@@ -16,8 +16,6 @@ from levelhead.page.guard import HEAD, Guard
 from levelhead.page.responses import HEADERS
 from levelhead.page.routes import Routes
 
-__all__ = ["Page", "open_page"]
-
 # Requests at once; more than connections, since a figure that no client waits for any more still counts.
 REQUESTS = 2 * CONNECTIONS
 

@@ -9,7 +9,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from levelhead.torch.nn import KeyValueCache, MultiHeadAttention
+from levelhead.multihead import KeyValueCache
+from levelhead.torch.nn import MultiHeadAttention
 from levelhead.torch.sdpa import patch, scaled_dot_product_attention
 
 if TYPE_CHECKING:

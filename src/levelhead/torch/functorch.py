@@ -21,8 +21,6 @@ from levelhead.call.options import BATCH, HEADS, SEED, TOKENS, Scoring, fields
 from levelhead.torch import operators
 from levelhead.torch.operators import LevelheadRuntimeError
 
-__all__ = ["attend", "untraced"]
-
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | None = None) -> tuple[Tensor, Tensor]:
     """Output and logsumexp, differentiable by q, k, v, scale, a float mask and sinks."""

@@ -21,8 +21,6 @@ from levelhead.multihead import KeyValueCache
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["KeyValueCache", "MultiHeadAttention"]
-
 
 class MultiHeadAttention(nn.Module):
     """out_proj(attention(q_proj(x), k_proj(y), v_proj(y))).

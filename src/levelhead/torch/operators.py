@@ -25,8 +25,6 @@ from levelhead.errors import LevelheadError
 from levelhead.state import COUNTS, SUMS
 from levelhead.torch import second_order
 
-__all__ = ["LevelheadRuntimeError"]
-
 
 class LevelheadRuntimeError(LevelheadError, RuntimeError):
     """What PyTorch's own operators would raise a RuntimeError for."""

@@ -25,8 +25,6 @@ from levelhead.torch.functorch import attend
 from levelhead.torch.operators import LevelheadRuntimeError, observed, uniform
 from levelhead.torch.swap import Swap
 
-__all__ = ["patch", "scaled_dot_product_attention"]
-
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SEEDS = 2**62
 

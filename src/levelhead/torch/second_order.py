@@ -17,8 +17,6 @@ from levelhead import reference
 from levelhead.call.dropout import dropout_keep
 from levelhead.call.options import Scoring
 
-__all__ = ["attend", "second"]
-
 
 def second(
     qkv: tuple[Tensor, Tensor, Tensor],

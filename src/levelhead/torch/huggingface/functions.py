@@ -19,8 +19,6 @@ from torch import nn
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.torch.swap import Function, Layer, within, wraps
 
-__all__ = ["AttentionHook", "has_get_interface", "observed_calls"]
-
 
 class AttentionHook:
     """Runs called(function, name, module, ...) instead of function(module, ...); `name` is that of the implementation,

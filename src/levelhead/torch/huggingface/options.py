@@ -18,8 +18,6 @@ from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.torch import sdpa
 from levelhead.torch.masks import hides
 
-__all__ = ["attention"]
-
 # What transformers' own functions take notice of nowhere: bookkeeping of other implementations.
 _SILENT = (
     "cache_position",

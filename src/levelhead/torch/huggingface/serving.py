@@ -24,8 +24,6 @@ from levelhead.torch.huggingface.functions import AttentionHook, has_get_interfa
 from levelhead.torch.huggingface.options import attention
 from levelhead.torch.huggingface.survey import Attending, attending_modules, eager_functions, understood
 
-__all__ = ["use"]
-
 _MARK = "_levelhead"  # the attribute of a served module
 _lock = threading.Lock()
 

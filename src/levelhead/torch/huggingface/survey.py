@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-__all__ = ["Attending", "attending_modules", "eager_functions", "understood"]
-
 _SDPA = "scaled_dot_product_attention"
 _INTERFACE = {"get_interface", "ALL_ATTENTION_FUNCTIONS"}
 _LIBRARY = ("torch.", "transformers.modeling_utils", "transformers.generation")
