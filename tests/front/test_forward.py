@@ -16,6 +16,7 @@ import levelhead as lh
 from levelhead import _core, reference
 from levelhead.call import options as scoring
 from levelhead.call import scaling
+from levelhead.call.prepare import for_core
 from support import DTYPES, ISAS, LENGTHS, WIDTHS, Array, agree, kind, on_every_isa, qkv, same_bits, storage
 
 
@@ -393,12 +394,8 @@ def forward_at(q: Array, k: Array, v: Array, queries: Any, keys: Any, **options:
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     wide = np.float64 if q.dtype == np.float64 else np.float32
     sums, counts = np.empty((*q.shape[:-1], 8), wide), np.empty((*q.shape[:-1], 2), np.int64)
-    plain = ("causal", "left", "right", "mask", "softcap", "sinks", "alibi", "dropout", "seed")
-    ids = ("key_lengths", "query_lengths", "query_segments", "key_segments", "query_start")
-    given = {name: getattr(scored, name) for name in plain + ids}
-    given |= {name: np.ascontiguousarray(given[name]) for name in ids if given[name] is not None}
     memory = map(storage, (q, k, v))
-    given |= dict(scale=scored.scale.factor, query_runs=queries, key_runs=keys, threads=2)
+    given = for_core(scored, shape) | dict(query_runs=queries, key_runs=keys, threads=2)
     _core.forward(*memory, out=storage(out), sums=sums, counts=counts, **given)
     return out, sums, counts
 

@@ -101,7 +101,7 @@ def run(dtype: str, T: int, S: int, D: int, E: int, end: str, options: dict[str,
     arguments: dict[str, Any] = {}
     for name in ("causal", "left", "right", "softcap"):
         arguments[name] = getattr(scored, name)
-    arguments["scale"] = fenced(scored.scale.factor, end)
+    arguments["scale"] = fenced(scored.scale, end)
     for name in ("sinks", "alibi", "key_lengths", "query_segments", "key_segments", "query_start"):
         value = getattr(scored, name)
         arguments[name] = None if value is None else fenced(np.ascontiguousarray(value), end)
