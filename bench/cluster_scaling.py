@@ -3,11 +3,10 @@
     python bench/cluster_scaling.py --json bench/results/cluster-NAME.json [--quick]
     python bench/cluster_scaling.py --plot bench/results/cluster-NAME.json docs/plots
 
-Launches `levelhead cluster-bench` through torchrun, one thread per rank: once per world, then with
-two ranks in two network namespaces whose only connection is a pair of virtual interfaces, held to a
-rate by a token bucket on both ends. The namespaces need root; they are made here and removed again.
-Where that is not allowed, the file says so. Nothing is merged or fitted here: `cluster`
-makes tables and constants from the file.
+Launches `levelhead cluster-bench` through torchrun, one thread per rank: once per world, then with two ranks in two
+network namespaces whose only connection is a pair of virtual interfaces, held to a rate by a token bucket on both ends.
+The namespaces need root; they are made here and removed again. Where that is not allowed, the file says so. Nothing is
+merged or fitted here: `cluster` makes tables and constants from the file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Two pools on two cores: attention between the other operations of a real PyTorch encoder layer.
 
-PyTorch's workers spin for a while after each of its operations, where levelhead's would work. What
-that costs: the attention call within a layer (norm, qkv projection, attention, output projection,
-norm, two-layer perceptron) beside the same call alone, by PyTorch, by levelhead on a pool of its
-own, and by levelhead on PyTorch's team. Bursts in round robin: 50 ms idle, 2 warm-ups, 10 timed
-calls, next.
+PyTorch's workers spin for a while after each of its operations, where levelhead's would work. What that costs: the
+attention call within a layer (norm, qkv projection, attention, output projection, norm, two-layer perceptron) beside
+the same call alone, by PyTorch, by levelhead on a pool of its own, and by levelhead on PyTorch's team. Bursts in round
+robin: 50 ms idle, 2 warm-ups, 10 timed calls, next.
 
     python bench/encoder_layer.py [--json FILE]
 """

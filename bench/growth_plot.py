@@ -1,8 +1,7 @@
 """The trainings of a logit-growth result, as two SVG files: for light and for dark pages.
 
-Above the largest |logit| of each training, logarithmic, below its loss; what was plain in red, with
-QK-norm in blue, with QK-clip in yellow. A dot is a first alarm, a tick the divergence. Draws what
-the file says; trains nothing.
+Above the largest |logit| of each training, logarithmic, below its loss; what was plain in red, with QK-norm in blue,
+with QK-clip in yellow. A dot is a first alarm, a tick the divergence. Draws what the file says; trains nothing.
 
     python bench/growth_plot.py FILE DIR
 """

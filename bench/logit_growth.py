@@ -1,11 +1,10 @@
 """How early does `diagnose` see that attention logits will break a training?
 
-A small transformer learns to look values up: 8 pairs of key and value, then 8 keys whose values are
-wanted. Not to attend costs ln 32; so when a softmax is stuck at the wrong place, the loss says so.
-AdamW at rates half a decade apart, five seeds each, finds the least rate at which training diverges
-by itself; nothing forces the logits to grow. There the same seeds train again with QK-norm, and
-with QK-clip, and nothing else changed. The first alarm is what a watch would have raised on the
-way, from what it knew by then; how it is raised is `levelhead.diagnosis.logit_growth`.
+A small transformer learns to look values up: 8 pairs of key and value, then 8 keys whose values are wanted. Not to
+attend costs ln 32; so a softmax that is stuck at the wrong key shows in the loss. AdamW at rates half a decade apart,
+five seeds each, finds the least rate at which training diverges by itself; nothing forces the logits to grow. There the
+same seeds train again with QK-norm, and with QK-clip, and nothing else changed. The first alarm is what a watch would
+have raised on the way, from the steps so far: see `levelhead.diagnosis.logit_growth`.
 
     python bench/logit_growth.py [--json FILE]
 """

@@ -34,15 +34,15 @@ SPEED, ADDITIVE = "bench-zen4-avx512bf16.json", "training-zen4-avx512bf16.json"
 def speed() -> dict[str, Any]:
     """Time and error of every cell; and of one head, additive attention beside dot products."""
     whole, more = (json.loads((RESULTS / name).read_text()) for name in (SPEED, ADDITIVE))
-    found = reduced(whole)
-    found["about"] = {"from": f"bench/results/{SPEED}, {ADDITIVE}"} | found["about"]
+    content = reduced(whole)
+    content["about"] = {"from": f"bench/results/{SPEED}, {ADDITIVE}"} | content["about"]
     additive = [cell for cell in reduced(more)["cells"] if cell["family"] == "additive"]
-    alike = [cell for cell in found["cells"] if cell["family"] in ("dense", "short")]
+    alike = [cell for cell in content["cells"] if cell["family"] in ("dense", "short")]
     lengths = {cell["tokens"] for cell in additive}
-    found["dot_product"] = _one_head([cell for cell in alike if cell["tokens"] in lengths])
+    content["dot_product"] = _one_head([cell for cell in alike if cell["tokens"] in lengths])
     forward = [cell for cell in additive if "gradients" not in cell["name"]]
-    found["additive"] = _one_head(forward)
-    return found
+    content["additive"] = _one_head(forward)
+    return content
 
 
 def _one_head(cells: list[dict[str, Any]]) -> dict[str, float]:
@@ -63,7 +63,7 @@ def heads() -> dict[str, Any]:
         "levelhead": lh.__version__,
         "isa": lh.info().isa,
     }
-    return {"about": about} | run | {"cost": {}, "notes": run["notes"][:1]}  # times are others' business
+    return {"about": about} | run | {"cost": {}, "notes": run["notes"][:1]}  # without times
 
 
 def claims() -> dict[str, Any]:

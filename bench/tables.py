@@ -2,8 +2,8 @@
 
     python bench/tables.py
 
-A table stands between `<!-- FILE: TABLE -->` and `<!-- end -->`, FILE being the result's name
-without ".json". Tests hold the documents to it: no number there is older than its file.
+A table stands between `<!-- FILE: TABLE -->` and `<!-- end -->`, FILE being the result's name without ".json". Tests
+hold the documents to it: no number there is older than its file.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Why the tile sizes are what they are: the core built with others, timed in turns with itself.
 
-Each variant is a copy of core/ with a few constants changed, built as a module of its own; all are
-loaded side by side. In every round the core as it is and then each variant of a group compute the
-same head (levelhead::forward, one thread) a few times, and only ratios within a round count, so
-that it does not matter when the machine is slow. Needs cmake and a compiler, nothing else.
+Each variant is a copy of core/ with a few constants changed, built as a module of its own; all are loaded side by side.
+In every round the core as it is and then each variant of a group compute the same head (levelhead::forward, one thread)
+a few times, and only ratios within a round count, so that it does not matter when the machine is slow. Needs cmake and
+a compiler, nothing else.
 
     python bench/tiles.py --isa avx512 --json bench/results/tiles-NAME.json
 

@@ -2,8 +2,8 @@
 
     python bench/training_record.py src/levelhead/lab/recorded/training.json
 
-About 20 minutes on one thread; what has been trained before is taken from the cache. The verdicts
-are those of the rounded numbers in the file, so that anybody can draw them from it again.
+About 20 minutes on one thread; what has been trained before is taken from the cache. The verdicts are those of the
+rounded numbers in the file, so that they can be drawn from it again.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ def about() -> dict[str, Any]:
 def judged(module: Any, size: str, kept: dict[Plan, Run]) -> dict[str, Any]:
     """A claim's verdict on the trainings that are kept."""
     params = parameters(module, size)
-    found = module.judge([kept[plan] for plan in module.wanted(params, SEED)])
-    numbers = {"measured": found.measured, "stderr": found.stderr, **found.details}
-    return {"verdict": found.verdict, **recording.rounded(numbers, DIGITS)}
+    outcome = module.judge([kept[plan] for plan in module.wanted(params, SEED)])
+    numbers = {"measured": outcome.measured, "stderr": outcome.stderr, **outcome.details}
+    return {"verdict": outcome.verdict, **recording.rounded(numbers, DIGITS)}
 
 
 def recorded(size: str) -> dict[str, Any]:
     """All trainings of a size, and what the claims make of them; those of quick as well."""
     sizes = ["quick", *(["full"] if size == "full" else [])]
     wanted = [plan for x in sizes for module in CLAIMS for plan in module.wanted(parameters(module, x), SEED)]
-    content = recording.packed(trained(list(dict.fromkeys(wanted)), told))
+    content = recording.packed(trained(list(dict.fromkeys(wanted)), show_progress))
     kept = {run.plan: run for run in recording.unpacked(content)}
     claims = {x: {module.CLAIM.id: judged(module, x, kept) for module in CLAIMS} for x in sizes}
     return {"about": about(), "seed": SEED, "claims": claims, **content}
 
 
-def told(share: float, what: str) -> None:
-    print(f"{100 * share:5.1f} %  {what}", file=sys.stderr, flush=True)
+def show_progress(share: float, step: str) -> None:
+    print(f"{100 * share:5.1f} %  {step}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

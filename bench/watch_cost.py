@@ -1,11 +1,10 @@
 """What watching costs: training steps of a four-layer model, watched and not, in turns.
 
-A step is a forward pass, a loss, a backward pass and the optimiser. Turns of fifty steps in round
-robin: not watched; watched with every=50, so that one step of a turn is looked at and the hooks are
-there in all; watched at every step, with PyTorch's attention and with levelhead's in its place.
-Every second round runs backwards: who comes after whom is nobody's advantage. A turn is compared
-with the unwatched one of its own round, because the machine's mood changes between rounds by more
-than watching costs; the median of these ratios is the answer, with its standard error.
+A step is a forward pass, a loss, a backward pass and the optimiser. Turns of fifty steps in round robin: not watched;
+watched with every=50, so that one step of a turn is looked at and the hooks are there in all; watched at every step,
+with PyTorch's attention and with levelhead's in its place. Every second round runs in reverse, so that no order has
+an advantage. A turn is compared with the unwatched one of its own round, because the machine's speed changes between
+rounds by more than watching costs; the median of these ratios is the answer, with its standard error.
 
     python bench/watch_cost.py [--json FILE]
 """

@@ -1,8 +1,8 @@
 """The model's constants from measurements: non-negative least squares of relative errors.
 
-On one machine the wire is its memory, so every measured second is a CPU's, and the model is linear
-in its constants. A link's part is never fitted: a link is known by its rate. What was held out of
-the fit, other worlds and other links, shows how far the model can be trusted.
+On one machine the wire is its memory, so every measured second is a CPU's, and the model is linear in its constants. A
+link's part is never fitted: a link is known by its rate. What was held out of the fit, other worlds and other links,
+shows how far the model can be trusted.
 """
 
 from __future__ import annotations
@@ -43,22 +43,21 @@ def measured(run: dict[str, Any]) -> list[Measured]:
 def fit(cells: Sequence[Measured], cores: float) -> Machine:
     """The machine that explains the cells best; its ranks share so many cores."""
     if len(cells) < len(KINDS):
-        given = f"{len(cells)} of them"
         advice = "Measure more cells: more plans, or another number of tokens"
-        what = f"at least {len(KINDS)} measurements"
-        raise LevelheadValueError(expected("cells", what, given, advice))
+        wanted = f"at least {len(KINDS)} measurements"
+        raise LevelheadValueError(expected("cells", wanted, f"{len(cells)} of them", advice))
     todo = [amounts(c.plan, c.problem, c.world, c.passes, c.split, cores) for c in cells]
     matrix = np.array([[each[kind] for kind in KINDS] for each in todo])
     seconds = np.array([c.seconds for c in cells])
-    found = non_negative(matrix / seconds[:, None], np.ones(len(cells)))
-    return Machine(**dict(zip(KINDS, found.tolist(), strict=True)), cores=cores)
+    constants = non_negative(matrix / seconds[:, None], np.ones(len(cells)))
+    return Machine(**dict(zip(KINDS, constants.tolist(), strict=True)), cores=cores)
 
 
 def non_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
     """The x ≥ 0 for which matrix @ x is nearest to what is wanted.
 
-    The best x has some entries at 0 and is the plain least-squares answer in the others; with a
-    handful of columns all choices can be tried.
+    The best x has some entries at 0 and is the plain least-squares answer in the others; with a handful of columns all
+    choices can be tried.
     """
     columns = matrix.shape[1]
     scale = np.linalg.norm(matrix, axis=0)

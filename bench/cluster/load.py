@@ -1,7 +1,7 @@
 """How much of an attention problem falls to each rank, in closed form.
 
-Work is counted in visible pairs of a query and a key. Shards are taken to be even, as they are but for a token, so
-that the formulas hold for thousands of ranks; a test compares them with `levelhead.distributed.Split`, which is exact.
+Work is counted in visible pairs of a query and a key. Shards are taken to be even, as they are but for a token, so that
+the formulas hold for thousands of ranks; a test compares them with `levelhead.distributed.Split`, which is exact.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def flops(problem: Problem, pairs: float | NDArray[np.float64], per_pair: int) -
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Pairs of one head that a rank meets with the keys of each other rank, in the order in which
-    a ring brings them: its own first. All keys at once are the sum over the steps."""
+    """Pairs of one head that a rank computes with the keys of each other rank, in the order of a ring: its own first.
+    All keys at once are the sum over the steps."""
 
-    busiest: NDArray[np.float64]  # (steps,) of the rank that everybody waits for
+    busiest: NDArray[np.float64]  # (steps,) of the rank that all others wait for
     mean: NDArray[np.float64]  # over ranks
 
     @property
@@ -44,11 +44,11 @@ class Load:
 
 
 def load(problem: Problem, split: str, world: int) -> Load:
-    """Who computes how much. Queries that everybody has (decode) meet one shard of keys, once.
+    """The work of each rank. Queries that all ranks have (decode) attend to one shard of keys, once.
 
-    Causal and contiguous, rank r sees its own block half and r blocks whole: the last rank works
-    (2·world − 1) / world times as much as the mean. Zig-zag and striped shards see half of
-    every block, whoever they are: at each step of a ring the ranks are even.
+    Causal and contiguous, rank r sees its own block half and r blocks whole: the last rank works (2·world − 1) / world
+    times as much as the mean. Zig-zag and striped shards see half of every block on every rank: at each step of a ring
+    the ranks are even.
     """
     if problem.queries is not None:
         share = np.array([pairs(problem) / world])

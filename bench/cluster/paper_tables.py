@@ -1,5 +1,5 @@
-"""The tables of docs/scaling.md that no machine here could measure: the model and the simulation,
-at thousands of hosts and millions of tokens."""
+"""The tables of docs/scaling.md that no machine here could measure: the model and the simulation, at thousands of hosts
+and millions of tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def paper(result: Result) -> list[str]:
 
 
 def _long(taken: float) -> str:
-    """Seconds as people say them."""
+    """Seconds, minutes or hours."""
     if taken < 120:
         return seconds(taken)
     return f"{taken / 60:.0f} min" if taken < 7200 else f"{taken / 3600:.1f} h"

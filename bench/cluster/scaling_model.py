@@ -4,14 +4,13 @@
       + copied / copy + merged / merge + message · messages + call                      (the same)
       + bytes / bandwidth + latency · messages                      (the wire's part, if not hidden)
 
-Reading keys and writing their gradients shows where few rows meet them: in plan decode. Where rows
-are many it is a part of the kernel's rate. The busiest rank counts: a causal split that is not even
-makes the others wait. In a ring the wire works behind the kernel: a step shows only what the wire
-takes longer than the computation. The CPU's part of a transfer (copies, system calls) is never
-hidden, because the kernel wants that CPU.
+Reading keys and writing their gradients shows where few rows use them: in plan decode. Where rows are many it is a
+part of the kernel's rate. The busiest rank counts: a causal split that is not even makes the others wait. In a ring the
+wire works behind the kernel: a step shows only what the wire takes longer than the computation. The CPU's part of a
+transfer (copies, system calls) is never hidden, because the kernel wants that CPU.
 
-This is a model. It knows no congestion, no jitter and no topology beyond `Link.bisection`;
-`simulate` adds stragglers, `fit` finds the constants, and docs/scaling.md says how far it is off.
+This is a model. It has no congestion, no jitter and no topology beyond `Link.bisection`; `simulate` adds stragglers,
+`fit` finds the constants, and docs/scaling.md shows how far it is off.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Machine:
     forward: float  # operation of a kernel that sees all its keys at once
     blocks: float  # operation of a kernel whose states are merged later: ring, decode
     backward: float
-    read: float  # byte of keys and values that few rows meet
+    read: float  # byte of keys and values that few rows use
     written: float  # byte of their gradients
     copy: float  # byte received: packing, system calls, putting in place
     merge: float  # byte of partial states and sums
@@ -57,7 +56,7 @@ class Link:
 
     bandwidth: float = math.inf  # bytes per second
     latency: float = 0.0  # seconds
-    bisection: float = 1.0  # share of the bandwidth left when everybody talks to everybody
+    bisection: float = 1.0  # share of the bandwidth left when all ranks send to all ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Prediction:
 
     cpu: dict[str, float]  # by kind
     wire: float  # bytes and latency on the link, hidden or not
-    exposed: float  # what of it nobody computes behind
+    exposed: float  # what of it no computation hides
 
     @property
     def compute(self) -> float:
@@ -149,8 +148,8 @@ def _ring(
     behind = [flops(problem, busy, FORWARD)[:-1] * machine.blocks]
     last = 0.0
     if passes == "train" and world > 1:
-        # Sums are under way from the third step on: the first are made in the second. In the last
-        # step nothing else is, and the way home is behind nothing.
+        # Sums are under way from the third step on: the first are made in the second. In the last step nothing else is,
+        # and the way home is behind nothing.
         wires.append(np.full(world, block + sums))
         wires[-1][:2] = block
         wires[-1][-1] = sums if world > 2 else 0.0

@@ -1,8 +1,8 @@
 """Ranks that compute and wait for each other, step by step: what a formula of means cannot show.
 
-Each rank has its own speed at each step; a block moves when its sender has it and its receiver has
-room for it, and takes `wire` seconds. Nothing is measured here, and no byte moves. With even ranks
-the results are those of `scaling_model`; with stragglers they are later.
+Each rank has its own speed at each step; a block moves when its sender has it and its receiver has room for it, and
+takes `wire` seconds. Nothing is measured here, and no byte moves. With even ranks the results are those of
+`scaling_model`; with stragglers they are later.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def ring(compute: Seconds, wire: float, *, overlap: bool = True) -> Timeline:
 
 
 def all_gather(compute: Seconds, wire: float, begin: Seconds | None = None) -> Timeline:
-    """Forward pass of plan "all-gather": pieces go round first, then everybody computes.
+    """Forward pass of plan "all-gather": pieces go round first, then all ranks compute.
 
     Args:
         compute: seconds of each rank, over all keys.
@@ -71,9 +71,9 @@ def jitter(shape: tuple[int, ...], spread: float, seed: int = 0) -> Seconds:
 
 def straggler(world: int, factor: float) -> Seconds:
     """Factors of ranks of which one, in the middle, takes so many times as long."""
-    found = np.ones(world)
-    found[world // 2] = factor
-    return found
+    factors = np.ones(world)
+    factors[world // 2] = factor
+    return factors
 
 
 def _with_neighbours(times: Seconds) -> Seconds:

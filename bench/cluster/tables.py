@@ -1,7 +1,7 @@
 """The tables of docs/scaling.md, from a file of runs: measurements as they are, then the model.
 
-A file holds several runs of `levelhead cluster-bench`, each with its world and its link. The model
-is fitted to the runs in FITTED; the world and the links that it never saw are its test.
+A file holds several runs of `levelhead cluster-bench`, each with its world and its link. The model is fitted to the
+runs in FITTED; the world and the links that it never saw are its test.
 """
 
 from __future__ import annotations

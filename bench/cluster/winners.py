@@ -1,9 +1,8 @@
 """Which plan wins, over ranks and tokens, on links of different speed: the model on paper.
 
-A host is one rank with cores of its own, all as fast as the measured one; its link is a number. A
-plan that heads or memory rule out does not take part. "alone" is one host without any plan: where
-it wins, spreading the sequence only costs. A model that is off by a tenth cannot tell plans apart
-that are closer than that: among those, the simplest wins.
+A host is one rank with cores of its own, all as fast as the measured one; its link is a number. A plan that heads or
+memory rule out does not take part. "alone" is one host without any plan: where it wins, spreading the sequence only
+costs. A model that is off by a tenth cannot tell plans apart that are closer than that: among those, the simplest wins.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from levelhead.cluster.traffic import STATISTICS
 
 PLANS = ("all-gather", "ulysses", "ring")  # the simplest first
 ALONE = "alone"  # no plan: one rank has everything
-CLOSE = 1.1  # times the fastest: as good as it, for all the model knows
+CLOSE = 1.1  # times the fastest: as good as it, within the error of the model
 GBIT = 1e9 / 8  # bytes per second
 
 
@@ -59,39 +58,39 @@ class Winner:
 def winner(paper: Paper, core: Machine, tokens: int, world: int, gbit: float, *, passes: str = "train") -> Winner:
     """The fastest way to attend over so many tokens on so many hosts."""
     problem, host, link = paper.problem(tokens), paper.host(core), paper.link(gbit)
-    found: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}
     if memory(ALONE, problem, 1, passes) <= paper.memory:
-        found[ALONE] = predict("all-gather", problem, 1, host, passes=passes, split="contiguous")
+        predictions[ALONE] = predict("all-gather", problem, 1, host, passes=passes, split="contiguous")
     for plan in PLANS:
         divides = problem.heads % world == 0 and problem.groups % world == 0
         fits = memory(plan, problem, world, passes) <= paper.memory
         if world > 1 and fits and (divides or plan != "ulysses"):
-            found[plan] = predict(plan, problem, world, host, link, passes=passes)
-    if not found:
+            predictions[plan] = predict(plan, problem, world, host, link, passes=passes)
+    if not predictions:
         return Winner("none", math.inf, {}, "a shard is larger than a host's memory")
-    every = {plan: told.total for plan, told in found.items()}
+    every = {plan: prediction.total for plan, prediction in predictions.items()}
     best = next(plan for plan in every if every[plan] <= CLOSE * min(every.values()))
-    return Winner(best, every[best], every, _why(best, found))
+    return Winner(best, every[best], every, _why(best, predictions))
 
 
-def _why(best: str, found: dict[str, Prediction]) -> str:
-    told = found[best]
+def _why(best: str, predictions: dict[str, Prediction]) -> str:
+    prediction = predictions[best]
     if best == ALONE:
         return "messages cost more than computing"
     if best == "ulysses":
         return "the fewest bytes"
     if best == "all-gather":
-        return "the wire is short" if told.exposed < 0.2 * told.total else "a ring cannot hide more"
-    if "all-gather" not in found:
+        return "the wire is short" if prediction.exposed < 0.2 * prediction.total else "a ring cannot hide more"
+    if "all-gather" not in predictions:
         return "all keys do not fit into one host"
-    return "hides the wire" if told.exposed < 0.5 * told.wire else "hides a part of the wire"
+    return "hides the wire" if prediction.exposed < 0.5 * prediction.wire else "hides a part of the wire"
 
 
 def tokens_to_hide(paper: Paper, core: Machine, gbit: float) -> float:
     """Tokens per rank from which the forward ring computes longer than a block travels.
 
-    A balanced causal step has (n/W)²/2 pairs of every head, a block n/W tokens: the quotient grows
-    with n/W alone, so this number is the same for any world.
+    A balanced causal step has (n/W)²/2 pairs of every head, a block n/W tokens: the quotient grows with n/W alone, so
+    this number is the same for any world.
     """
     problem, link = paper.problem(1), paper.link(gbit)
     per_token = problem.kv * problem.size / link.bandwidth
@@ -102,8 +101,7 @@ def tokens_to_hide(paper: Paper, core: Machine, gbit: float) -> float:
 
 
 def memory(plan: str, problem: Problem, world: int, passes: str) -> float:
-    """Bytes of a rank's arrays while a plan runs: its own shards, and what the plan needs beside
-    them."""
+    """Bytes of a rank's arrays while a plan runs: its own shards, and what the plan needs beside them."""
     p, own = problem, problem.tokens / world
     rows = p.rows if plan == "decode" else p.rows / world
     gradients = 0 if passes == "forward" else 4

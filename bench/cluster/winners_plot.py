@@ -1,5 +1,5 @@
-"""The winning plan over ranks and tokens, one field per link, as two SVG files: for light and for
-dark pages. Draws what `winners` says; every square is one prediction."""
+"""The winning plan over ranks and tokens, one field per link, as two SVG files: for light and for dark pages. Every
+square is one prediction of `winners`."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def _field(core: Machine, paper: Paper, gbit: float, left: float, theme: Theme) 
     yield text(left - 4, TOP - 8, "tokens", theme.ink, anchor="end")
     for i, world in enumerate(WORLDS):
         for j, tokens in enumerate(reversed(TOKENS)):
-            found = winner(paper, core, tokens, world, gbit)
+            best = winner(paper, core, tokens, world, gbit)
             x, y = left + SQUARE * i, TOP + SQUARE * j
-            told = f"{world} hosts, {_short(tokens)} tokens: {found.plan}, {found.why}"
+            title = f"{world} hosts, {_short(tokens)} tokens: {best.plan}, {best.why}"
             yield (
                 f"<rect x='{x}' y='{y}' width='{SQUARE - 1}' height='{SQUARE - 1}' "
-                f"fill='{colours[found.plan]}'><title>{told}</title></rect>"
+                f"fill='{colours[best.plan]}'><title>{title}</title></rect>"
             )
     yield from _labels(WORLDS, left, bottom, theme)
     yield text(left + SQUARE * len(WORLDS) / 2, bottom + 32, "hosts", theme.ink, anchor="middle")

@@ -1,8 +1,7 @@
 """GGUF files, de-quantised once: a cache of safetensors directories, one for each file's content.
 
-The key is a hash of the content, so that a changed file is done again and a moved one is not. A
-directory appears by a rename, whole or not at all; one that has been damaged since is made again.
-This file reads weights and writes weights; it knows nothing about attention or about names.
+The key is a hash of the content, so that a changed file is converted again and a moved one is not. A directory appears
+by a rename, whole or not at all; one that has been damaged since is converted again.
 """
 
 from __future__ import annotations
@@ -36,26 +35,26 @@ def safetensors_of(
         key = hashlib.blake2b(digest_size=16)
         while chunk := stream.read(1 << 22):
             key.update(chunk)
-    place = cache.directory("gguf") / f"{file.stem}-{key.hexdigest()}-{_FORMAT}"
-    if place.exists():
+    target = cache.directory("gguf") / f"{file.stem}-{key.hexdigest()}-{_FORMAT}"
+    if target.exists():
         try:
-            check(place)
-            return place
+            check(target)
+            return target
         except LevelheadError:
-            shutil.rmtree(place)
-    _make(file, place, progress or _lines(file))
-    check(place)
-    return place
+            shutil.rmtree(target)
+    _make(file, target, progress or _lines(file))
+    check(target)
+    return target
 
 
-def _make(file: Path, place: Path, progress: Callable[[int, int, str], None]) -> None:
-    making = cache.unfinished(place.parent)
+def _make(file: Path, target: Path, progress: Callable[[int, int, str], None]) -> None:
+    making = cache.unfinished(target.parent)
     try:
         _convert(file, making, progress)
         try:
-            making.rename(place)
+            making.rename(target)
         except OSError:
-            if not place.exists():
+            if not target.exists():
                 raise
             # Another process was faster; its content is the same.
     except LevelheadError:
@@ -81,7 +80,7 @@ def _convert(file: Path, into: Path, progress: Callable[[int, int, str], None]) 
     source: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     progress(0, 1, "reading the tokenizer")
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source)
-    with _tensors_told(progress):
+    with _tensors_counted(progress):
         model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
     progress(1, 1, "writing")
     config = model.config
@@ -96,7 +95,7 @@ def _convert(file: Path, into: Path, progress: Callable[[int, int, str], None]) 
 
 
 @contextmanager
-def _tensors_told(progress: Callable[[int, int, str], None]) -> Iterator[None]:
+def _tensors_counted(progress: Callable[[int, int, str], None]) -> Iterator[None]:
     """transformers counts the tensors with a bar of its own; here it counts for `progress`."""
     from transformers import modeling_gguf_pytorch_utils as reader
 

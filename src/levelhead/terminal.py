@@ -1,5 +1,5 @@
-"""The terminal: when to use colour, how wide it is, messages and progress on stderr. No other module writes escapes
-to move or to clear a line."""
+"""The terminal: when to use colour, how wide it is, messages and progress on stderr. No other module writes escapes to
+move or to clear a line."""
 
 from __future__ import annotations
 

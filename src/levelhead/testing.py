@@ -1,7 +1,7 @@
-"""`assert_level`: the doctor's check for people's own tests.
+"""`assert_level`: the doctor's check, for the tests of users.
 
-Runs a model once under a watch and fails with what was found. It asserts nothing about outputs,
-and takes no blindness for health: a model in which no attention was seen is an error.
+Runs a model once under a watch and fails with the findings. It asserts nothing about outputs. A model in which no
+attention was seen is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def assert_level(
     deep: bool = True,
     rows: int | None = None,
 ) -> Run:
-    """Fails if a head of the model is in trouble on this batch; gives back what was seen.
+    """Fails if a head of the model is not level on this batch; returns the run.
 
     The model runs once, in evaluation mode and without gradients, and is left as it was.
 

@@ -458,7 +458,7 @@ def test_a_peer_that_is_wrong_or_fails_is_not_timed(fault: str, monkeypatch: pyt
     def variants(problem: inputs.Problem, threads: int) -> Any:
         return {"v": lambda: cell.Call(run_badly, lambda _: np.zeros_like(problem.q))}
 
-    bad = replace(peers.PEERS[-1], name="Bad", ways={"attention": variants})
+    bad = replace(peers.PEERS[-1], name="Bad", builders={"attention": variants})
     monkeypatch.setattr(peers, "PEERS", (bad, peers.PEERS[-1]))
     found = run.bench([SMALL["dense-d64-512"]], threads=1, effort=EFFORT)["cells"][0]
     assert "Bad" not in {entry["name"] for entry in found["results"]}

@@ -106,7 +106,7 @@ def launch(*arguments: str, ranks: int | None = None) -> subprocess.CompletedPro
     if ranks is not None:
         start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
         inside = [*start, *inside]
-    environment = {k: v for k, v in os.environ.items() if k not in session.TOLD}
+    environment = {k: v for k, v in os.environ.items() if k not in session.TORCHRUN}
     return subprocess.run(
         [sys.executable, *inside],
         capture_output=True,
@@ -136,7 +136,7 @@ def test_bad_input_is_refused_before_ranks_meet(
     arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Of two ranks; the other one never comes: nobody may wait for it.
-    for name, value in zip(session.TOLD, ("0", "2", "127.0.0.1", "1"), strict=True):
+    for name, value in zip(session.TORCHRUN, ("0", "2", "127.0.0.1", "1"), strict=True):
         monkeypatch.setenv(name, value)
     assert main(["cluster-bench", *arguments]) == 2
     told = capsys.readouterr()

@@ -1,5 +1,5 @@
 """levelhead against its peers on the machine at hand: `levelhead bench`.
 
-cases, bars (what) · problems (arrays and the truth) · peers (who) · measure, memory, limits (how) ·
-judge (from numbers to verdicts) · run (all of it in order) · report, plot (for people).
+cases, bars (the cells and what they must reach) · problems (arrays and the truth) · peers (implementations) · measure,
+memory, limits · judge (verdicts) · run (all of it in order) · report, plot.
 """

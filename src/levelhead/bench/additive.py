@@ -2,8 +2,7 @@
 
     out = softmax(w_v · tanh(W_q q + W_k k)) v
 
-Counted neither in FMAs nor in bytes: nearly all of its work is tanh, which no limit is measured
-for.
+Counted neither in FMAs nor in bytes: nearly all of its work is tanh, which no limit is measured for.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Additive(Uncounted):
 
     @property
     def arguments(self) -> Parts:
-        """What is differentiated by, under the names that `levelhead.additive_attention` gives."""
+        """The arguments of `levelhead.additive_attention` that have gradients, by name."""
         return {name: getattr(self, name) for name in ("q", "k", "v", "w_q", "w_k", "w_v")}
 
     def truth(self) -> Parts:
@@ -47,7 +46,7 @@ class Additive(Uncounted):
         return parts if self.case.gradients else {"out": parts["out"]}
 
     def _add(self, x: Parts, dout: Array, parts: Parts, at: tuple[int, int, slice]) -> None:
-        """What the query rows `at` give: their output, and their share of every gradient."""
+        """Adds the query rows `at`: their output, and their share of every gradient."""
         head = at[:2]
         q, k, v = x["q"][at], x["k"][head], x["v"][head]
         u = np.tanh((q @ x["w_q"].T)[:, None] + k @ x["w_k"].T)  # (rows, S, A)

@@ -43,8 +43,8 @@ TINY = Bar(1.1, against="PyTorch")
 DECODE = Bar(3.0, bandwidth=0.85)
 WINDOW = Bar(8.0, without="FlexAttention")  # set for those that cannot skip what is hidden
 MASKED = Bar(1.25)
-# At most 8 % over the call without them. Stated for d 64; a wider head has more work per logit to
-# hide them behind, so it is held to the same.
+# At most 8 % over the call without them. Stated for d 64; a wider head has more work per logit to hide them behind, so
+# it is held to the same.
 STATISTICS = Bar(1 / 1.08, floor=1 / 1.08)
 TRAINING = Bar(1.4)
 TRAINING_ONE_HEAD = Bar(1.7)

@@ -1,7 +1,6 @@
 """The cells of the benchmark: what is computed, on which shape, and the bar it is held to.
 
-Data only: nothing here makes an array or knows of a peer. Names are stable, so that results of
-different days can be laid side by side.
+Data only: no arrays, no peers. Names are stable, so that results of different days can be compared.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from levelhead.errors import LevelheadValueError, expected
 
 Work: TypeAlias = Literal["attention", "training", "additive", "model"]
 
-OFF = "statistics off"  # what stands in for the peers where levelhead is compared with itself
+OFF = "statistics off"  # in place of the peers where levelhead is compared with itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,8 @@ class Case:
     gradients: bool = False  # one step of training: forward and backward
     additive: int | None = None  # scores w_v · tanh(W_q q + W_k k), so many numbers wide
     model: str | None = None  # attention inside a whole model; the shape is one layer's
-    caller: Literal["numpy", "torch"] = "numpy"  # whose arrays levelhead is given
-    peers: bool = True  # False: beyond what the peers can be asked for
+    caller: Literal["numpy", "torch"] = "numpy"  # the kind of arrays that levelhead gets
+    peers: bool = True  # False: larger than the peers can compute
     observed: bool = False  # statistics on, against statistics off
     quick: bool = False  # part of --quick
     weighed: bool = False  # peak memory is measured too
@@ -68,7 +67,7 @@ class Case:
 
     @property
     def work(self) -> Work:
-        """What kind of thing is computed: whose arrays, truth and peers it takes."""
+        """What kind of thing is computed; it decides on arrays, truth and peers."""
         if self.model:
             return "model"
         if self.additive:
@@ -294,15 +293,15 @@ def select(patterns: Sequence[str] = (), *, skip: Sequence[str] = (), quick: boo
     >>> [case.name for case in select(["tiny-*"], skip=["*-torch"])]
     ['tiny-numpy']
     """
-    found = [case for case in CASES if case.quick or not quick]
+    chosen = [case for case in CASES if case.quick or not quick]
     if patterns:
-        found = [case for case in found if _matches(case, patterns)]
-    found = [case for case in found if not _matches(case, skip)]
-    if not found:
+        chosen = [case for case in chosen if _matches(case, patterns)]
+    chosen = [case for case in chosen if not _matches(case, skip)]
+    if not chosen:
         advice = "`levelhead bench --list` prints the names"
         given = ", ".join([*patterns, *(f"without {pattern}" for pattern in skip)])
         raise LevelheadValueError(expected("case", "names or patterns of cases", given, advice))
-    return found
+    return chosen
 
 
 def _matches(case: Case, patterns: Sequence[str]) -> bool:

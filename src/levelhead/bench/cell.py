@@ -1,7 +1,7 @@
-"""One cell of the benchmark: everybody who can computes one case, is checked, then timed.
+"""One cell of the benchmark: each peer that can compute the case is checked, then timed.
 
-A peer that is missing, refuses, fails or is wrong is written down with the reason; it never ends
-the run, and it is never timed.
+A peer that is missing, refuses, fails or is wrong is recorded with the reason; it does not end the run, and is not
+timed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from levelhead.bench import limits, measure, memory, peers, problems
 from levelhead.bench.calls import Call, Parts, Question, Refused
 from levelhead.bench.cases import Case
 
-_PATIENT = 2.0  # seconds; a call longer than this, of somebody slow, sees one seed only
+_PATIENT = 2.0  # seconds; a slow peer whose call takes longer than this gets one seed only
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much trouble is taken."""
+    """How often is measured, and what."""
 
     rounds: int
     seeds: int
@@ -32,7 +32,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Somebody who has shown that the answer is right."""
+    """A variant whose answer is right."""
 
     variant: str
     call: Call
@@ -43,7 +43,7 @@ class Contender:
 def measured(case: Case, threads: int, effort: Effort, tell: Callable[[str], None]) -> dict[str, Any]:
     try:
         problem = problems.make(case)
-    except Refused as refusal:  # what the cell is about is not there, for nobody
+    except Refused as refusal:  # what the cell is about is not installed
         return dict(_described(case), results=[], refused={}, missing=str(refusal))
     tell("truth")
     truth = problem.truth()
@@ -56,10 +56,10 @@ def measured(case: Case, threads: int, effort: Effort, tell: Callable[[str], Non
             continue
         rivals = (c.seconds for name, c in ready.items() if name != peers.OURS.name)
         fastest = min(rivals, default=float("inf"))
-        found, reasons = contender(peer, problem, threads, truth, fastest)
+        chosen, reasons = contender(peer, problem, threads, truth, fastest)
         refused |= reasons
-        if found is not None:
-            ready[peer.name] = found
+        if chosen is not None:
+            ready[peer.name] = chosen
     if not case.peers:
         refused |= {peer.name: "not asked: the cell is beyond most peers" for peer in peers.PEERS}
     plans = _plans(ready, effort)
@@ -89,14 +89,14 @@ def contender(
     for variant, build in variants.items():
         try:
             call = build()
-            found = measure.errors(problem.sampled(call.read(call.run())), truth)
-            wrong = _wrong(problem.case, found)
+            errors = measure.errors(problem.sampled(call.read(call.run())), truth)
+            wrong = _wrong(problem.case, errors)
             if wrong:
                 reasons[variant] = wrong
                 continue
             taken = measure.estimate(call.run, fastest)
             fastest = min(fastest, taken)
-            right.append(Contender(variant, call, taken, found))
+            right.append(Contender(variant, call, taken, errors))
         except Exception as failure:  # whatever a library raises must not end the run
             words = str(failure).strip().splitlines() or [""]
             reasons[variant] = f"{type(failure).__name__}: {words[0][:160]}"
@@ -118,7 +118,7 @@ def _plans(ready: dict[str, Contender], effort: Effort) -> dict[str, measure.Pla
     rivals = [c.seconds for name, c in ready.items() if name != peers.OURS.name]
     fastest = min(rivals, default=float("inf"))
     return {
-        # We are measured in full, however slow we are.
+        # levelhead is measured in full, even where it is slow.
         name: measure.plan(
             c.seconds, float("inf") if name == peers.OURS.name else fastest, rounds=effort.rounds, long=effort.long
         )
@@ -129,19 +129,19 @@ def _plans(ready: dict[str, Contender], effort: Effort) -> dict[str, measure.Pla
 def _errors(
     case: Case, ready: dict[str, Contender], plans: dict[str, measure.Plan], threads: int, seeds: int
 ) -> dict[str, list[measure.Errors]]:
-    everybody = {peer.name: peer for peer in (peers.OURS, *peers.against(case))}
-    found = {name: [contender.errors] for name, contender in ready.items()}
+    by_name = {peer.name: peer for peer in (peers.OURS, *peers.against(case))}
+    errors = {name: [contender.errors] for name, contender in ready.items()}
     if case.model:  # its weights are the same with every seed, and its truth takes long
-        return found
+        return errors
     for seed in range(1, seeds):
         problem = problems.make(case, seed)
         truth = problem.truth()
         for name, contender in ready.items():
             if contender.seconds > _PATIENT and plans[name].rounds == 1:
                 continue
-            call = everybody[name].variants(problem, threads)[contender.variant]()
-            found[name].append(measure.errors(problem.sampled(call.read(call.run())), truth))
-    return found
+            call = by_name[name].variants(problem, threads)[contender.variant]()
+            errors[name].append(measure.errors(problem.sampled(call.read(call.run())), truth))
+    return errors
 
 
 def _described(case: Case, problem: Question | None = None) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _result(
     parts = {part: measure.joined([e[part] for e in errors]) for part in errors[0]}
     error: dict[str, Any] = asdict(measure.overall(parts)) | dict(seeds=len(errors))
     if len(parts) > 1:
-        error["parts"] = {part: asdict(found) for part, found in parts.items()}
+        error["parts"] = {part: asdict(joined) for part, joined in parts.items()}
     result = dict(
         name=name,
         variant=contender.variant,

@@ -1,7 +1,7 @@
-"""One step of training: the arrays of a forward pass, a gradient of its output, and the truth.
+"""A forward and a backward pass: its arrays, a gradient of its output, and the truth.
 
-The truth is the whole of it, `levelhead.reference` in float64: a gradient by one key is a sum over
-all queries, so a sample of it would cost as much.
+The truth is `levelhead.reference` in float64, of all rows: a gradient by one key is a sum over all queries, so a sample
+would cost as much.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Step(inputs.Problem):
         for first in range(0, case.T, _BLOCK):
             rows = slice(first, first + _BLOCK)
             q, options = (self.q[:, :, rows], self.options | dict(query_start=case.S - case.T + first))
-            found = reference.attention_backward(self.dout[:, :, rows], q, self.k, self.v, **options)
+            gradients = reference.attention_backward(self.dout[:, :, rows], q, self.k, self.v, **options)
             parts["out"][:, :, rows] = reference.attention(q, self.k, self.v, **options)
-            parts["dq"][:, :, rows] = found["q"]
-            parts["dk"] += found["k"]
-            parts["dv"] += found["v"]
+            parts["dq"][:, :, rows] = gradients["q"]
+            parts["dk"] += gradients["k"]
+            parts["dv"] += gradients["v"]
         return parts
 
     def sampled(self, result: Parts) -> Parts:  # type: ignore[override]

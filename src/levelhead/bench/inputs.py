@@ -1,8 +1,8 @@
 """The arrays of a forward pass, and the truth about some of its rows.
 
-Inputs are standard normal, so logits have a spread of 1, as a level head has. Masks belong to the
-case; only q, k and v change with the seed. The truth is `levelhead.reference` in float64 on a
-sample of query rows: all heads and keys, but never a whole matrix of scores.
+Inputs are standard normal, so logits have a spread of 1, as a level head has. Masks belong to the case; only q, k and v
+change with the seed. The truth is `levelhead.reference` in float64 on a sample of query rows: all heads and keys, but
+never a whole matrix of scores.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Problem:
     def options(self) -> dict[str, Any]:
         """Keywords for `levelhead.attention`; only those that are used."""
         case = self.case
-        asked = dict(
+        options = dict(
             causal=case.causal or None,
             window=None if case.window is None else (case.window - 1, 0),
             mask=self.mask,
@@ -76,27 +76,27 @@ class Problem:
             key_lengths=self.lengths,
             segments=self.ids,
         )
-        return {name: value for name, value in asked.items() if value is not None}
+        return {name: value for name, value in options.items() if value is not None}
 
     @cached_property
-    def seen(self) -> Array | None:
-        """Who sees whom as one boolean mask (B or 1, 1, T, S); None: everybody."""
+    def visible(self) -> Array | None:
+        """Which keys each query sees, as one boolean mask (B or 1, 1, T, S); None: all."""
         case = self.case
         p, j = np.arange(case.S - case.T, case.S)[:, None], np.arange(case.S)
-        seen: Array | None = None
+        visible: Array | None = None
         if case.causal or case.window:
-            seen = j <= p
-        if seen is not None and case.window:
-            seen &= j > p - case.window
+            visible = j <= p
+        if visible is not None and case.window:
+            visible &= j > p - case.window
         if case.mask == "bool":
-            seen = self.mask if seen is None else seen & self.mask
+            visible = self.mask if visible is None else visible & self.mask
         if self.ids is not None:
             same = self.ids[:, None] == self.ids
-            seen = same if seen is None else seen & same
+            visible = same if visible is None else visible & same
         if self.lengths is not None:
             inside = np.broadcast_to((j < self.lengths[:, None])[:, None, None], (case.B, 1, case.T, case.S))
-            return inside if seen is None else inside & seen
-        return None if seen is None else seen[None, None]
+            return inside if visible is None else inside & visible
+        return None if visible is None else visible[None, None]
 
     @cached_property
     def bias(self) -> Array | None:
@@ -110,8 +110,8 @@ class Problem:
             distance = np.abs(np.arange(case.S - case.T, case.S)[:, None] - np.arange(case.S))
             added = (-slopes * distance).astype(np.float32)
             bias = added if bias is None else bias + added
-        if self.seen is not None:
-            hidden = np.where(self.seen, np.float32(0), np.float32(-np.inf))
+        if self.visible is not None:
+            hidden = np.where(self.visible, np.float32(0), np.float32(-np.inf))
             bias = hidden if bias is None else bias + hidden
         return bias
 
@@ -156,7 +156,7 @@ def make(case: Case, seed: int = 0) -> Problem:
 
 
 def numbers(case: Case, seed: int) -> tuple[Array, Array, Array, Array]:
-    """q, k, v, and a gradient of the output for those who need one."""
+    """q, k, v, and a gradient of the output for cases with a backward pass."""
     random = np.random.default_rng(seed)
     dtype = numpy_dtype(case.dtype)
     q, k, v, dout = (
@@ -176,8 +176,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     import ml_dtypes
 
-    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return found
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
 
 
 def sampled_rows(case: Case) -> Array:
@@ -189,8 +189,8 @@ def visible_pairs(problem: Problem) -> int:
     """Pairs (query, key) that the softmax sees, over batch and heads: the work there is to do."""
     case = problem.case
     if case.mask == "bool" or case.padding or case.packed:
-        assert problem.seen is not None
-        return int(problem.seen.sum()) * case.H * (case.B // len(problem.seen))
+        assert problem.visible is not None
+        return int(problem.visible.sum()) * case.H * (case.B // len(problem.visible))
     p = np.arange(case.S - case.T, case.S)
     last = np.minimum(p + 1, case.S) if case.causal or case.window else np.full(case.T, case.S)
     first = np.maximum(p + 1 - case.window, 0) if case.window else np.zeros(case.T, int)

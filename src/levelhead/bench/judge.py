@@ -1,7 +1,6 @@
 """From numbers to verdicts: ratios, shares of the limits, bars, fitted exponents.
 
-Works on the plain dictionaries that go into the JSON file, so that an old result can be judged
-again. It measures nothing and prints nothing.
+Works on the plain dictionaries that go into the JSON file, so that an old result can be judged again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TRUSTED = "PyTorch"
 
 
 def verdict(cell: Cell, limits: dict[str, float]) -> dict[str, Any]:
-    """What a cell's numbers say; `word` is met, below, lost, alone, wrong or missing."""
+    """The verdict on a cell's numbers; `word` is met, below, lost, alone, wrong or missing."""
     if "missing" in cell:
         return dict(word="missing", why=cell["missing"])
     results = {result["name"]: result for result in cell["results"]}
@@ -29,24 +28,24 @@ def verdict(cell: Cell, limits: dict[str, float]) -> dict[str, Any]:
     if ours is None:
         return dict(word="wrong", why=cell["refused"].get("levelhead", "not measured"))
     rivals = {name: result for name, result in results.items() if name != "levelhead"}
-    found = _rates(cell, ours["best"], limits)
+    judged = _rates(cell, ours["best"], limits)
     # A model's error is that of everything else in it, and one row of logits is no sample.
     whole_model = "model" in cell["options"]
-    found["accuracy"] = None if whole_model else _accuracy(ours, rivals.get(TRUSTED))
+    judged["accuracy"] = None if whole_model else _accuracy(ours, rivals.get(TRUSTED))
     bar = Bar(**cell["bar"])
     if bar.against in rivals:
         rivals = {bar.against: rivals[bar.against]}
     if not rivals:
-        return found | dict(word="alone", why="no peer to compare with")
-    for how in ("best", "median"):
-        fastest = min(rivals.values(), key=lambda result: float(result[how]))
-        found[f"fastest_by_{how}"] = fastest["name"]
-        found[f"ratio_by_{how}"] = fastest[how] / ours[how]
-    found |= _ceiling(found)
+        return judged | dict(word="alone", why="no peer to compare with")
+    for by in ("best", "median"):
+        fastest = min(rivals.values(), key=lambda result: float(result[by]))
+        judged[f"fastest_by_{by}"] = fastest["name"]
+        judged[f"ratio_by_{by}"] = fastest[by] / ours[by]
+    judged |= _ceiling(judged)
     held = {name: result for name, result in rivals.items() if name != bar.without} or rivals
     held = {bar.set_for: rivals[bar.set_for]} if bar.set_for in rivals else held
-    found["ratio_to_bar"] = min(result["best"] for result in held.values()) / ours["best"]
-    return found | _word(found, bar, cell["observed"])
+    judged["ratio_to_bar"] = min(result["best"] for result in held.values()) / ours["best"]
+    return judged | _word(judged, bar, cell["observed"])
 
 
 def _rates(cell: Cell, taken: float, limits: dict[str, float]) -> dict[str, Any]:
@@ -58,26 +57,26 @@ def _rates(cell: Cell, taken: float, limits: dict[str, float]) -> dict[str, Any]
     return dict(gflops=gflops, gbytes=gbytes, of_peak=of_peak, of_bandwidth=of_bandwidth)
 
 
-def _ceiling(found: dict[str, Any]) -> dict[str, Any]:
+def _ceiling(judged: dict[str, Any]) -> dict[str, Any]:
     """The ratio that this machine would allow: at the whole of the limit that is nearer."""
-    if "of_peak" not in found:
+    if "of_peak" not in judged:
         return {}
-    share, limit = max((found["of_peak"], "FMA peak"), (found["of_bandwidth"], "memory bandwidth"))
+    share, limit = max((judged["of_peak"], "FMA peak"), (judged["of_bandwidth"], "memory bandwidth"))
     if share >= 1:  # from a cache, or by instructions that do more than an FMA
         return {}
-    return dict(ceiling=found["ratio_by_best"] / share, limit=limit)
+    return dict(ceiling=judged["ratio_by_best"] / share, limit=limit)
 
 
-def _word(found: dict[str, Any], bar: Bar, observed: bool) -> dict[str, str]:
-    ratio = found["ratio_by_best"]
+def _word(judged: dict[str, Any], bar: Bar, observed: bool) -> dict[str, str]:
+    ratio = judged["ratio_by_best"]
     if ratio < 1 and not observed:
-        return dict(word="lost", why=f"{found['fastest_by_best']} is faster; bar {bar}")
-    enough = found["ratio_to_bar"] >= bar.ratio
+        return dict(word="lost", why=f"{judged['fastest_by_best']} is faster; bar {bar}")
+    enough = judged["ratio_to_bar"] >= bar.ratio
     if bar.peak is not None:
-        enough = enough or (found["of_peak"] >= bar.peak and ratio >= bar.floor)
+        enough = enough or (judged["of_peak"] >= bar.peak and ratio >= bar.floor)
     if not enough:
         return dict(word="below", why=f"bar {bar}")
-    if bar.bandwidth is not None and found["of_bandwidth"] < bar.bandwidth:
+    if bar.bandwidth is not None and judged["of_bandwidth"] < bar.bandwidth:
         return dict(word="below", why=f"bar {bar}")
     return dict(word="met", why=f"bar {bar}")
 
@@ -89,10 +88,10 @@ def _accuracy(ours: dict[str, Any], trusted: dict[str, Any] | None) -> dict[str,
     mine, theirs = (r["error"].get("parts") or {"all": r["error"]} for r in (ours, trusted))
     rms, largest = ({part: float(mine[part][how] / theirs[part][how]) for part in mine} for how in ("rms", "max"))
     met = max(rms.values()) <= RMS and max(largest.values()) <= MAX
-    found: dict[str, Any] = dict(rms=max(rms.values()), max=max(largest.values()), met=met)
+    accuracy: dict[str, Any] = dict(rms=max(rms.values()), max=max(largest.values()), met=met)
     if len(mine) > 1:
-        found["of"] = max(mine, key=lambda part: max(rms[part] / RMS, largest[part] / MAX))
-    return found
+        accuracy["of"] = max(mine, key=lambda part: max(rms[part] / RMS, largest[part] / MAX))
+    return accuracy
 
 
 def summary(cells: list[Cell]) -> dict[str, Any]:
@@ -152,8 +151,8 @@ def _ours(cell: Cell) -> dict[str, Any] | None:
 def _slopes(points: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
     """Least squares in the logarithms of both, where there are two lengths or more."""
     slopes = {}
-    for name, found in points.items():
-        x, y = np.log(np.array(found)).T
+    for name, measured in points.items():
+        x, y = np.log(np.array(measured)).T
         x = x - x.mean()
         if (x != 0).any():
             slopes[name] = float((x * y).sum() / (x * x).sum())

@@ -1,7 +1,7 @@
-"""What this machine can do at best: FMA peak and memory bandwidth, measured, never looked up.
+"""The limits of this machine: FMA peak and memory bandwidth, measured, never looked up.
 
-They are the ceilings that the shares in the report refer to. Both run on levelhead's own threads,
-so a machine that is busy elsewhere lowers the ceiling as it lowers the results.
+The shares in the report refer to them. Both run on levelhead's own threads, so other load on the machine lowers the
+limits as it lowers the results.
 """
 
 from __future__ import annotations

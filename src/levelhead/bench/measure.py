@@ -1,8 +1,7 @@
 """Time in round-robin bursts, and error against the truth.
 
-Implementations take turns in bursts: idle, warm-ups, timed calls, next. Plain interleaving would
-be unfair: a pool that still spins, caches and clocks that the last call left behind would be billed
-to whoever comes next. Nothing here knows who is measured.
+Implementations take turns in bursts: idle, warm-ups, timed calls, next. Plain interleaving would be unfair: a pool that
+still spins, caches and clocks that the last call left behind would slow the next one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-IDLE = 0.050  # seconds in which the last one's threads go to sleep
+IDLE = 0.050  # seconds in which the threads of the call before go to sleep
 WARM, CALLS = 2, 10
 LONG = 0.3  # seconds; longer calls are warmed once and timed less often
 COLD = 0.02  # seconds; what a first call takes longer than that, every call takes, roughly
@@ -56,10 +55,10 @@ class Timing:
 
 
 def estimate(run: Callable[[], Any], fastest: float = float("inf")) -> float:
-    """Seconds that a call takes once it is warm, roughly; the first call is hardly believed.
+    """Seconds that a call takes once it is warm, roughly; the first call counts little.
 
-    It picks among variants and decides who is far behind, so short calls get a dozen chances,
-    unless they are far behind the fastest already.
+    It picks among variants and finds those that are far behind, so short calls are repeated a dozen times, unless they
+    are far behind the fastest already.
     """
     took = _time(run)
     if took > COLD and took > 2 * SLOWER * fastest:
@@ -75,7 +74,7 @@ def estimate(run: Callable[[], Any], fastest: float = float("inf")) -> float:
 
 
 def plan(call: float, fastest: float, *, rounds: int, long: float = LONG) -> Plan:
-    """A plan for something that takes `call` seconds, when the fastest takes `fastest`."""
+    """A plan for a call that takes `call` seconds, when the fastest takes `fastest`."""
     if call > SLOWER * fastest:
         if call > HOPELESS:
             return Plan(rounds=1, warm=0, calls=1)
@@ -89,16 +88,16 @@ def plan(call: float, fastest: float, *, rounds: int, long: float = LONG) -> Pla
 
 
 def bursts(
-    runs: Mapping[str, Callable[[], Any]], plans: Mapping[str, Plan], told: Callable[[str], None] = lambda _: None
+    runs: Mapping[str, Callable[[], Any]], plans: Mapping[str, Plan], tell: Callable[[str], None] = lambda _: None
 ) -> dict[str, Timing]:
-    """Times everything in `runs`, in turns; `told` hears whose burst begins."""
+    """Times everything in `runs`, in turns; `tell` is called with the name whose burst begins."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
     with _no_collection():
         for turn in range(max((plan.rounds for plan in plans.values()), default=0)):
             for name, run in runs.items():
                 if turn >= plans[name].rounds:
                     continue
-                told(name)
+                tell(name)
                 time.sleep(IDLE)
                 samples[name] += _burst(run, plans[name])
     return {name: Timing(tuple(taken), plans[name].batch) for name, taken in samples.items()}
@@ -128,22 +127,21 @@ def _time(run: Callable[[], Any]) -> float:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Python's collector would fall into somebody's burst."""
-    was = gc.isenabled()
+    """Python's collector would run inside a burst."""
+    was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
 # ---- error ------------------------------------------------------------------
 
-# Relative RMS error above which an answer is wrong rather than rounded: ten times what arithmetic
-# in that type costs, and far below what a forgotten mask or scale costs. A peer that computes
-# float16 in bfloat16 is caught too.
+# Relative RMS error above which an answer is wrong rather than rounded: ten times what arithmetic in that type costs,
+# and far below what a forgotten mask or scale costs. A peer that computes float16 in bfloat16 is caught too.
 TOLERANCE = {"float32": 1e-4, "float16": 1.5e-3, "bfloat16": 3e-2}
 MODEL_TOLERANCE = 1e-3  # of float32 through thirty layers, whose errors add up
 
@@ -173,8 +171,8 @@ def errors(result: Mapping[str, NDArray[Any]], truth: Mapping[str, NDArray[Any]]
 
 
 def overall(parts: Errors) -> Error:
-    """One number for an answer of several parts; relative is that of the worst, which a part that
-    is small beside the others could not show otherwise."""
+    """One number for an answer of several parts; relative is that of the worst, which a part that is small beside the
+    others could not show otherwise."""
     rms = float(np.sqrt(np.mean([e.rms**2 for e in parts.values()])))
     return Error(rms, max(e.max for e in parts.values()), max(e.relative for e in parts.values()))
 

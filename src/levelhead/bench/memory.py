@@ -1,8 +1,8 @@
 """Peak extra memory of one call, in an interpreter of its own.
 
-Extra is what the process needed at its worst during the call, beyond what it held before, minus the
-result. The libraries are warm (a small problem ran), the inputs and masks are there; nothing of the
-measured size has run yet, unless the call compiles itself at first. Linux only: it reads /proc.
+Extra is what the process needed at its worst during the call, beyond what it held before, minus the result. The
+libraries are warm (a small problem ran), the inputs and masks are there; nothing of the measured size has run yet,
+unless the call compiles itself at first. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from levelhead.bench.bars import FLOOR
 from levelhead.bench.calls import Refused
 from levelhead.bench.cases import Case
 
-_SMALL = 64  # tokens of the problem that wakes a library up
+_SMALL = 64  # tokens of the warm-up problem
 _PATIENCE = 300  # seconds, compiling included
 
 
@@ -41,9 +41,9 @@ def extra(case: Case, name: str, variant: str, threads: int) -> int | str:
 
 
 def _measured(case: Case, name: str, variant: str, threads: int) -> int:
-    peer = {peer.name: peer for peer in peers.everybody()}[name]
+    peer = {peer.name: peer for peer in peers.implementations()}[name]
     with peers.on_cpus(threads), peer.session(threads):
-        _wake(peer, case, threads)
+        _warm_up(peer, case, threads)
         problem = problems.make(case)
         call = peer.variants(problem, threads)[variant]()
         if call.warm:
@@ -58,8 +58,8 @@ def _measured(case: Case, name: str, variant: str, threads: int) -> int:
     return max(0, peak - before - problem.output_bytes)
 
 
-def _wake(peer: peers.Implementation, case: Case, threads: int) -> None:
-    """Thread pools, lazy imports and code caches are not what a call costs."""
+def _warm_up(peer: peers.Implementation, case: Case, threads: int) -> None:
+    """Thread pools, lazy imports and code caches are no part of a call's memory."""
     small = replace(case, T=min(case.T, _SMALL), S=min(case.S, _SMALL))
     with suppress(Refused):
         for build in list(peer.variants(problems.make(small), threads).values())[:1]:

@@ -1,10 +1,9 @@
-"""A whole model and the tokens it reads, and what it says in float64.
+"""A whole model and the tokens it reads, and its answer in float64.
 
-Models are those that `levelhead.models` opens without a network: an encoder (MiniLM) and a decoder
-(SmolLM2, whose cells are the prefill: keys and values cached, logits of the last token). The truth
-is the same model in float64 with PyTorch's attention; norms and rotations that the library pins to
-float32 stay so, for everybody. The time of a model is not counted in FMAs: attention is the smaller
-part of it.
+Models are those that `levelhead.models` opens without a network: an encoder (MiniLM) and a decoder (SmolLM2, whose
+cells are the prefill: keys and values cached, logits of the last token). The truth is the same model in float64 with
+PyTorch's attention; norms and rotations that the library pins to float32 stay so, for all peers. The time of a model is
+not counted in FMAs: attention is the smaller part of it.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ class Reading(Uncounted):
     lengths: Array  # (B,) of which are no padding
 
     def call(self, model: Any) -> Any:
-        """One pass of a copy of the model; what its words mean is transformers' business."""
+        """One forward pass of a copy of the model."""
         import torch
 
-        given = dict(input_ids=torch.from_numpy(self.tokens))
+        arguments = dict(input_ids=torch.from_numpy(self.tokens))
         if self.case.padding:
-            seen = np.arange(self.case.T) < self.lengths[:, None]
-            given["attention_mask"] = torch.from_numpy(seen.astype(np.int64))
+            kept = np.arange(self.case.T) < self.lengths[:, None]
+            arguments["attention_mask"] = torch.from_numpy(kept.astype(np.int64))
         more = dict(use_cache=True, logits_to_keep=1) if self.case.causal else {}
-        return lambda: model(**given, **more)
+        return lambda: model(**arguments, **more)
 
     def read(self, result: Any) -> Parts:
         out = result.logits if self.case.causal else result.last_hidden_state
@@ -77,7 +76,7 @@ def make(case: Case, seed: int = 0) -> Reading:
 def _opened(name: str) -> Any:
     try:
         model = models.open(name).model
-    except LevelheadError as error:  # it says which package to install
+    except LevelheadError as error:  # its message names the package to install
         raise Refused(" ".join(str(error).split())) from error
     model.set_attn_implementation("sdpa")
     return model.float().eval()

@@ -1,9 +1,8 @@
-"""Who is measured: levelhead, and every other way to compute the same attention on this CPU.
+"""The implementations that are measured: levelhead, and every other one of the same attention on this CPU.
 
-An implementation offers variants of a call (another operator, another way to bind memory); the
-fastest one that is right stands for it. Each peer gets its inputs in its own layout and its masks
-ready-made, outside the timing. Whatever cannot be served is refused with a reason, never dropped.
-A forward pass in levelhead and in NumPy is short and lives here; `peers_*` hold the others.
+An implementation has variants of a call (another operator, other memory); its fastest right one counts. Each peer gets
+its inputs in its own layout and its masks ready-made, outside the timing. A case that it cannot compute is refused with
+a reason. Forward passes of levelhead and NumPy are here, `peers_*` hold the others.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from levelhead.bench.cases import OFF, Case, Work
 from levelhead.bench.inputs import Problem
 
 Session: TypeAlias = Callable[[int], AbstractContextManager[str]]
-Ways: TypeAlias = dict[Work, Callable[[Any, int], Variants]]  # (problem of that work, threads)
+Builders: TypeAlias = dict[Work, Callable[[Any, int], Variants]]  # (problem of that work, threads)
 
-_NO_WAY: dict[Work, str] = {  # why somebody does not take part in a kind of work
+_NOT_OFFERED: dict[Work, str] = {  # why an implementation has no call for a kind of work
     "training": "computes no gradients",
     "additive": "not asked: the plain formulation is PyTorch's",
     "model": "not asked: the model is PyTorch's",
@@ -46,21 +45,21 @@ _NO_WAY: dict[Work, str] = {  # why somebody does not take part in a kind of wor
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """A name, what it needs, how its threads are set, and its variants of a problem's call."""
+    """Its packages, how its threads are set, and its variants of a call."""
 
     name: str
     needs: tuple[str, ...]  # packages, by import name
-    session: Session  # threads -> holds while measuring; yields what was done about threads
-    ways: Ways
+    session: Session  # threads -> active while measuring; yields how the threads were set
+    builders: Builders
 
     def variants(self, problem: Question, threads: int) -> Variants:
         work = problem.case.work
-        if work not in self.ways:
-            raise Refused(_NO_WAY[work])
-        return self.ways[work](problem, threads)
+        if work not in self.builders:
+            raise Refused(_NOT_OFFERED[work])
+        return self.builders[work](problem, threads)
 
     def missing(self) -> str | None:
-        """Why it cannot run here at all."""
+        """Why it cannot run here at all, or None."""
         absent = [name for name in self.needs if find_spec(name) is None]
         return f"not installed: {', '.join(absent)}" if absent else None
 
@@ -113,7 +112,7 @@ def _numpy(problem: Problem, threads: int) -> Variants:
 
 
 def _numpy_call(problem: Problem) -> Call:
-    """What a careful NumPy user writes: grouped heads as more rows, everything in place."""
+    """Attention by a careful NumPy user: grouped heads as more rows, computed in place."""
     case, bias = problem.case, problem.bias
     shape = (case.B, case.G, case.H // case.G * case.T)
     scale = np.float32(1 / np.sqrt(case.D))
@@ -178,16 +177,16 @@ PEERS = (
     ),
     Implementation("NumPy", (), _numpy_session, {"attention": _numpy}),
 )
-# Where attention is a formula of the user's own, compiling it is what PyTorch offers.
+# PyTorch's own answer to attention that is a formula of the user.
 COMPILED = Implementation("PyTorch compiled", ("torch",), peers_torch.session, {"additive": peers_additive.compiled})
 
 
-def everybody() -> tuple[Implementation, ...]:
+def implementations() -> tuple[Implementation, ...]:
     return (OURS, OURS_OFF, *PEERS, COMPILED)
 
 
 def against(case: Case) -> tuple[Implementation, ...]:
-    """Whom levelhead meets in a case."""
+    """Peers for this case."""
     if case.observed:
         return (OURS_OFF,)
     if case.work == "additive":
@@ -197,7 +196,7 @@ def against(case: Case) -> tuple[Implementation, ...]:
 
 @contextmanager
 def on_cpus(threads: int) -> Iterator[None]:
-    """The process on so many CPUs: the only count that every library honours when it starts."""
+    """Limits the process to so many CPUs: the one limit that every library obeys when it starts."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

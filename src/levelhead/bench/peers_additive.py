@@ -1,6 +1,6 @@
-"""Who computes additive attention: levelhead, and its formula as PyTorch and JAX users write it.
+"""Additive attention: levelhead, and the formula as PyTorch and JAX users write it.
 
-The plain formulation stores (T, S, A) numbers; compilers may see through it.
+The plain formulation stores (T, S, A) numbers; compilers may avoid that.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _jax_call(problem: Additive) -> Call:
     run = jax.jit(learn).lower(*arrays).compile()
     names = ["out", *(f"d{name}" for name in problem.arguments)]
 
-    def read(found: Any) -> Parts:
-        return dict(zip(names, map(np.asarray, found), strict=False))  # the output alone, or all
+    def read(results: Any) -> Parts:
+        return dict(zip(names, map(np.asarray, results), strict=False))  # the output alone, or all
 
     return Call(lambda: jax.block_until_ready(run(*arrays)), read)

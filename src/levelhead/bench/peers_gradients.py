@@ -1,7 +1,6 @@
-"""Who takes a step of training in PyTorch: levelhead, scaled_dot_product_attention, FlexAttention.
+"""A forward and a backward pass in PyTorch: levelhead, scaled_dot_product_attention, FlexAttention.
 
-Everybody gets the same leaves and the same gradient of the output, and is asked for the output and
-the gradients by q, k and v.
+Each gets the same leaves and the same gradient of the output, and computes the output and the gradients by q, k and v.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def sdpa(step: Step, threads: int) -> Variants:
 
 
 def flex(step: Step, threads: int) -> Variants:
-    peers_torch.flex(step, threads)  # refuses here what it refuses there
+    peers_torch.flex(step, threads)  # refuses what it refuses forward
 
     def build() -> Call:
         attend, options = peers_torch.flex_compiled(step.case)

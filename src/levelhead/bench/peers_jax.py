@@ -36,32 +36,32 @@ def _attention(problem: Problem) -> Call:
     import jax
 
     arrays = _arrays(problem.q, problem.k, problem.v)
-    fixed, given = _options(problem)
+    fixed, arguments = _options(problem)
 
-    def attend(q: Any, k: Any, v: Any, given: dict[str, Any]) -> Any:
-        return jax.nn.dot_product_attention(q, k, v, **given, **fixed)
+    def attend(q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> Any:
+        return jax.nn.dot_product_attention(q, k, v, **arguments, **fixed)
 
-    compiled = jax.jit(attend).lower(*arrays, given).compile()
-    return Call(lambda: compiled(*arrays, given).block_until_ready(), _read)
+    compiled = jax.jit(attend).lower(*arrays, arguments).compile()
+    return Call(lambda: compiled(*arrays, arguments).block_until_ready(), _read)
 
 
 def _training(step: Step) -> Call:
     import jax
 
     arrays = _arrays(step.q, step.k, step.v, step.dout)
-    fixed, given = _options(step)
+    fixed, arguments = _options(step)
 
-    def learn(q: Any, k: Any, v: Any, dout: Any, given: dict[str, Any]) -> Any:
-        attend = partial(jax.nn.dot_product_attention, **given, **fixed)
+    def learn(q: Any, k: Any, v: Any, dout: Any, arguments: dict[str, Any]) -> Any:
+        attend = partial(jax.nn.dot_product_attention, **arguments, **fixed)
         out, back = jax.vjp(attend, q, k, v)
         return out, *back(dout)
 
-    compiled = jax.jit(learn).lower(*arrays, given).compile()
+    compiled = jax.jit(learn).lower(*arrays, arguments).compile()
 
-    def read(found: Any) -> Parts:
-        return dict(zip(("out", "dq", "dk", "dv"), map(_read, found), strict=True))
+    def read(results: Any) -> Parts:
+        return dict(zip(("out", "dq", "dk", "dv"), map(_read, results), strict=True))
 
-    return Call(lambda: jax.block_until_ready(compiled(*arrays, given)), read)
+    return Call(lambda: jax.block_until_ready(compiled(*arrays, arguments)), read)
 
 
 def _arrays(*arrays: Array) -> list[Any]:
@@ -72,8 +72,8 @@ def _arrays(*arrays: Array) -> list[Any]:
 
 
 def _read(x: Any) -> Array:
-    found: Array = np.asarray(x).swapaxes(1, 2)
-    return found
+    array: Array = np.asarray(x).swapaxes(1, 2)
+    return array
 
 
 def _options(problem: Problem) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -92,6 +92,6 @@ def _options(problem: Problem) -> tuple[dict[str, Any], dict[str, Any]]:
     elif case.alibi or case.mask == "float":
         assert problem.bias is not None
         extra["bias"] = problem.bias
-    elif problem.seen is not None:
-        extra["mask"] = problem.seen
+    elif problem.visible is not None:
+        extra["mask"] = problem.visible
     return fixed, {name: jax.numpy.asarray(x) for name, x in extra.items()}

@@ -1,4 +1,4 @@
-"""Who runs a whole model: transformers with levelhead's attention, and with PyTorch's own."""
+"""Whole models: transformers with levelhead's attention, and with PyTorch's own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def sdpa(reading: Reading, threads: int) -> Variants:
 def _ours(reading: Reading) -> Call:
     from levelhead.torch import huggingface
 
-    # A copy that nobody else runs, so it need not be undone between turns. What the others pay for
-    # it is a look at who they are: a microsecond per layer.
+    # A copy that only this call runs, so nothing is undone between turns. Other models pay a microsecond per layer.
     model = reading.copied()
     huggingface.use(model)
     return Call(reading.call(model), reading.read)

@@ -1,7 +1,7 @@
 """ONNX Runtime as a peer: its Attention operator, and those of its own domain where they fit.
 
-Graphs of one node, static shapes, memory bound beforehand or handed over: whichever is faster. Its
-threads do not spin: a pool that does halves whoever runs next.
+Graphs of one node, static shapes, memory bound beforehand or handed over: whichever is faster. Its threads do not spin:
+a pool that does halves the speed of the next peer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from levelhead.bench.calls import Array, Call, Refused, Variants, refuse_large_s
 from levelhead.bench.inputs import Problem
 
 OPSET = 24
-IR = 10  # of the ONNX file; old enough for every runtime that knows the opset
+IR = 10  # of the ONNX file; old enough for every runtime that has the opset
 
 
 @contextmanager
@@ -29,11 +29,11 @@ def variants(problem: Problem, threads: int) -> Variants:
     case = problem.case
     if case.dtype == "bfloat16":
         raise Refused("its CPU kernels take no bfloat16")
-    found: Variants = {}
+    variants: Variants = {}
 
     def offer(operator: str, graph: Any) -> None:
         for way, bound in (("bound", True), ("run", False)):
-            found[f"{operator}, {way}"] = partial(_ort_call, problem, threads, graph, bound)
+            variants[f"{operator}, {way}"] = partial(_ort_call, problem, threads, graph, bound)
 
     refuse_large_scores(case)
     offer("Attention", _standard)
@@ -43,9 +43,9 @@ def variants(problem: Problem, threads: int) -> Variants:
     prefill = case.T == case.S and (case.causal or case.window is not None)
     decode = case.decode and case.plain
     if alone and case.D == case.E and case.D % 8 == 0 and (prefill or decode):
-        # The cache is a buffer shared by input and output, which only binding can say.
-        found["GroupQueryAttention, bound"] = partial(_ort_call, problem, threads, _group_query, True)
-    return found
+        # The cache is a buffer shared by input and output, which needs binding.
+        variants["GroupQueryAttention, bound"] = partial(_ort_call, problem, threads, _group_query, True)
+    return variants
 
 
 def _flat(x: Array) -> Array:
@@ -71,8 +71,8 @@ def _standard(problem: Problem) -> tuple[Any, dict[str, Array], dict[str, str]]:
     elif case.alibi or case.mask == "float":
         assert problem.bias is not None
         names, inputs["mask"] = [*names, "mask"], problem.bias.astype(problem.q.dtype)
-    elif problem.seen is not None:
-        names, inputs["mask"] = [*names, "mask"], problem.seen
+    elif problem.visible is not None:
+        names, inputs["mask"] = [*names, "mask"], problem.visible
     return helper.make_node("Attention", names, ["out"], **attributes), inputs, {}
 
 

@@ -25,15 +25,15 @@ def variants(problem: Problem, threads: int) -> Variants:
     case = problem.case
     if case.softcap is not None:
         raise Refused("scaled_dot_product_attention has no soft cap")
-    found: Variants = {}
+    variants: Variants = {}
     hints = {"float32": ["f32"], "float16": ["f16", "f32"], "bfloat16": ["bf16", "f32"]}
     for hint in hints[case.dtype]:
         if not case.grouped:
-            found[hint] = partial(_openvino_call, problem, threads, hint, False)
+            variants[hint] = partial(_openvino_call, problem, threads, hint, False)
             continue
-        found[f"{hint}, heads repeated before"] = partial(_openvino_call, problem, threads, hint, False)
-        found[f"{hint}, heads repeated in the graph"] = partial(_openvino_call, problem, threads, hint, True)
-    return found
+        variants[f"{hint}, heads repeated before"] = partial(_openvino_call, problem, threads, hint, False)
+        variants[f"{hint}, heads repeated in the graph"] = partial(_openvino_call, problem, threads, hint, True)
+    return variants
 
 
 def _openvino_call(problem: Problem, threads: int, hint: str, inside: bool) -> Call:
@@ -50,14 +50,14 @@ def _openvino_call(problem: Problem, threads: int, hint: str, inside: bool) -> C
     if not causal and (case.alibi or case.mask == "float"):
         assert problem.bias is not None
         arrays.append(problem.bias.astype(q.dtype))
-    elif not causal and problem.seen is not None:
-        arrays.append(np.ascontiguousarray(problem.seen))
+    elif not causal and problem.visible is not None:
+        arrays.append(np.ascontiguousarray(problem.visible))
     types = [_openvino_type(x) for x in arrays]
     parameters = [op.parameter(list(x.shape), t) for x, t in zip(arrays, types, strict=True)]
-    given = list(parameters)
+    inputs = list(parameters)
     if inside:
-        given[1:3] = (_repeated(op, given[i], arrays[i].shape, repeat) for i in (1, 2))
-    out = op.scaled_dot_product_attention(*given, causal=causal)
+        inputs[1:3] = (_repeated(op, inputs[i], arrays[i].shape, repeat) for i in (1, 2))
+    out = op.scaled_dot_product_attention(*inputs, causal=causal)
     compiled = ov.Core().compile_model(
         ov.Model([out], parameters),
         "CPU",

@@ -1,7 +1,7 @@
 """PyTorch as a peer: scaled_dot_product_attention, and FlexAttention compiled.
 
-Tensors share memory with the problem's arrays. Gradients are off for the whole measurement, so no
-call pays for a context manager; steps of training, which are long, turn them on.
+Tensors share memory with the problem's arrays. Gradients are off for the whole measurement, so no call pays for a
+context manager; steps of training, which are long, turn them on.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def step(attend: Callable[..., Any], arguments: Sequence[Any], dout: Any) -> Cal
     return run
 
 
-def read_step(names: Sequence[str], found: tuple[Any, ...]) -> Parts:
-    return dict(zip(("out", *(f"d{name}" for name in names)), map(_read, found), strict=True))
+def read_step(names: Sequence[str], results: tuple[Any, ...]) -> Parts:
+    return dict(zip(("out", *(f"d{name}" for name in names)), map(_read, results), strict=True))
 
 
 # ---- scaled_dot_product_attention -------------------------------------------
@@ -95,7 +95,7 @@ def _sdpa(problem: Problem) -> Call:
 
 
 def sdpa_options(problem: Problem) -> dict[str, Any]:
-    """What scaled_dot_product_attention is told beyond q, k and v."""
+    """Arguments of scaled_dot_product_attention beyond q, k and v."""
     case = problem.case
     options: dict[str, Any] = {}
     if case.grouped:
@@ -105,8 +105,8 @@ def sdpa_options(problem: Problem) -> dict[str, Any]:
     elif case.alibi or case.mask == "float":
         assert problem.bias is not None
         options["attn_mask"] = tensor(problem.bias)
-    elif problem.seen is not None:
-        options["attn_mask"] = tensor(problem.seen)
+    elif problem.visible is not None:
+        options["attn_mask"] = tensor(problem.visible)
     return options
 
 

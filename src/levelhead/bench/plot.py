@@ -1,7 +1,7 @@
 """Bars of every ratio in a result, as two hand-written SVG files: for light and for dark pages.
 
-One line per cell, grouped by family: a bar from 1× (the fastest peer) to our ratio on a logarithmic
-axis, a tick where the bar of the cell lies. Cells that were lost point the other way, in red.
+One line per cell, grouped by family: a bar from 1× (the fastest peer) to our ratio on a logarithmic axis, a tick where
+the bar of the cell lies. Cells that were lost point the other way, in red.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def _legend(theme: Theme) -> Iterator[str]:
 
 
 def _bar(cell: dict[str, Any], axis: _Axis, y: float, theme: Theme) -> Iterator[str]:
-    said = cell["verdict"]
-    ratio = said["ratio_by_best"]
-    colour = {"met": theme.ahead, "lost": theme.lost}.get(said["word"], theme.below)
+    verdict = cell["verdict"]
+    ratio = verdict["ratio_by_best"]
+    colour = {"met": theme.ahead, "lost": theme.lost}.get(verdict["word"], theme.below)
     begin, end = sorted((axis.x(1), axis.x(ratio)))
     middle = y + LINE / 2 + 4
     yield text(LEFT - 8, middle, cell["name"], theme.ink, anchor="end")
@@ -107,7 +107,7 @@ def _bar(cell: dict[str, Any], axis: _Axis, y: float, theme: Theme) -> Iterator[
     )
     at = axis.x(cell["bar"]["ratio"])
     yield line(at, y + 1, at, y + LINE - 1, theme.ink, width=1.5)
-    words = f"{ratio:.2f}× {said['fastest_by_best']}"
+    words = f"{ratio:.2f}× {verdict['fastest_by_best']}"
     yield text(max(end, at) + 6, middle, words, theme.ink)
 
 

@@ -1,6 +1,6 @@
-"""A result for people: the table, every cell that was lost, who could not take part and why.
+"""A result as text: the table, every cell that was lost, the peers that were not measured and why.
 
-Text only, from the dictionary that `--json` writes; no cell is left out because of what it says.
+Made from the dictionary that `--json` writes; no cell is left out.
 """
 
 from __future__ import annotations
@@ -62,31 +62,31 @@ def _table(cells: list[Result]) -> Iterator[str]:
 
 
 def _row(cell: Result) -> tuple[str, ...]:
-    said = cell["verdict"]
+    verdict = cell["verdict"]
     ours = _of(cell, "levelhead")
     if ours is None:
-        return (cell["name"], "-", "-", "-", "-", "-", "-", "-", f"{MARKS[said['word']]}: {said['why']}")
+        return (cell["name"], "-", "-", "-", "-", "-", "-", "-", f"{MARKS[verdict['word']]}: {verdict['why']}")
     rival, ratios = "-", ("-", "-")
-    if "ratio_by_best" in said:
-        name = said["fastest_by_best"]
+    if "ratio_by_best" in verdict:
+        name = verdict["fastest_by_best"]
         fastest = _of(cell, name)
         assert fastest is not None
         rival = f"{seconds(fastest['best'])} {name}"
-        ratios = (f"{said['ratio_by_best']:.2f}×", f"{said['ratio_by_median']:.2f}×")
-    if "gflops" not in said:
+        ratios = (f"{verdict['ratio_by_best']:.2f}×", f"{verdict['ratio_by_median']:.2f}×")
+    if "gflops" not in verdict:
         rate, share = "-", "-"
     elif cell["decode"]:
-        rate, share = f"{said['gbytes']:.1f} GB/s", f"{said['of_bandwidth']:.0%} memory"
+        rate, share = f"{verdict['gbytes']:.1f} GB/s", f"{verdict['of_bandwidth']:.0%} memory"
     else:
-        rate, share = f"{said['gflops']:.1f} GFLOP/s", f"{said['of_peak']:.0%} FMA"
-    accuracy = said["accuracy"]
+        rate, share = f"{verdict['gflops']:.1f} GFLOP/s", f"{verdict['of_peak']:.0%} FMA"
+    accuracy = verdict["accuracy"]
     error = f"{ours['error']['rms']:.1e}"
     if accuracy is not None:
         worse = "" if accuracy["met"] else " ".join(["!", *filter(None, [accuracy.get("of")])])
         error += f" ({accuracy['rms']:.2f}/{accuracy['max']:.2f}{worse})"
-    word = MARKS[said["word"]]
-    if cell["observed"] and "ratio_by_best" in said:
-        word += f" ({1 / said['ratio_by_best'] - 1:+.1%})"
+    word = MARKS[verdict["word"]]
+    if cell["observed"] and "ratio_by_best" in verdict:
+        word += f" ({1 / verdict['ratio_by_best'] - 1:+.1%})"
     return (cell["name"], seconds(ours["best"]), rival, *ratios, rate, share, error, word)
 
 
@@ -96,21 +96,21 @@ def _shortfalls(cells: list[Result]) -> Iterator[str]:
         ("missing", "Missing"),
         ("lost", "Lost: a peer is faster"),
         ("below", "Ahead, but below the bar"),
-        ("alone", "Nobody to compare with"),
+        ("alone", "No peer to compare with"),
     ):
-        found = [cell for cell in cells if cell["verdict"]["word"] == word]
-        if found:
-            yield f"{title} ({len(found)} of {len(cells)})"
-        for cell in found:
-            said = cell["verdict"]
-            ratio = f"{said['ratio_by_best']:.2f}×, " if "ratio_by_best" in said else ""
+        matching = [cell for cell in cells if cell["verdict"]["word"] == word]
+        if matching:
+            yield f"{title} ({len(matching)} of {len(cells)})"
+        for cell in matching:
+            verdict = cell["verdict"]
+            ratio = f"{verdict['ratio_by_best']:.2f}×, " if "ratio_by_best" in verdict else ""
             share = ""
-            if "of_peak" in said:
-                share = f"{said['of_peak']:.0%} of FMA peak, {said['of_bandwidth']:.0%} of memory; "
+            if "of_peak" in verdict:
+                share = f"{verdict['of_peak']:.0%} of FMA peak, {verdict['of_bandwidth']:.0%} of memory; "
             ceiling = ""
-            if "ceiling" in said and not cell["observed"]:
-                ceiling = f"; all of the {said['limit']} would be {said['ceiling']:.2f}×"
-            yield f"  {cell['name']:<28} {ratio}{share}{said['why']}{ceiling}"
+            if "ceiling" in verdict and not cell["observed"]:
+                ceiling = f"; all of the {verdict['limit']} would be {verdict['ceiling']:.2f}×"
+            yield f"  {cell['name']:<28} {ratio}{share}{verdict['why']}{ceiling}"
     yield "error: RMS against float64 (ours / PyTorch's: RMS/maximum; ! over 1.05 or 1.25)"
     yield ""
 
@@ -173,7 +173,8 @@ def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> Iterator[str
 
 
 def seconds(time: float) -> str:
-    """
+    """Seconds in a unit that reads well.
+
     >>> seconds(0.00234), seconds(3.2e-6), seconds(1.5)
     ('2.34 ms', '3.20 µs', '1.50 s')
     """

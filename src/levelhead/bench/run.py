@@ -1,7 +1,7 @@
-"""The benchmark from beginning to end: every case, everybody, into one dictionary.
+"""The benchmark from beginning to end: every case and every peer, into one dictionary.
 
-The dictionary is what `--json` writes: machine, versions, method, raw samples, verdicts. How one
-case is measured is `cell`'s business, what the numbers mean is `judge`'s.
+`--json` writes that dictionary: machine, versions, method, raw samples, verdicts. `cell` measures one case, `judge`
+compares its numbers with its bar.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ METHOD = (
 )
 
 
-# Bursts of 0.3 s instead of 3: enough to see where one stands, too little to publish.
+# Bursts of 0.3 s instead of 3: enough for an overview, too little to publish.
 QUICK = Effort(rounds=2, seeds=1, memory=False, left_out=("FlexAttention", "PyTorch compiled"), long=0.03)
 FULL = Effort(rounds=3, seeds=SEEDS, memory=True)
 
@@ -54,14 +54,14 @@ def bench(
     tell: Callable[[str, str], None] = lambda case, doing: None,
     save: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Measures the cases; `tell` hears (case, what is going on), `save` gets the result so far."""
+    """Measures the cases; `tell` is called with (case, current step), `save` with the result so far."""
     count = _checked(threads)
-    everybody = [peer for peer in peers.everybody() if peer is not peers.OURS_OFF]
+    measured_peers = [peer for peer in peers.implementations() if peer is not peers.OURS_OFF]
     with ExitStack() as stack:
         stack.enter_context(peers.on_cpus(count))
-        teams = {peer.name: peer.missing() or stack.enter_context(peer.session(count)) for peer in everybody}
+        teams = {peer.name: peer.missing() or stack.enter_context(peer.session(count)) for peer in measured_peers}
         tell("limits", "FMA peak and memory bandwidth")
-        result = _header(count, teams, everybody) | dict(
+        result = _header(count, teams, measured_peers) | dict(
             effort=asdict(effort) | dict(left_out=list(effort.left_out)),
             limits=asdict(limits(count, effort.least, effort.array)),
         )
@@ -85,12 +85,12 @@ def _checked(threads: int | None) -> int:
     return threads
 
 
-def _header(threads: int, teams: dict[str, str], everybody: list[peers.Implementation]) -> dict[str, Any]:
+def _header(threads: int, teams: dict[str, str], measured_peers: list[peers.Implementation]) -> dict[str, Any]:
     machine_info = info()
     versions = {"python": platform.python_version(), "numpy": np.__version__}
-    for peer in everybody:
+    for peer in measured_peers:
         versions |= peer.versions()
-    if find_spec("transformers"):  # whose models both sides run
+    if find_spec("transformers"):  # its models are run with both attentions
         versions["transformers"] = metadata.version("transformers")
     return dict(
         levelhead=machine_info.version,

@@ -1,7 +1,7 @@
 """`levelhead doctor`: its arguments, its files, its exit code.
 
-The examination is `levelhead.watching.doctor`. Bad input is refused before any work. The content of all files is
-ready before the first is written; each is written whole.
+The examination is `levelhead.watching.doctor`. Bad input is refused before any work. The content of all files is ready
+before the first is written; each is written whole.
 """
 
 from __future__ import annotations

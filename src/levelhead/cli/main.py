@@ -1,7 +1,7 @@
 """The command line: parses, runs one command and prints what it yields. `info` is here, other commands in own files.
 
-Commands call the public API and compute nothing else. Stdout is for data: errors go to stderr. Exit codes: 0 fine,
-1 failed, 2 wrong usage or bad input; `doctor`: 1 if it found something, `lab`: 1 if a verdict is not as expected.
+Commands call the public API and compute nothing else. Stdout is for data: errors go to stderr. Exit codes: 0 fine, 1
+failed, 2 wrong usage or bad input; `doctor`: 1 if it found something, `lab`: 1 if a verdict is not as expected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`levelhead page`: its arguments, its one line on stdout, its exit code.
 
-The line is the link, complete and flushed, so that a program can wait for it; all other messages go to stderr.
-Bad input is refused before a port is taken or a figure computed.
+The line is the link, complete and flushed, so that a program can wait for it; all other messages go to stderr. Bad
+input is refused before a port is taken or a figure computed.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
         threading.Thread(target=_open, args=(page.url,), daemon=True).start()
     page.serve()
     if page.computing.is_busy:
-        # A model or a measurement takes seconds and cannot be stopped. The page writes no files, so nothing
-        # is left half done.
+        # A model or a measurement takes seconds and cannot be stopped. The page writes no files, so nothing is left
+        # half done.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

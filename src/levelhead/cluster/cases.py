@@ -1,8 +1,7 @@
 """What `levelhead cluster-bench` measures: plans × splits × passes, over two kinds of scaling.
 
-Strong scaling keeps the sequence, weak scaling keeps the tokens of a rank. Heads divide by 1, 2, 3
-and 4, so that all plans take part there; where heads do not divide, ulysses is left out, and the
-result says so.
+Strong scaling keeps the sequence, weak scaling keeps the tokens of a rank. Heads divide by 1, 2, 3 and 4, so that all
+plans take part there; where heads do not divide, ulysses is left out, and the result names it.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ class Cell:
 
     @property
     def way(self) -> str:
-        """And what is done about it."""
+        """Plan, split and passes in words."""
         return f"{self.plan} {self.split} {self.passes}"
 
 
 def cells(effort: Effort, world: int) -> list[Cell]:
-    """Everything that so many ranks can do."""
+    """All cells that so many ranks can run."""
     return [*_kind("strong", effort, world), *_kind("weak", effort, world)]
 
 

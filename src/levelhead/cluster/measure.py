@@ -1,9 +1,8 @@
-"""The measurement itself: every rank of a group runs this, and rank 0 keeps the books.
+"""The measurement itself: every rank of a group runs this; rank 0 has the result.
 
-A cell is run in rounds; in each round everybody starts together, once untraced, which is the time
-that counts (of the slowest rank), and once traced, which tells where it went and how many bytes
-moved. Rank 0 also runs every problem alone while the others sleep, and every rank holds its rows
-against that answer. Numbers travel as tensors.
+A cell is run in rounds. In each round all ranks start together, once untraced, for the time (of the slowest rank), and
+once traced, for where it went and how many bytes moved. Rank 0 also runs every problem alone while the others sleep,
+and every rank compares its rows with that answer. Numbers travel as tensors.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ def measure(cells: list[Cell], *, threads: int, cpus: int, rounds: int, tell: Te
     Args:
         threads: of each rank's kernel.
         cpus: of this machine, all of which one process may use for comparison.
-        tell: hears (problem, what is going on), on every rank.
-        save: gets what is there so far, on rank 0.
+        tell: is called with (problem, current step), on every rank.
+        save: is called with the cells so far, on rank 0.
     """
     torch.set_num_threads(threads)
-    found: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     for (name, problem), group in groupby(cells, key=lambda cell: (cell.about, cell.problem)):
         every = list(group)
         tell(name, "one process alone")
@@ -53,14 +52,14 @@ def measure(cells: list[Cell], *, threads: int, cpus: int, rounds: int, tell: Te
         for part in parts:
             tell(name, f"{part.cell.way}, warming up")
             part.warm(truth)
-        for number in range(rounds):  # in turns, so that a slow minute is everybody's
+        for number in range(rounds):  # in turns, so that a slow minute affects all cells
             for part in parts:
                 tell(name, f"{part.cell.way}, round {number + 1} of {rounds}")
                 part.round()
-        found += [part.told(alone) for part in parts]
+        measured += [part.numbers(alone) for part in parts]
         if dist.get_rank() == 0:
-            save(found)
-    return found
+            save(measured)
+    return measured
 
 
 def _arrays(problem: Problem) -> dict[str, Tensor]:
@@ -75,7 +74,7 @@ def _arrays(problem: Problem) -> dict[str, Tensor]:
 def _alone(
     problem: Problem, arrays: dict[str, Tensor], threads: int, cpus: int, rounds: int
 ) -> tuple[dict[str, dict[str, float]], Tensor]:
-    """Seconds of rank 0 alone, by threads and passes; and its output, which everybody gets."""
+    """Seconds of rank 0 alone, by threads and passes; and its output, which every rank gets."""
     taken: dict[str, dict[str, float]] = {}
     out = torch.empty_like(arrays["dout"])
     if dist.get_rank() == 0:
@@ -134,7 +133,7 @@ class _Part:
         return part.contiguous()
 
     def warm(self, truth: Tensor) -> None:
-        """The first call, whose rows are held against one process's."""
+        """The first call, whose rows are compared with one process's."""
         rows, wanted = self._call(None), self._own(truth, False)
         self.gap = float((rows - wanted).abs().max()) if rows.numel() else 0.0
 
@@ -164,7 +163,7 @@ class _Part:
             out.backward(self.arrays["dout"])  # type: ignore[no-untyped-call]
         return out.detach()
 
-    def told(self, alone: dict[str, dict[str, float]]) -> dict[str, Any]:
+    def numbers(self, alone: dict[str, dict[str, float]]) -> dict[str, Any]:
         """The cell's numbers from all ranks."""
         cell, world = self.cell, dist.get_world_size()
         seconds = _gathered(torch.tensor([*self.seconds, self.gap], dtype=torch.float64))

@@ -1,6 +1,6 @@
-"""A run of `levelhead cluster-bench` for people: time, where it went, bytes against the bound.
+"""A run of `levelhead cluster-bench` as text: time, where it went, bytes against the bound.
 
-Text from the dictionary that `--json` writes. Every cell is shown; a wrong answer says so.
+Made from the dictionary that `--json` writes. Every cell is shown; wrong answers are counted at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One launch of `levelhead cluster-bench`: joins the ranks that torchrun started, measures, leaves.
 
-The result is a dictionary on rank 0 and None elsewhere. Who launches, and on which machines, is
-torchrun's business; how a cell is measured is `measure`'s.
+The result is a dictionary on rank 0 and None elsewhere. `measure` measures a cell.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from levelhead.errors import LevelheadValueError, expected
 from levelhead.info import machine
 
 COMMAND = "torchrun --nproc-per-node 2 -m levelhead cluster-bench"
-TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # by torchrun, to every rank
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables that it sets on every rank
 PATIENCE = timedelta(minutes=20)  # for a rank that runs a whole problem alone
 METHOD = (
     "Every round starts at a barrier; the slowest rank's time counts. Once not traced (seconds), "
@@ -36,11 +35,11 @@ METHOD = (
 
 
 def launched() -> tuple[int, int]:
-    """This process's rank and how many there are, as torchrun told it."""
+    """This process's rank and how many there are, from torchrun."""
     if find_spec("torch") is None:
         advice = f'pip install "levelhead[torch]", then {COMMAND}'
         raise LevelheadValueError(expected("torch", "to be installed", "nothing", advice))
-    missing = [name for name in TOLD if not os.environ.get(name)]
+    missing = [name for name in TORCHRUN if not os.environ.get(name)]
     if missing:
         what, given = "to be started by torchrun on every rank", f"no {' and no '.join(missing)}"
         raise LevelheadValueError(expected("cluster-bench", what, given, f"Run: {COMMAND}"))
@@ -70,18 +69,18 @@ def bench(
     try:
         rank, world = dist.get_rank(), dist.get_world_size()
         header = _header(effort, world, threads)
-        found = measure(
+        measured = measure(
             cells(effort, world),
             threads=threads,
             cpus=header["machine"]["threads"],
             rounds=effort.rounds,
             tell=tell,
-            save=lambda found: save(header | {"cells": found}),
+            save=lambda so_far: save(header | {"cells": so_far}),
         )
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    return header | {"cells": found} if rank == 0 else None
+    return header | {"cells": measured} if rank == 0 else None
 
 
 def _header(effort: Effort, world: int, threads: int) -> dict[str, Any]:
@@ -103,12 +102,12 @@ def _header(effort: Effort, world: int, threads: int) -> dict[str, Any]:
 
 
 def _hosts(world: int) -> int:
-    """Machines that take part, told apart by a mark of their names."""
+    """Machines that take part, counted by hashes of their names."""
     import torch
     import torch.distributed as dist
 
     name = hashlib.blake2b(socket.gethostname().encode(), digest_size=7).digest()
     mine = torch.tensor([int.from_bytes(name, "little")])
-    heard = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(heard, mine)
-    return len({int(x) for x in heard})
+    marks = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(marks, mine)
+    return len({int(x) for x in marks})

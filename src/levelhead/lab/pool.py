@@ -1,8 +1,8 @@
 """Experiments side by side, each in a fresh interpreter with one thread.
 
-A fresh interpreter rather than a fork: threads, torch's state and random numbers of the caller
-stay out of it, and a script that uses the lab needs no `if __name__ == "__main__"`. Whoever stops
-listening, by Ctrl-C or otherwise, leaves no process behind. What messages mean is not known here.
+A fresh interpreter rather than a fork: threads, torch's state and random numbers of the caller stay out of it, and a
+script that uses the lab needs no `if __name__ == "__main__"`. When the generator is closed, by Ctrl-C or otherwise, its
+processes are ended.
 """
 
 from __future__ import annotations

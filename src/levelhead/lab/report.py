@@ -1,7 +1,4 @@
-"""Claims and results as text for people: theory beside what was measured, a line for each number.
-
-Programs get `Result.json()`. Nothing is computed here.
-"""
+"""Claims and results as text: theory beside what was measured, a line for each number. Programs use `Result.json()`."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import Any
 from levelhead.lab.claim import Claim
 from levelhead.lab.result import Result
 from levelhead.terminal import paint
+from levelhead.words import plural
 
 __all__ = ["claim_lines", "listing", "result_lines", "summary"]
 
@@ -54,9 +52,9 @@ def summary(results: Sequence[Result]) -> str:
     """One line for all of them."""
     wrong = [result.id for result in results if not result.as_expected]
     undecided = [result.id for result in results if result.verdict == "undecided"]
-    said = f"{len(results)} claim{'s' * (len(results) != 1)}: "
-    said += f"not as expected: {', '.join(wrong)}" if wrong else "no verdict against expectation"
-    return said + (f"; undecided: {', '.join(undecided)}" if undecided else "")
+    words = f"{plural(len(results), 'claim')}: "
+    words += f"not as expected: {', '.join(wrong)}" if wrong else "no verdict against expectation"
+    return words + (f"; undecided: {', '.join(undecided)}" if undecided else "")
 
 
 # ---- numbers ----------------------------------------------------------------
@@ -69,7 +67,7 @@ def _table(result: Result) -> Iterator[str]:
         theory = {}
     paths = dict.fromkeys((*_paths(measured), *_paths({} if theory is None else theory)))
     rows = [
-        (", ".join(path), _told(_at(theory, path)), _measured(_at(measured, path), _at(stderr, path))) for path in paths
+        (", ".join(path), _text(_at(theory, path)), _measured(_at(measured, path), _at(stderr, path))) for path in paths
     ]
     titles = [("", "theory", "measured")] * any(theory for _, theory, _ in rows)
     wide = [max(len(row[part]) for row in (*titles, *rows)) for part in (0, 1)]
@@ -99,18 +97,18 @@ def _measured(value: Any, stderr: Any) -> str:
         parts = [_measured(*pair) for pair in zip(value, errors, strict=False)]
         return _short(parts)
     if not (isinstance(value, float) and isinstance(stderr, float) and stderr > 0):
-        return _told(value)
+        return _text(value)
     digits = 1 - math.floor(math.log10(stderr))  # two of the error's, and no more of the value's
     if not 0 <= digits <= 6:
-        return f"{_told(value)} ± {stderr:.2g}"
+        return f"{_text(value)} ± {stderr:.2g}"
     return f"{value:.{digits}f} ± {stderr:.{digits}f}"
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list):
-        return _short([_told(part) for part in value])
+        return _short([_text(part) for part in value])
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value)

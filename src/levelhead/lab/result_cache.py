@@ -1,8 +1,7 @@
 """Results that need not be measured again: one file for each claim, parameters, seed and code.
 
-Anything that could change a number is part of a file's name: the package's own code, the versions
-of what it computes with, the instruction set; for timings also the machine. A file that was damaged
-is measured again. This file knows no experiment.
+Anything that could change a number is part of a file's name: the package's own code, the versions of what it computes
+with, the instruction set; for timings also the machine. A file that was damaged is measured again.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from levelhead.lab.claim import Claim, Params
 __all__ = ["check", "directory", "load", "save"]
 
 _PACKAGE = Path(__file__).parents[1]
-_COMPUTES = (".py", ".so", ".txt")  # code, the core, and texts that models are given
+_COMPUTES = (".py", ".so", ".txt")  # code, the core, and texts that models read
 _SHOWS = ("__main__.py", "cli", "lab/figures", "page")  # changes no measurement
 _COMPANIONS = ("numpy", "torch", "transformers")
 
@@ -40,23 +39,23 @@ def check() -> None:
 
 
 def load(claim: Claim, params: Params, seed: int) -> dict[str, Any] | None:
-    """What was found before, or None if that is unknown or can no longer be read."""
+    """The outcome that was kept, or None if there is none or it can no longer be read."""
     try:
         text = _place(claim, params, seed).read_text(encoding="utf-8")
-        digest, found = text.split("\n", 1)
+        digest, content = text.split("\n", 1)
     except (OSError, ValueError):  # not there, not text, not two parts
         return None
-    if digest != _digest(found):
+    if digest != _digest(content):
         return None
-    kept: dict[str, Any] = json.loads(found)
+    kept: dict[str, Any] = json.loads(content)
     return kept
 
 
-def save(claim: Claim, params: Params, seed: int, found: Mapping[str, Any]) -> None:
-    """Keeps a finding. What was undecided is not kept: a model may be installed meanwhile."""
-    if found["verdict"] == "undecided":
+def save(claim: Claim, params: Params, seed: int, outcome: Mapping[str, Any]) -> None:
+    """Keeps an outcome. What was undecided is not kept: a model may be installed meanwhile."""
+    if outcome["verdict"] == "undecided":
         return
-    text = json.dumps(found, allow_nan=False)
+    text = json.dumps(outcome, allow_nan=False)
     try:
         write_whole(_place(claim, params, seed), f"{_digest(text)}\n{text}")
     except OSError as error:

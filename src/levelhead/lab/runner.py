@@ -1,8 +1,8 @@
 """Runs claims: looks into the cache, hands experiments to workers, compares verdicts.
 
-Claims run side by side, each with one thread, and are told in the order of the notes. Those that
-measure time come last, one after the other, in this process, with every thread and nothing beside
-them. An experiment that crashes is an error that names its claim, whatever the others found.
+Claims run side by side, each with one thread; results come in the order of the notes. Those that measure time come
+last, one after the other, in this process, with every thread and nothing beside them. An experiment that crashes is an
+error that names its claim, whatever the others found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CrashedError", "TellLab", "run"]
 
 TellLab: TypeAlias = Callable[[str, float, str], None]  # id, share done, what is being done
 SEEDS = 2**32
-_JOBS = 2  # training claims need memory; more workers are for those who ask
+_JOBS = 2  # training claims need memory; `jobs` allows more
 
 
 class CrashedError(LevelheadError):
@@ -59,7 +59,7 @@ def run(
         params: changes parameters of those chosen claims that have them.
         jobs: experiments side by side; default: two, or one where there is one CPU.
         fresh: measure even what is cached.
-        tell: hears (id, share done, what is being done).
+        tell: is called with (id, share done, current step).
 
     >>> [result.verdict for result in run("C4")]
     ['confirmed']
@@ -112,7 +112,7 @@ def _side_by_side(
 
 
 def _finished(task: _Task, message: Mapping[str, Any]) -> Result:
-    """The result of a worker's last word."""
+    """The result from a worker's last message."""
     id = task.claim.id
     if "refused" in message:
         raise LevelheadValueError(f"{id}: {message['refused']}")
@@ -127,11 +127,11 @@ def _finished(task: _Task, message: Mapping[str, Any]) -> Result:
 def _alone(task: _Task, tell: TellLab) -> Result:
     id = task.claim.id
 
-    def told(share: float, words: str) -> None:
+    def tell_share(share: float, words: str) -> None:
         tell(id, share, words)
 
     try:
-        message: dict[str, Any] = {"found": worker.perform(task.claim, task.params, task.seed, told)}
+        message: dict[str, Any] = {"found": worker.perform(task.claim, task.params, task.seed, tell_share)}
     except LevelheadError as error:
         message = {"refused": str(error)}
     except Exception:

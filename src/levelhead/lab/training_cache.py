@@ -1,8 +1,8 @@
 """Trainings by plan, each done once: kept on disk, and shared by all claims and processes.
 
-The key is the plan and everything its curves follow from: the code of tasks, model and training,
-and the versions beneath. A file appears by a rename, whole or not at all. Processes that want the
-same trainings divide them: who finds one locked takes the next, and comes back for it.
+The key is the plan and everything its curves follow from: the code of tasks, model and training, and the versions
+beneath. A file appears by a rename, whole or not at all. Processes that want the same trainings divide them: a process
+that finds one locked takes the next, and returns for it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def trained(plans: Sequence[Plan], tell: Tell) -> list[Run]:
     """Every plan's curves, in order; what is missing is trained and kept."""
     _require_torch()
     wanted = list(dict.fromkeys(plans))
-    found: dict[Plan, Curves] = {}
+    curves_of: dict[Plan, Curves] = {}
     for wait in (False, True):
-        for plan in (x for x in wanted if x not in found):
-            tell(len(found) / len(wanted), _named(plan))
+        for plan in (x for x in wanted if x not in curves_of):
+            tell(len(curves_of) / len(wanted), _named(plan))
             curves = _kept(plan) or _made(plan, wait)
             if curves is not None:
-                found[plan] = curves
+                curves_of[plan] = curves
     tell(1.0, f"{len(wanted)} trainings")
-    return [Run(plan, found[plan]) for plan in plans]
+    return [Run(plan, curves_of[plan]) for plan in plans]
 
 
 def directory() -> Path:
@@ -60,7 +60,7 @@ def _made(plan: Plan, wait: bool) -> Curves | None:
     with cache.locked(_place(plan).with_suffix(".lock"), wait=wait) as ours:
         if not ours:
             return None
-        curves = _kept(plan)  # by whom we waited for
+        curves = _kept(plan)  # by the process that we waited for
         if curves is None:
             from levelhead.lab.training import train
 

@@ -1,7 +1,7 @@
 """One experiment in a process of its own: an order on stdin, progress and the finding on stdout.
 
-A line of JSON each. What an experiment prints itself goes to stderr. Stdin stays open as long as
-the lab lives; when it closes, however the lab ended, the worker ends too.
+A line of JSON each. What an experiment prints itself goes to stderr. Stdin stays open as long as the lab lives; when it
+closes, however the lab ended, the worker ends too.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def perform(claim: Claim, params: Params, seed: int, tell: Tell) -> dict[str, An
 
 
 def main() -> None:
-    """The life of a worker."""
+    """Runs the order on stdin."""
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_lab, daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def tell(share: float, words: str) -> None:
-        _say(answers, share=float(share), words=words)
+        _send(answers, share=float(share), words=words)
 
     try:
         claim: Claim = import_module(order["module"]).CLAIM
-        _say(answers, found=perform(claim, order["params"], order["seed"], tell))
+        _send(answers, found=perform(claim, order["params"], order["seed"], tell))
     except LevelheadError as error:
-        _say(answers, refused=str(error))
+        _send(answers, refused=str(error))
     except Exception:
-        _say(answers, crashed=traceback.format_exc())
+        _send(answers, crashed=traceback.format_exc())
 
 
 def _end_with_the_lab() -> None:
@@ -54,5 +54,5 @@ def _end_with_the_lab() -> None:
     os._exit(1)
 
 
-def _say(answers: TextIO, **message: Any) -> None:
+def _send(answers: TextIO, **message: Any) -> None:
     print(json.dumps(message, allow_nan=False), file=answers, flush=True)
