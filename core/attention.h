@@ -1,7 +1,7 @@
 // The one public header of the core: what a problem is, forward() and backward().
 //
-// The core knows pointers, sizes and strides. It knows no Python, no framework and no model, allocates
-// O(tokens * width) scratch, and trusts its caller to have checked shapes and dtypes.
+// The core works on pointers, sizes and strides. It uses no Python, no framework and no model, and allocates
+// O(tokens * width) scratch. The caller has checked shapes and dtypes.
 //
 // Letters: B batch rows, H query heads, G key/value heads, T queries, S keys, D key width, E value width.
 #pragma once
@@ -14,8 +14,8 @@ class Interrupt;  // threads.h
 
 enum class DType : std::uint8_t { f32, f64, f16, bf16, boolean };
 
-// A (B, heads, rows, columns) array seen through byte strides: any sign, zero included.
-// Leading dimensions that do not collapse into one stride come as a table of offsets.
+// A (B, heads, rows, columns) array with strides in bytes: any sign, zero included.
+// Leading dimensions that do not collapse into one stride are a table of offsets.
 template <class Byte>
 struct View {
   Byte* data = nullptr;
@@ -32,9 +32,9 @@ struct View {
 using Tensor = View<const char>;
 using MutableTensor = View<char>;
 
-// Where tokens sit in the whole sequence: index i of the concatenated runs, plus a start per batch row.
+// Positions of tokens in the whole sequence: index i of the concatenated runs, plus a start per batch row.
 // A plain sequence is one run {0, n, 1}; shards and stripes are others. Causality, windows, lengths,
-// ALiBi and dropout see only positions, so that a shard gives what the whole would give.
+// ALiBi and dropout depend on positions only, so that a shard gives the same results as the whole.
 struct Run {
   std::int64_t start, length, stride;
 };
@@ -77,7 +77,7 @@ struct Scoring {
   Positions queries, keys;
   double dropout = 0;
   std::uint64_t seed = 0;
-  std::int64_t first_head = 0;  // of the whole model's: dropout tells heads apart by their number there
+  std::int64_t first_head = 0;  // number of head 0 in the whole model: dropout depends on it
 
   // Whether query_lengths leaves query t of batch row b, or any query of it.
   [[gnu::always_inline]] bool has_query(std::int64_t b, std::int64_t t) const {
@@ -104,7 +104,7 @@ struct Problem {
 struct Result {
   MutableTensor out;
   const double* sinks = nullptr;   // (H,) one more logit in the denominator of out
-  void* logsumexp = nullptr;       // (B, H, T) of the compute type, natural, sinks included: what backward() asks for
+  void* logsumexp = nullptr;       // (B, H, T) of the compute type, natural, sinks included: an input of backward()
   void* acc = nullptr;             // (B, H, T, E)
   void* sums = nullptr;            // (B, H, T, row_sums)
   std::int64_t* counts = nullptr;  // (B, H, T, row_counts)
@@ -114,7 +114,7 @@ struct Result {
 // Throws std::bad_alloc when there is no memory for the scratch.
 bool forward(const Problem& problem, const Result& result, int threads, Interrupt& interrupt);
 
-// What backward() is given beside the problem, and where it writes. Arrays of the compute type are C-contiguous.
+// Further inputs of backward(), and its outputs. Arrays of the compute type are C-contiguous.
 struct Gradients {
   Tensor out, dout;                            // (B, H, T, E)
   const void* logsumexp = nullptr;             // (B, H, T) of the compute type: natural, sinks included
@@ -126,7 +126,7 @@ struct Gradients {
   double* dadditive = nullptr;                  // (D,)
 };
 
-// The same promises as forward(): O(tokens * width) scratch, the same bits for any number of threads.
+// Guarantees as for forward(): O(tokens * width) scratch, the same bits for any number of threads.
 bool backward(const Problem& problem, const Gradients& gradients, int threads, Interrupt& interrupt);
 
 // Finished states as forward() wrote them: acc (B, H, T, E) and sums (B, H, T, row_sums) of the compute type.

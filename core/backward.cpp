@@ -1,5 +1,5 @@
-// Deals the work of one backward pass out to threads: query rows, then slices of keys, then the folding of their parts of dq.
-// Who computes what never changes the order of a sum.
+// Distributes the work of one backward pass over threads: query rows, then slices of keys, then the folding of their parts
+// of dq. Which thread computes what never changes the order of a sum.
 #include <cmath>
 #include <optional>
 
@@ -62,7 +62,7 @@ class BackwardCall {
     query_bytes_ = kernel_.query_bytes(plan_);
     const std::int64_t heads = problem_.B * problem_.G, head_bytes = part_bytes_ * plan_.splits + row_blocks_ * query_bytes_;
     const std::int64_t fit = most_bytes / std::max<std::int64_t>(head_bytes, 1);
-    // What heads share is summed in their order; and the last heads, cut finer, let the workers end together.
+    // What heads share is summed in their order. The last heads are cut finer, so that the workers end together.
     if (!shares_bias() && !gradients_.dadditive && fit >= threads_)
       alone_ = std::max<std::int64_t>(heads / threads_ - 1, 0) * threads_;
     together_ = shares_bias() ? 1 : std::clamp<std::int64_t>(fit, 1, heads - alone_);
@@ -103,7 +103,7 @@ class BackwardCall {
   }
   std::int64_t folds() const { return backward_.parts ? row_blocks_ : 0; }
 
-  // The first `count` kv heads, each by one worker: what it packs and sums stays near it, and nobody waits.
+  // The first `count` kv heads, each by one worker: what it packs and sums stays in its cache, and no worker waits.
   bool run_alone(std::int64_t count) {
     return frame_.deal(count, [&](std::int64_t head, int worker) {
       for (std::int64_t i = 0; i < row_blocks_; ++i) pack_rows(head, worker, i, worker);
@@ -132,7 +132,7 @@ class BackwardCall {
     return deal(folds(), &BackwardCall::fold_rows);
   }
 
-  // Of the weights of additive attention, which all heads share.
+  // Gradients of the weights of additive attention, which all heads share.
   void sum_over_parts(std::int64_t count) {
     const std::int64_t wide = round_up(problem_.D, plan_.tile.panel);
     for (std::int64_t i = 0; gradients_.dadditive && i < count * plan_.splits; ++i)
@@ -143,7 +143,7 @@ class BackwardCall {
     return real_bytes_ == sizeof(double) ? static_cast<const double*>(array)[i] : static_cast<const float*>(array)[i];
   }
 
-  // Of a sink: its weight times what is missing from it, - p (delta); and the scale's sums.
+  // The gradient of a sink is the sum of -p * delta over rows, p being its weight; and the scale's sums.
   void sum_over_rows() {
     for (std::int64_t h = 0; h < problem_.H; ++h) {
       double sink = 0, scale = 0;

@@ -20,7 +20,7 @@ namespace {
 bool always() { return true; }
 
 #if defined(LEVELHEAD_X86)
-// __builtin_cpu_supports also asks the system whether it saves the wide registers.
+// __builtin_cpu_supports also checks that the system saves the wide registers.
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
@@ -34,7 +34,7 @@ bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf1
 struct Candidate {
   Kernel kernel;
   bool (*runs_here)();
-  bool eligible;  // may be chosen without being asked for
+  bool eligible;  // may be chosen by default
 };
 
 // Plainest first; the last eligible one that runs here is the choice.
@@ -62,7 +62,7 @@ const Kernel* find(const std::string& name, const char* source) {
 }
 
 const Kernel* choose() {
-  if (const char* wish = std::getenv("LEVELHEAD_ISA"); wish && *wish) return find(wish, "LEVELHEAD_ISA");
+  if (const char* name = std::getenv("LEVELHEAD_ISA"); name && *name) return find(name, "LEVELHEAD_ISA");
   const Kernel* best = nullptr;
   for (const Candidate& candidate : candidates)
     if (candidate.eligible && candidate.runs_here()) best = &candidate.kernel;
@@ -75,7 +75,7 @@ std::atomic<const Kernel*> chosen{nullptr};
 
 const Kernel& kernel() {
   const Kernel* current = chosen.load(std::memory_order_acquire);
-  if (!current) chosen.store(current = choose(), std::memory_order_release);  // any racer chooses the same
+  if (!current) chosen.store(current = choose(), std::memory_order_release);  // a concurrent caller chooses the same
   return *current;
 }
 

@@ -1,5 +1,5 @@
-// Deals the work of one call out to threads. Decides who computes what and when, never in which order a row's
-// sums are taken: that is plan.h's, which does not know B, H or the number of threads.
+// Distributes the work of one call over threads. Decides which thread computes what and when, never the order of a row's
+// sums: that is fixed by plan.h, which does not depend on B, H or the number of threads.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -14,18 +14,18 @@
 namespace levelhead {
 namespace {
 
-// Three ways to deal, none of which changes a bit of a row:
-//   few queries      each task packs a few keys for itself and drops them (reading K and V once is what costs)
+// Three ways to distribute the work, none of which changes a bit of a row:
+//   few queries      each task packs a few keys for itself and drops them (reading K and V once is the main cost)
 //   many short heads each kv head is one task: no barrier, and the pack stays in that core's cache
-//   the rest         all keys and values are packed first, then shared by everybody
+//   the rest         all keys and values are packed first, then shared by all threads
 constexpr double short_head_flops = 5e7;  // about half a millisecond of one core
-constexpr double even_head_flops = 5e8;   // the same where the heads deal out evenly: no worker waits for the last
+constexpr double even_head_flops = 5e8;   // the same where the heads divide evenly: no worker waits for the last
 constexpr std::int64_t heads_per_thread = 4;
-// Short tasks come in runs: enough of them for workers to end at about the same time, and none so long that nobody
-// asks about an interrupt (a clock is read for that, which a task of half a microsecond would feel).
+// Short tasks are grouped in runs: enough runs that workers end at about the same time, and each short enough to check for
+// an interrupt between two (the check reads a clock, which is too slow for every task of half a microsecond).
 constexpr std::int64_t runs_per_thread = 16, longest_run = 64;
 
-// A head is fetched while the one before it is computed, up to this size of all four arrays: both must fit into an L2.
+// A head is prefetched while the one before it is computed, up to this size of all four arrays: both must fit into an L2.
 constexpr std::int64_t fetched_bytes = std::int64_t(256) << 10;
 
 // Shared packs are made for a few kv heads at a time once they would take more than this.
@@ -76,7 +76,7 @@ class Call {
   // Query rows of a kv head come in blocks of whole heads' rows, one after another.
   std::int64_t row_blocks() const { return (group_ * problem_.T + plan_.query_block - 1) / plan_.query_block; }
 
-  // No more than there are tasks to deal.
+  // No more than there are tasks.
   int workers(int threads) const {
     const std::int64_t tasks = std::max<std::int64_t>(1, kv_heads_ * row_blocks() * plan_.splits);
     return static_cast<int>(std::clamp<std::int64_t>(threads, 1, std::min<std::int64_t>(tasks, max_threads)));
@@ -115,7 +115,7 @@ class Call {
     if (problem_.scoring.has_queries(b)) kernel_.pack(job_, b, kv_head % problem_.G, block, packed, scratch(worker));
   }
 
-  // What a kv head reads and writes, to be fetched ahead; nothing for a long one.
+  // The memory that a kv head reads and writes, for prefetching; none for a long one.
   Ahead ahead_of(std::int64_t kv_head) const {
     const std::int64_t b = kv_head / problem_.G, g = kv_head % problem_.G, rows = group_ * problem_.T;
     const auto array = [&](const auto& x, std::int64_t head, std::int64_t count, std::int64_t width) -> Ahead::Rows {
@@ -137,8 +137,8 @@ class Call {
     return ahead;
   }
 
-  // Frame::deal where tasks may be as small as a microsecond: neighbours are dealt in runs. A run takes one turn at the
-  // counter instead of many, and its worker knows what it will do next: body is told whether there is more.
+  // Frame::deal where tasks may be as small as a microsecond: neighbours form runs. A run takes one access to the counter
+  // instead of many, and its worker can prefetch the next task: `more` says whether the run has one.
   template <class Body>
   bool deal_runs(std::int64_t count, const Body& body) {
     const std::int64_t runs = std::min(count, std::max(runs_per_thread * threads_, count / longest_run));
@@ -212,8 +212,7 @@ class Call {
 
 const KernelTable& table_of(DType dtype) { return dtype == DType::f64 ? kernel().numbers->f64 : kernel().numbers->f32; }
 
-// Whether both products are taken of bfloat16 as it is. Not of unit vectors, which are float; and not where memory
-// is what costs.
+// Whether both products use bfloat16 directly. Not for unit vectors, which are float; not where memory is the main cost.
 bool in_pairs(const Problem& problem) {
   const auto fits = [](const Tensor& x) { return x.dtype == DType::bf16; };
   return kernel().pairs && problem.G > 0 && fits(problem.q) && fits(problem.k) && (!problem.v || fits(problem.v)) &&

@@ -1,5 +1,5 @@
-// What every call has, forward or backward: where its keys sit, what is known of each key block, and a loop over tasks.
-// Decides nothing about the order of sums.
+// Common to forward and backward calls: positions of keys, facts about each key block, and a loop over tasks.
+// Does not affect the order of sums.
 #pragma once
 
 #include <algorithm>
@@ -55,14 +55,14 @@ class Frame {
   }
 
  private:
-  // Keys whose positions rise evenly are the rule; others get theirs written out.
+  // Positions that rise evenly are computed; others are stored.
   void place_keys() {
     const Positions& keys = job.problem->scoring.keys;
     if (keys.run_count == 1 && keys.runs[0].stride > 0) {
       const Run& run = keys.runs[0];
       job.key_start = run.start;
       job.key_stride = run.stride;
-      const std::int64_t strides = -run.start / run.stride;  // to position 0, if they lead there
+      const std::int64_t strides = -run.start / run.stride;  // to position 0, if a key is there
       if (strides >= 0 && strides < run.length && run.start + strides * run.stride == 0) job.origin = strides;
       return;
     }

@@ -1,5 +1,5 @@
-// What one ISA offers: a table of functions per compute type. dispatch.cpp chooses a table once;
-// forward.cpp drives it. Compiled once per ISA from kernel.inl.h.
+// The functions of one ISA: a table per compute type. dispatch.cpp chooses a table once;
+// forward.cpp and backward.cpp call it. Compiled once per ISA from kernel.inl.h.
 #pragma once
 
 #include "attention.h"
@@ -17,8 +17,8 @@ struct Packed {
   bool on_demand = false;  // room for one block: attend() packs each block when it needs it, or reads it in place
 };
 
-// What a worker reads next, asked for bit by bit while it computes. A short head would else be over before the memory
-// has answered, and the CPU's own prefetching begins anew with each; asked for all at once, the lines would queue.
+// Memory that a worker reads next, prefetched in small steps while it computes. Without it a short head ends before its
+// data has arrived, since the CPU's own prefetcher starts anew with each head. All at once, the lines would queue.
 struct Ahead {
   struct Rows {
     const char* at;
@@ -30,7 +30,7 @@ struct Ahead {
   std::int64_t lines = 0;  // cache lines for each step of the computation
 };
 
-// States of rows over one split of the keys each, waiting for fold(): (B, H, T, splits).
+// States of rows over one split of the keys each, which fold() joins later: (B, H, T, splits).
 struct Partials {
   char* rows = nullptr;  // Row<Real>
   char* acc = nullptr;   // E numbers each
@@ -82,7 +82,7 @@ struct Job {
   const std::int64_t* key_positions = nullptr;  // (S,), or null: they rise evenly
   std::int64_t key_start = 0, key_stride = 1;   // the position of key 0 then, and from key to key
   std::int64_t origin = -1;                     // the key at position 0 (the last, if several are), or none
-  const BlockFacts* facts = nullptr;            // (B, blocks), or null: nothing to know
+  const BlockFacts* facts = nullptr;            // (B, blocks), or null: not needed
   Interrupt* interrupt = nullptr;
 
   [[gnu::always_inline]] std::int64_t position(std::int64_t key) const {
@@ -102,7 +102,7 @@ struct Backward {
 
 struct KernelTable {
   Tile tile;
-  std::int64_t (*scratch_bytes)(const Plan&);  // what each worker brings along
+  std::int64_t (*scratch_bytes)(const Plan&);  // scratch memory of each worker
   std::int64_t row_bytes;                      // sizeof(Row)
   void (*pack)(const Job&, std::int64_t b, std::int64_t g, std::int64_t block, const Packed&, void* scratch);
   // At most plan.query_block rows. Writes the results, or the states when the piece has partials. Stops early when

@@ -30,7 +30,7 @@ struct Progress {
   std::int64_t q_step;
   Row<Real>* rows;      // the states of its rows
   Real* acc;            // their sums of values, padded_columns apart
-  bool begun, written;  // whether acc holds something; whether the output is where it belongs
+  bool begun, written;  // whether acc holds something; whether the output is written
 };
 
 // One worker's memory, for one query block at a time.
@@ -48,7 +48,7 @@ struct Scratch {
       pointer = reinterpret_cast<decltype(+pointer)>(static_cast<char*>(base) + bytes);
       bytes += round_up(n * static_cast<std::int64_t>(sizeof *pointer), 64);
     };
-    // First, because pack() uses it alone: `lanes` keys and one more there, `lanes` in stream_keys, a value, a row of bias.
+    // First, because pack() uses only this part: `lanes` keys and one more there, `lanes` in stream_keys, a value, a row of bias.
     carve(row, most(most(plan.D * (lanes<Real> + 1), plan.E), plan.key_block));
     carve(q, plan.query_block * plan.key_words);
     carve(acc, plan.query_block * plan.padded_columns);
@@ -66,7 +66,7 @@ std::int64_t scratch_bytes(const Plan& plan) {
   return Scratch<Real>(plan, nullptr).bytes;
 }
 
-// Whether the rows of a strip fill a tile and lie evenly: then a tile can work on them in place, if they lie in words.
+// Whether the rows of a strip fill a tile with one stride: then a tile can use them in place, if they are in words.
 template <class Array>
 LH_INLINE bool tile_in_place(const Array& x, const Problem& problem, const Strip& strip) {
   return strip.rows == rows_of_tile(strip.rows) &&
@@ -98,7 +98,7 @@ Progress<Real> begin_strip(const Job& job, const Strip& strip, std::int64_t i, b
 }
 
 // The keys of a block that a strip sees and those it computes: from the vector where these begin, on
-// to whole panels; what lies beyond the last is hidden.
+// to whole panels; columns beyond the last key are hidden.
 struct Stretch {
   std::int64_t first, lo, n;  // the block's first key, the first computed, how many
   Span seen;
@@ -123,7 +123,7 @@ struct BlockWork {
   bool streams;  // keys and values are read in place
 };
 
-// --- values that are not finite: zero in the pack, added by hand to the rows that see them ---
+// --- values that are not finite: zero in the pack, added separately to the rows that see them ---
 
 template <class Real>
 void note_visible(const Strip& strip, const Real* scores, std::int64_t stride, std::int64_t n, std::uint8_t* sees) {
@@ -178,7 +178,7 @@ struct Values {
 };
 
 // Weights times the values of words [lo, lo + n) of the block's keys. The chunks begin at fixed keys, wherever the strip
-// begins, so that a row's bits do not depend on its neighbours.
+// begins, so that a row's bits do not depend on the other rows of its strip.
 template <class Operand, int rows, class Real = typename Operand::Real>
 LH_INLINE void multiply_values(const Plan& plan, const Real* weights, const Values<Real>& values, std::int64_t lo,
                                std::int64_t n, const Target<Real>& target, Real* acc) {
@@ -208,7 +208,7 @@ LH_INLINE void clear(const Strip& strip, const Plan& plan, Real* acc) {
   for (std::int64_t i = 0; i < strip.rows * plan.padded_columns; ++i) acc[i] = 0;
 }
 
-// Where the products with the last values go: straight to the output when a tile can.
+// Whether a tile can write the products with the last values straight to the output.
 template <class Real>
 LH_INLINE bool ends_in_output(const Job& job, const Strip& strip) {
   const Result& result = *job.result;

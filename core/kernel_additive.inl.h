@@ -1,8 +1,8 @@
-// Additive attention (Bahdanau 2014): s = sum over a of w_a tanh(q_a + k_a) in the place of the dot product. All that comes
-// after a score is the same code. Part of kernel.inl.h.
+// Additive attention (Bahdanau 2014): s = sum over a of w_a tanh(q_a + k_a) instead of the dot product. The code
+// after a score is the same. Part of kernel.inl.h.
 //
-// q and k arrive projected and times 2 log2 e: 1 - tanh(x + y) = 2 / (1 + 2^(q + k)). Good to an absolute 1e-7, which is
-// what a score can tell, with one division where tanh itself takes two.
+// q and k arrive projected and times 2 log2 e: 1 - tanh(x + y) = 2 / (1 + 2^(q + k)). The
+// absolute error is 1e-7, the precision of a score, and there is one division, where tanh itself takes two.
 #pragma once
 
 #include "kernel_math.inl.h"
@@ -41,7 +41,7 @@ template <class Real, int rows, int vectors>
     for (int i = 0; i < vectors; ++i) store(s + r * stride + i * lanes<Real>, (total - sum[r][i]) * scale[r]);
 }
 
-// Scores of a tile, whichever way.
+// Scores of a tile: additive, or dot products.
 template <class Operand, int rows, int vectors, class Real = typename Operand::Real>
 LH_INLINE void any_score_tile(const Scoring& scoring, const ScoreProduct<Real>& product) {
   if constexpr (Operand::per_word == 1) {
@@ -63,8 +63,8 @@ struct AdditiveGradient {
   Real *dk, *dw;      // dk as the keys are packed, the weights yet to be multiplied in
 };
 
-// Gradients of a strip by the projected q and k, and by the weights, from ds. Nothing comes from where ds is zero: what is
-// hidden may hold anything.
+// Gradients of a strip by the projected q and k, and by the weights, from ds. Where ds is zero nothing is added: hidden
+// keys may hold anything.
 template <class Real>
 [[gnu::noinline]] void additive_gradient(const AdditiveGradient<Real>& product) {
   const auto [rows, A, q, keys, weights, ds, stride, lo, hi, dq, wide, dk, dw] = product;

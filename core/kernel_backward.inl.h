@@ -6,8 +6,8 @@
 //       dq += ds K                                               -> value_tile, into the slice's own part
 //       dk += dsᵀ q, dv += pᵀ dout                                 -> value_tile, turned
 //
-// Zero times what is not finite is NaN, so rows that are not finite are zero in every product where a weight of zero may
-// meet them; whoever sees such a row has NaN in ds or p anyway. Part of kernel.inl.h.
+// Zero times what is not finite is NaN. So rows that are not finite are replaced by zeros in every product where their
+// weight may be zero; where it is not zero, ds or p is NaN anyway. Part of kernel.inl.h.
 #pragma once
 
 #include "kernel_additive.inl.h"
@@ -195,7 +195,7 @@ void add_key_gradients(const GradientBlock<Real>& block, const Queries<Real>& qu
   }
 }
 
-// The same for additive attention: dq of the strip and dw of the slice, and dk in the place of the keys' rows.
+// The same for additive attention: dq of the strip and dw of the slice, and dk in the memory of the keys' rows.
 template <class Real>
 void differentiate_additive(const GradientBlock<Real>& block, const GradientStrip<Real>& of) {
   const Plan& plan = *block.job.plan;
@@ -205,7 +205,7 @@ void differentiate_additive(const GradientBlock<Real>& block, const GradientStri
                            of.columns.hi, of.dq, wide, block.scratch.key_rows, block.dq + block.backward.rows * wide});
 }
 
-// dk of a block out of there.
+// Copies dk of a block from there.
 template <class Real>
 void unpack_additive(const Job& job, std::int64_t count, const GradientScratch<Real>& scratch) {
   const std::int64_t A = job.plan->D, width = panel<Real>;
@@ -215,7 +215,7 @@ void unpack_additive(const Job& job, std::int64_t count, const GradientScratch<R
       scratch.dk[j * padded<Real>(A) + a] = weights[a] * scratch.key_rows[j / width * width * A + a * width + j % width];
 }
 
-// Of p and ds, what add_key_gradients meets beside the columns that were computed.
+// Clears p and ds beside the computed columns: add_key_gradients reads them too.
 template <class Real>
 LH_INLINE void clear_beside(const Plan& plan, const Span& columns, std::int64_t rows, Real* p, Real* ds) {
   for (std::int64_t r = 0; r < rows; ++r, p += plan.score_stride, ds += plan.score_stride) {
@@ -298,8 +298,8 @@ void gradient_slice(const Job& job, const Backward& backward, const Piece& head,
   }
 }
 
-// dq of some rows of a kv head: the parts of all slices added in order, scaled. And of the scale, row by row: d(scale) is
-// what ds says of q . k, which is q . (ds K).
+// dq of some rows of a kv head: the parts of all slices added in order, scaled. And of the scale, row by row:
+// d(scale) = q . (ds K).
 template <class Real>
 void gradient_fold(const Job& job, const Backward& backward, const Piece& rows, const void* packed, const DqParts& parts,
                    void* memory) {

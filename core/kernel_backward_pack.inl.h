@@ -1,5 +1,5 @@
-// What the backward pass reads and writes: its memory, queries and keys as its products want them, gradients in the caller's
-// arrays. No algorithm (kernel_backward.inl.h). Part of kernel.inl.h.
+// Memory of the backward pass, its packed queries and keys, and writing gradients to the caller's arrays. No algorithm
+// (kernel_backward.inl.h). Part of kernel.inl.h.
 #pragma once
 
 #include "kernel_score.inl.h"
@@ -93,7 +93,7 @@ LH_INLINE Real dot(const Real* x, const Real* y, std::int64_t n) {
 
 // --- packing ---
 
-// What a row's dot products are multiplied with, as the caller counts: softcap and units of ln 2 aside.
+// The factor of a row's dot products in the caller's units, without softcap and ln 2.
 LH_INLINE double natural_scale(const Job& job, const Strip& strip, int r) {
   const double cap = job.problem->scoring.softcap;
   return strip.scale[r] * (cap > 0 ? cap : ln_2);
@@ -128,8 +128,8 @@ void pack_gradient_keys(const Job& job, std::int64_t b, std::int64_t g, std::int
               scratch.key_rows + j * panel<Real>);
 }
 
-// What all keys of a row share: the logsumexp in units of ln 2, and delta = dout . out - dlse, which is taken off dp.
-// A row that saw nothing is given +inf, so that its weights come out zero; one whose delta is not finite is given NaN.
+// Values common to all keys of a row: the logsumexp in units of ln 2, and delta = dout . out - dlse, which is subtracted
+// from dp. A row that saw nothing gets +inf, so that its weights are zero; one whose delta is not finite gets NaN.
 template <class Real>
 LH_INLINE void place_facts(const Backward& backward, std::int64_t index, Real delta) {
   const Gradients& given = *backward.given;
@@ -147,7 +147,7 @@ LH_INLINE void place_facts(const Backward& backward, std::int64_t index, Real de
 
 // A row that does not exist: the facts of one that saw nothing.
 template <class Real>
-LH_INLINE void forget_facts(const Backward& backward, std::int64_t index) {
+LH_INLINE void place_no_facts(const Backward& backward, std::int64_t index) {
   static_cast<Real*>(backward.delta)[index] = 0;
   static_cast<Real*>(backward.lse)[2 * index] = infinity<Real>;
   static_cast<Real*>(backward.lse)[2 * index + 1] = 0;
@@ -178,7 +178,7 @@ void pack_queries(const Job& job, const Backward& backward, const Piece& rows, v
     Real *q = to.q + i * plan.D, *dout = to.dout + i * plan.E;
     if (strip.dead[r]) {
       clear_query(plan, to, i);
-      forget_facts<Real>(backward, row_index(problem, {b, head, t}));
+      place_no_facts<Real>(backward, row_index(problem, {b, head, t}));
       continue;
     }
     read_vector(problem.q, b, head, t, plan.D, problem.scoring.cosine, q);
@@ -192,7 +192,7 @@ void pack_queries(const Job& job, const Backward& backward, const Piece& rows, v
 
 // --- to the caller's arrays ---
 
-// Through x / |x|: of the gradient only what is across x goes on, and by 1 / |x|. Nothing for the zero vector.
+// The gradient through x / |x|: its part orthogonal to x, divided by |x|. Zero for the zero vector.
 template <class Real>
 void through_norm(const Tensor& x, std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t n, Real* unit, Real* gradient) {
   read_vector(x, b, head, row, n, false, unit);

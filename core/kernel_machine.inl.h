@@ -1,5 +1,5 @@
-// What this CPU can do at best, for the bench to hold results against: fused multiply-adds that never leave the
-// registers, and reading memory. Part of kernel.inl.h.
+// Upper limits of this CPU, for the bench to compare with: fused multiply-adds in registers, and reading memory.
+// Part of kernel.inl.h.
 #pragma once
 
 #include "kernel_tile.inl.h"
@@ -20,7 +20,7 @@ namespace {
   }
   float total = 0;
   for (int i = 0; i < chains; ++i) total += sum<float>(x[i]);
-  return rounds * chains * lanes<float> * 2 + (total == 0);  // the comparison keeps the loop alive
+  return rounds * chains * lanes<float> * 2 + (total == 0);  // without the comparison the compiler would remove the loop
 }
 
 // The sum of n floats, with enough streams in flight to be bound by memory alone.

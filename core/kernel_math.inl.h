@@ -1,4 +1,4 @@
-// 2^x for the softmax and tanh for the softcap, in vector words. Part of kernel.inl.h.
+// 2^x for the softmax and tanh for the softcap, in vectors. Part of kernel.inl.h.
 #pragma once
 
 #include "simd.h"
@@ -39,15 +39,15 @@ LH_INLINE Vector<Real> cut_off(Vector<Real> x) {
 }
 
 // 2^x for x <= 0 that went through cut_off. Zero below 2^-125.5 (2^-1021.5): subnormal weights would cost a
-// hundred cycles each in the product with V, and the floating-point environment is not ours to change.
+// hundred cycles each in the product with V, and a library must not change the floating-point environment.
 //
 // `n` vectors in step: one is a chain of fifty cycles, and written one after another too few of them fit into a
 // CPU's window (two in step: 11 cycles a vector instead of 13 on Zen 4).
 template <class Real, int n>
 LH_INLINE void exp2_flushed(const Vector<Real> (&x)[n], Vector<Real> (&e)[n]) {
   using B = Bits<Real>;
-  // Adding 1.5 * 2^mantissa leaves round(x) in the low bits of the sum. The bias rides along, less one:
-  // the smallest then has the bits of zero, and the polynomial's factor two makes up for the rest.
+  // Adding 1.5 * 2^mantissa leaves round(x) in the low bits of the sum. The exponent's bias,
+  // less one, is added in the same step: the smallest then has the bits of zero. The polynomial's factor two compensates.
   const Real magic = Real(3) * static_cast<Real>(std::int64_t(1) << (B::mantissa - 1)) + (B::bias - 1);
   constexpr int degree = sizeof Exp2<Real>::c / sizeof(Real);
   Vector<Real> shifted[n], f[n];

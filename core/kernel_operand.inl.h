@@ -17,7 +17,7 @@ struct Numbers {
 
   LH_INLINE static Vector<Real> add_product(Vector<Real> sum, Real a, Vector<Real> b) { return sum + a * b; }
 
-  // Whether rows of n numbers are words where they lie.
+  // Whether rows of n numbers can be used as words in place.
   LH_INLINE static bool lies_in_words(const Tensor& x, std::int64_t) { return lies_as_computed<Real>(x); }
   LH_INLINE static void read_words(const Tensor& x, std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t n,
                                    bool unit_length, Real* to) {
@@ -39,9 +39,9 @@ struct Numbers {
 
 #if defined(__AVX512BF16__)
 
-// Two bfloat16 in 32 bits, the first in the lower half. A word travels as a float and is never computed with as one.
-// The instruction multiplies exactly and rounds each addition as an FMA does, but takes numbers below 2^-126, of
-// its operands and of its sums, for zero.
+// Two bfloat16 in 32 bits, the first in the lower half. A word is stored as a float; no float operation is done on it.
+// The instruction multiplies exactly and rounds each addition as an FMA does, but treats numbers below 2^-126, of
+// its operands and of its sums, as zero.
 struct Pairs {
   using Real = float;
   static constexpr int per_word = 2;

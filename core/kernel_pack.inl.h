@@ -6,7 +6,7 @@
 namespace levelhead {
 namespace {
 
-// Asks for the lines that are due after so many steps. Never faults.
+// Prefetches the lines that belong to `steps` steps. Never faults.
 LH_INLINE void fetch_ahead(Ahead* ahead, std::int64_t steps) {
   constexpr std::int64_t line = 64;
   if (!ahead) return;
@@ -116,7 +116,7 @@ bool pack_values(const Problem& problem, const Plan& plan, const HeadRows& keys,
   return probe.finite();
 }
 
-// Whether tiles read the values where they lie. Few queries do not pay for a pack; many are better served by one, since
+// Whether tiles read the values in place. For few queries a pack costs more than it saves; for many it is faster, since
 // rows of V in place use only some of the cache's sets (3 % at d 64 with AVX2).
 template <class Real>
 LH_INLINE bool values_in_place(const Problem& problem) {

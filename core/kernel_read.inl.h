@@ -36,7 +36,7 @@ LH_INLINE void widen_as(const char* from, std::int64_t stride, std::int64_t n, R
 }
 
 #if defined(__F16C__)
-// The conversion of eight at once, which compilers do not find by themselves.
+// Converts eight at once, which compilers do not generate by themselves.
 LH_INLINE void widen_halves(const char* from, std::int64_t n, float* to) {
   std::int64_t i = 0;
   for (; i + 8 <= n; i += 8)
@@ -69,7 +69,7 @@ LH_INLINE void narrow_as(const Real* from, std::int64_t n, char* to, std::int64_
     const Stored x = narrow(from[i]);
     __builtin_memcpy(place, &x, sizeof x);
   };
-  if (stride == bytes) {  // which the compiler can do in vectors
+  if (stride == bytes) {  // the compiler vectorises this loop
     for (std::int64_t i = 0; i < n; ++i) put(i, to + i * bytes);
   } else {
     for (std::int64_t i = 0; i < n; ++i) put(i, to + i * stride);
@@ -89,8 +89,8 @@ void narrow(const Real* from, std::int64_t n, DType dtype, char* to, std::int64_
   }
 }
 
-// Divides a row by its length, which is taken of numbers up to one: their squares neither overflow nor vanish
-// together. The zero vector stays zero.
+// Divides a row by its length, computed from numbers scaled to at most one: their squares do not overflow, and not all
+// underflow. The zero vector stays zero.
 template <class Real>
 void normalise(Real* row, std::int64_t n) {
   double largest = 0, squares = 0;
@@ -141,7 +141,7 @@ struct FromF16 {
   LH_INLINE static float one(const char* p) { return widen_f16(read<std::uint16_t>(p)); }
 };
 
-// Calls use(reader) with the one for numbers that can be read in place; false when there is none.
+// Calls use(reader) with the reader of the array's numbers if they can be read in place; else returns false.
 template <class Real, class Use>
 LH_INLINE bool read_in_place(const Tensor& x, const Use& use) {
   if (x.dtype == compute_type<Real> && x.column_stride == AsTheyAre<Real>::bytes) return use(AsTheyAre<Real>{});
@@ -167,7 +167,7 @@ LH_INLINE void read_vector(const Tensor& x, std::int64_t b, std::int64_t head, s
   if (unit_length) normalise(to, n);
 }
 
-// A row as it lies in memory where that will do, else widened into `spare`.
+// A row in place if it has the compute type, else widened into `spare`.
 template <class Real>
 LH_INLINE const Real* view_vector(const Tensor& x, std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t n,
                                   bool unit_length, Real* spare) {
@@ -177,15 +177,14 @@ LH_INLINE const Real* view_vector(const Tensor& x, std::int64_t b, std::int64_t 
   return spare;
 }
 
-// Whether a row can be used where it lies.
+// Whether a row can be used in place.
 template <class Real, class Byte>
 LH_INLINE bool lies_as_computed(const View<Byte>& x) {
   constexpr std::int64_t bytes = sizeof(Real);
   return x.dtype == compute_type<Real> && x.column_stride == bytes && x.row_stride % bytes == 0;
 }
 
-// Becomes NaN with the first inf or NaN it is shown; then there is no way back. Four chains, or a sum's latency
-// would be the time of it.
+// Becomes NaN with the first inf or NaN, and stays NaN. Four independent chains hide the latency of an addition.
 template <class Real>
 struct Probe {
   Vector<Real> part[4] = {};

@@ -1,8 +1,8 @@
 // What happens to a strip of scores between the dot product and the softmax: softcap, ALiBi, bias, hide;
 // and, before any of it is computed, which keys the strip can see at all. Part of kernel.inl.h.
 //
-// A strip is tile_rows consecutive query rows of one kv head (kernel.h, Piece). Hiding is always a select, never a sum: what a hidden
-// key holds (NaN, inf) cannot come through.
+// A strip is tile_rows consecutive query rows of one kv head (kernel.h, Piece). Hiding is always a select, never a sum: NaN or
+// inf in a hidden key has no effect.
 #pragma once
 
 #include "kernel_math.inl.h"
@@ -26,7 +26,7 @@ struct Strip {
 };
 
 // Keys [lo, hi) of a block that some row of the strip may see; `hide` when not every row sees all of them, `segments`
-// when that takes a look at each key's segment.
+// when each key's segment must be compared.
 struct Span {
   std::int64_t lo, hi;
   bool hide, segments;
@@ -100,7 +100,7 @@ void make_strip(const Job& job, const Piece& piece, std::int64_t row0, Strip& st
     strip.t[r] = t;
     strip.position[r] = start + scoring.queries.in_runs(t);
     strip.dead[r] = false;
-    // To what comes first: the softcap, which wants s / cap, or the softmax, which wants units of ln 2.
+    // The next operation is the softcap, on s / cap, or the softmax, in units of ln 2.
     strip.scale[r] = scoring.scale[head] * (scoring.softcap > 0 ? 1 / scoring.softcap : log2_e);
     if (r + 1 < strip.rows && ++t == problem.T) {
       t = 0;
@@ -165,7 +165,7 @@ bool row_sees_any(const char* mask, DType dtype, std::int64_t stride, std::int64
 
 // Shrinks the span to what the mask leaves of it.
 void narrow_by_mask(const Tensor& mask, const Strip& strip, Span& span) {
-  // A few columns at a time: a mask with a hole costs a look, one without costs its first column.
+  // A few columns at a time: where the mask hides nothing, only its first and last columns are read.
   constexpr std::int64_t step = 16;
   const auto visible = [&](std::int64_t lo, std::int64_t hi) {
     for (std::int64_t r = 0; r < strip.rows; ++r)
@@ -180,7 +180,7 @@ void narrow_by_mask(const Tensor& mask, const Strip& strip, Span& span) {
 
 // --- the span of a block ---
 
-// Sorted ids (packed sequences) are searched, and lie in one run each; others are looked at one by one.
+// Sorted ids (packed sequences) are searched, each being one run; others are compared one by one.
 void narrow_by_segments(const Job& job, std::int64_t block, const Strip& strip, Span& span) {
   const BlockFacts& facts = job.facts[strip.b * job.plan->blocks + block];
   const std::int64_t* ids = job.problem->scoring.key_segments + strip.b * job.problem->S;
@@ -233,7 +233,7 @@ Span visible_span(const Job& job, std::int64_t block, const Strip& strip) {
 
 // --- the scores of one row ---
 
-// From s / cap to units of ln 2: in two steps, since a large cap times log2 e may be more than there is.
+// From s / cap to units of ln 2: in two steps, since a large cap times log2 e may overflow.
 template <class Real>
 void softcap_row(Real* s, std::int64_t n, Real cap) {
   for (std::int64_t j = 0; j < n; j += lanes<Real>) store(s + j, tanh<Real>(load(s + j)) * cap * static_cast<Real>(log2_e));
@@ -265,7 +265,8 @@ void alibi_row(const Job& job, const Scores<Real>& row, std::int64_t position, R
   }
 }
 
-// A mask's usual "minus as much as there is" must not become the -inf that hides: a row of nothing else is uniform.
+// Masks often hold the lowest finite number. Times log2 e it must not become the -inf that hides: a row of nothing else is
+// uniform.
 template <class Real>
 LH_INLINE Vector<Real> biased(Vector<Real> s, Vector<Real> bias) {
   constexpr Real lowest = sizeof(Real) == sizeof(double) ? Real(-__DBL_MAX__) : Real(-__FLT_MAX__);
@@ -305,8 +306,8 @@ struct Some {
   typedef Integer Vector __attribute__((vector_size(n * sizeof(Integer)), aligned(1), may_alias));
 };
 
-// Bytes as integers of a lane's size. In steps of two: GCC 12 takes a wider step byte by byte, which costs a fifth of a
-// masked call.
+// Bytes as integers of a lane's size. In steps of factor two: GCC 12 converts a wider step byte by byte, which costs a
+// fifth of a masked call.
 template <class Real>
 LH_INLINE Integers<Real> lanes_from_bytes(const char* p) {
   constexpr int n = lanes<Real>;
@@ -328,7 +329,7 @@ LH_INLINE void hide_by_bytes(const char* mask, std::int64_t stride, Real* s, std
   for (; j < n; ++j) s[j] = mask[j * stride] ? s[j] : -infinity<Real>;
 }
 
-// Keys that no row of the strip sees lie outside the span; the others are told apart by position, segment and mask.
+// Keys that no row of the strip sees are outside the span; the others are hidden by position, segment and mask.
 template <class Real>
 void hide_row(const Job& job, const Strip& strip, const Span& span, int r, const Scores<Real>& row, const char* mask) {
   const Problem& problem = *job.problem;
@@ -349,7 +350,7 @@ void hide_row(const Job& job, const Strip& strip, const Span& span, int r, const
   if (mask) hide_by_bytes(mask + from * stride, stride, s + from, to - from);
 }
 
-// Asks for what the mask has to say of keys [lo, hi). Its rows lie far apart: the CPU does not guess them.
+// Prefetches the mask for keys [lo, hi). Its rows are far apart: the CPU's prefetcher does not find them.
 LH_INLINE void fetch_mask(const Tensor& mask, const Strip& strip, std::int64_t lo, std::int64_t hi) {
   constexpr std::int64_t line = 64;
   if (!mask) return;
@@ -367,7 +368,7 @@ bool score_strip(const Job& job, const Strip& strip, const Span& span, const Sco
   const Scoring& scoring = problem.scoring;
   const std::int64_t stride = job.plan->score_stride, real_keys = least(n, problem.S - lo);
   const bool bias = scoring.mask && scoring.mask.dtype != DType::boolean;
-  // Panels reach to either side of the span: what lies there is hidden or no key at all.
+  // Panels extend beyond the span on both sides: these columns are hidden, or not keys at all.
   const bool hide = span.hide || span.lo != lo || span.hi != lo + n;
   for (int r = 0; r < strip.rows; ++r, s += stride) {
     const std::int64_t head = strip.head[r];

@@ -1,9 +1,9 @@
-// One row of a strip through the online softmax: scores in, weights 2^(s - m) out, the row's state moved on.
+// One row of a strip through the online softmax: scores in, weights 2^(s - m) out, the row's state updated.
 // Part of kernel.inl.h.
 //
 // Two sweeps over at most key_block numbers that sit in L1: one for the maximum, one for the exponentials.
-// The statistics ride on both: the minimum, the sum and the sum of squares on the first, e * x and e^2 on the second,
-// e being the weight. What they cannot tell takes another look: deviations from a mean far off zero, the maximum's place.
+// Both also compute statistics: the minimum, the sum and the sum of squares in the first, e * x and e^2 in the second,
+// e being the weight. Two need another pass: deviations from a mean far from zero, the position of the maximum.
 #pragma once
 
 #include "kernel_math.inl.h"
@@ -19,14 +19,14 @@ struct Sweep {
   std::int64_t count;
 };
 
-// What a sweep gathers, one chain for each half of a panel: a maximum's latency is longer than the time of its loads.
+// Results of a sweep, one chain for each half of a panel: a maximum's latency is longer than the time of its loads.
 template <class Real>
 struct Gathered {
   Vector<Real> max[2], min[2], total[2], squares[2];
   Integers<Real> seen;
 };
 
-// A NaN is passed over by the extremes, so that from panel to panel they only move apart.
+// The extremes ignore NaN, so that they change in one direction only.
 template <class Real, bool statistics, bool hidden>
 LH_INLINE void sweep_panel(const Real* s, Gathered<Real>& found) {
   const Vector<Real> nothing = splat(-infinity<Real>), zero{};
@@ -49,12 +49,12 @@ LH_INLINE void sweep_panel(const Real* s, Gathered<Real>& found) {
   }
 }
 
-// The keys between two of a sweep's landmarks.
+// The keys between two landmarks: maxima recorded during the sweep.
 template <class Real>
 constexpr std::int64_t leg = 4 * panel<Real>;
 
 // Of n keys; the first `clear` are taken to be visible. If one of them is not, the minimum is -inf.
-// With statistics, what is largest so far in each lane is kept after every leg, and leads to where the maximum lies.
+// With statistics, the maximum so far in each lane is stored after every leg, to find the maximum's position.
 template <class Real, bool statistics>
 LH_INLINE Sweep<Real> first_sweep(const Real* s, std::int64_t clear, std::int64_t n, Vector<Real>* landmarks) {
   const Vector<Real> nothing = splat(-infinity<Real>);
@@ -89,8 +89,8 @@ template <class Real>
   return sum<Real>(total[0] + total[1]);
 }
 
-// The moments of a block. Where its mean lies near zero, the deviations are read off the squares; where that would cancel
-// more than two bits (or overflow, or meet a NaN), they are formed one by one.
+// The moments of a block. Where its mean is near zero, the deviations come from the squares; where that would cancel
+// more than two bits (or overflow, or give NaN), they are computed one by one.
 template <class Real>
 LH_INLINE void moments(const Real* s, std::int64_t n, const Sweep<Real>& sweep, Row<Real>& tile) {
   tile.count = sweep.count;
@@ -140,7 +140,7 @@ LH_INLINE void second_sweep(Real* s, std::int64_t n, Real m, Row<Real>& tile) {
 }
 
 // How many of the first keys are likely to be visible, in whole panels. Most rows that hide something (causal, lengths) hide
-// the last keys: all but one of their panels are then spared the question lane by lane. A wrong guess is found by the sweep.
+// the last keys: then only one of their panels needs a test for each lane. The sweep detects a wrong guess.
 template <class Real>
 LH_INLINE std::int64_t likely_clear(const Real* s, std::int64_t n) {
   const auto hides = [&](std::int64_t j) { return any_is(smaller(load(s + j), load(s + j + lanes<Real>)), -infinity<Real>); };
@@ -156,8 +156,8 @@ bool holds_nan(const Real* s, std::int64_t n) {
   return any<Real>(found);
 }
 
-// The key index (from `s`) of the first maximum. Nobody can foretell it, so there is no branch that depends on it: the
-// landmarks without it lead to its leg, and there every key is looked at.
+// The key index (from `s`) of the first maximum. Unpredictable, hence branch-free: the number of landmarks below the maximum
+// gives its leg, and there every key is compared.
 template <class Real>
 LH_INLINE std::int64_t index_of(const Real* s, std::int64_t n, Real max, const Vector<Real>* landmarks) {
   std::int64_t from = 0;
@@ -174,7 +174,7 @@ LH_INLINE std::int64_t index_of(const Real* s, std::int64_t n, Real max, const V
   return from + static_cast<std::int64_t>(smallest<Real>(place));
 }
 
-// Returns what the row's acc must be multiplied with before this block's values are added.
+// Returns the factor for the row's acc before this block's values are added.
 template <class Real, bool statistics>
 Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, bool hidden, Row<Real>& row) {
   Vector<Real> landmarks[statistics ? (split_keys + leg<Real> - 1) / leg<Real> : 1];
@@ -189,7 +189,7 @@ Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, bool 
     if (job.origin >= lo && job.origin < lo + n) tile.first = s[job.origin - lo];
   }
   Real m = sweep.max > row.max ? sweep.max : row.max;
-  if (m == -infinity<Real>) {  // nothing to see, unless the maximum passed over a NaN
+  if (m == -infinity<Real>) {  // nothing visible, unless the maximum ignored a NaN
     if (!holds_nan(s, n)) {
       for (std::int64_t j = 0; j < n; ++j) s[j] = 0;
       return Real(1);

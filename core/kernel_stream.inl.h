@@ -1,4 +1,4 @@
-// For very few queries (decoding): keys and values are read once, where they lie, at the speed of memory.
+// For very few queries (decoding): keys and values are read once, in place, at the speed of memory.
 // Nothing is transposed; a score is a dot product along the key. Half types are widened in registers.
 // Not for many rows: each score costs a sum across lanes, which packing saves. Part of kernel.inl.h.
 #pragma once
@@ -20,8 +20,8 @@ struct Lines {
 
 constexpr int part_bytes = 16;  // within these and between these, shuffles are cheap on every CPU
 
-// Neighbours of both vectors added up: a's in the lower half of the result, b's in the upper half. In the small the
-// neighbours are lanes and the halves those of each part; in the large the neighbours are parts.
+// Neighbours of both vectors added up: a's in the lower half of the result, b's in the upper half. Without `large`
+// the neighbours are lanes and the halves those of each part; with it the neighbours are parts.
 template <class Real, bool large, int... lane>
 LH_INLINE Vector<Real> add_neighbours(Vector<Real> a, Vector<Real> b, Lanes<lane...>) {
   constexpr int n = lanes<Real>, part = part_bytes / static_cast<int>(sizeof(Real));
@@ -33,7 +33,7 @@ LH_INLINE Vector<Real> add_neighbours(Vector<Real> a, Vector<Real> b, Lanes<lane
   return __builtin_shufflevector(a, b, even(lane)...) + __builtin_shufflevector(a, b, (even(lane) + unit)...);
 }
 
-// Joins x[0 .. count) into x[0], so that lane i holds the sum of what belongs to x[i], when `count` is all lanes in the
+// Joins x[0 .. count) into x[0], so that lane i holds the sum of x[i] when `count` is all lanes in the
 // end. `done` have been joined into each before. 15 times two shuffles give 16 sums, of which each alone takes 4.
 template <class Real, int count, int done>
 LH_INLINE Vector<Real> join(Vector<Real>* x) {
@@ -50,14 +50,14 @@ LH_INLINE Vector<Real> join(Vector<Real>* x) {
 
 // --- the register tile: long stretches of a line first, many rows second ---
 //
-// Line after line, in order: it is the prefetchers that hide the latency of memory, and they want few streams. Reading
-// four lines abreast costs half of the bandwidth.
+// Line after line, in order: the CPU's prefetchers hide the latency of memory, and they follow only few streams. Reading
+// four lines in parallel costs half of the bandwidth.
 
 constexpr int vectors_at_once = 8;
 constexpr int rows_at_once = tile_rows >= 12 ? 2 : 1;  // 16 of 32 registers, or 8 of 16: q here, acc there
 
-// A line longer than the tile is read in several goes, which is out of order for memory: so it is looked at beforehand,
-// in order. (A prefetch instruction in place of the load makes everything slower.)
+// A line longer than the tile is read in several parts, which is out of order for memory: so it is loaded beforehand, in
+// order. (A prefetch instruction instead of the load is slower.)
 template <class Real, class Reader>
 LH_INLINE void fetch(const Lines& x, std::int64_t n, std::int64_t columns) {
   if (columns <= vectors_at_once * lanes<Real>) return;
@@ -93,7 +93,7 @@ template <class Real, int rows, int vectors, class Reader>
   }
 }
 
-// What lines have beyond their whole vectors.
+// The rest of lines, beyond their whole vectors.
 template <class Real, int rows, class Reader>
 [[gnu::noinline]] void dots_rest(const Real* q, std::int64_t D, const Lines& k, std::int64_t count, std::int64_t n, bool begins,
                Vector<Real> (*waiting)[lanes<Real>]) {
@@ -135,7 +135,7 @@ LH_INLINE void dots_rows(std::int64_t r, const LineScores<Real>& scores, const L
   const auto [q, rows, D, scale, s, stride] = scores;
   Vector<Real> waiting[tile][lanes<Real>];
   for (; r + tile <= rows; r += tile) {
-    if (count < lanes<Real> || D == 0)  // what no tile begins
+    if (count < lanes<Real> || D == 0)  // not initialised by a tile
       for (int i = 0; i < tile * lanes<Real>; ++i) waiting[i / lanes<Real>][i % lanes<Real>] = Vector<Real>{};
     dots_columns<Real, tile, vectors_at_once, Reader>(q + r * D, D, 0, k, count, waiting);
     for (int i = 0; i < tile; ++i) store(s + (r + i) * stride, join<Real, lanes<Real>, 1>(waiting[i]) * scale[r + i]);
@@ -227,7 +227,7 @@ LH_INLINE void lines_rows(std::int64_t r, const LineWeights<Real>& weights, cons
   if constexpr (tile > 1) lines_rows<Real, tile / 2, Reader>(r, weights, v, n, vectors);
 }
 
-// part = p . v; whether some row came out finite. Not one does when a value is not: zero times it is NaN.
+// part = p . v; whether some row came out finite. No row is finite when a value is not: zero times it is NaN.
 template <class Real, class Reader>
 bool weigh_lines(LineWeights<Real> weights, const Lines& v, std::int64_t n, std::int64_t vectors) {
   const std::int64_t rows = weights.rows, part_stride = weights.part_stride;

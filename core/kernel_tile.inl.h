@@ -14,7 +14,7 @@ constexpr int tile_rows = LEVELHEAD_TILE_ROWS;
 template <class Real>
 constexpr int panel = 2 * lanes<Real>;
 
-// The rows of the smallest tile that holds so many.
+// The rows of the smallest tile for this number of rows.
 LH_INLINE int rows_of_tile(std::int64_t rows) {
   constexpr int third = tile_rows / 3;
   return rows <= third ? third : rows <= 2 * third ? 2 * third : tile_rows;
@@ -35,8 +35,8 @@ LH_INLINE void with_tile(std::int64_t rows, const Work& work) {
     work(Count<tile_rows>{});
 }
 
-// A long sum is taken in pieces (Plan::score_chunk has the law for scores): here of the values of so many keys, which
-// costs nothing one can measure (docs/kernel.md).
+// A long sum is computed in pieces (for scores: Plan::score_chunk): here of the values of so many keys. No measurable cost
+// (docs/kernel.md).
 constexpr std::int64_t value_chunk = 256;
 
 // The operands of a tile of scores, and where they go.
@@ -84,9 +84,9 @@ template <class Operand, int rows, int vectors, class Real = typename Operand::R
   }
 }
 
-// What becomes of a product with values: share * acc is added when a part of the sum is there already (the
-// rescaling, due when a row's maximum moved, rides on the joining), and the whole is divided by `below` at the end (a
-// product with 1 / below would be a third less exact over few keys).
+// Where a product with values goes. share * acc is added when part of the sum is there already (which includes the
+// rescaling when a row's maximum has changed), and the whole is divided by `below` at the end (a product with 1 / below
+// would be a third less exact over few keys).
 template <class Real>
 struct Target {
   const Real* share;   // or null: acc holds nothing yet

@@ -36,7 +36,7 @@ std::int64_t burn(std::int64_t rounds, int threads) {
 }
 
 double sweep(const float* x, std::int64_t n, int threads) {
-  constexpr std::int64_t piece = 1 << 18;  // a megabyte: large for the prefetcher, small for an even deal
+  constexpr std::int64_t piece = 1 << 18;  // a megabyte: large for the prefetcher, small for an even distribution
   return sum_over<double>((n + piece - 1) / piece, threads, [&](std::int64_t part) {
     return static_cast<double>(kernel().numbers->sweep(x + part * piece, std::min(piece, n - part * piece)));
   });

@@ -1,4 +1,4 @@
-// The machine's own limits, measured with the kernel's own words (kernel_machine.inl.h) on the pool's own threads.
+// The machine's own limits, measured with the kernel's own vectors (kernel_machine.inl.h) on the pool's own threads.
 #pragma once
 
 #include <cstdint>

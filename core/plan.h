@@ -42,29 +42,29 @@ constexpr std::int64_t block_bytes = 256 * 1024;
 constexpr std::int64_t largest_key_block = 512, smallest_key_block = 64;
 
 // 96 is a multiple of every ISA's row count; each task then reads K and V once per 96 queries, far below
-// what memory can deliver. Shorter problems are cut finer so that two cores have something to share.
+// what memory can deliver. Shorter problems are cut finer so that two cores can share the work.
 constexpr std::int64_t long_query_block = 96, short_query_block = 48, short_queries = 384;
 
-// Up to this many queries, reading K and V is what costs: nothing is packed ahead, and the keys are dealt out too,
-// in splits of fixed length (so that the bits do not depend on who computes what).
+// Up to this many queries, reading K and V is the main cost: nothing is packed ahead, and the keys are distributed too,
+// in splits of fixed length (so that the bits do not depend on the thread).
 constexpr std::int64_t few_queries = 16, split_keys = 1024;
 
-// Up to this many rows of a kv head (queries times heads of the group), not even a panel of keys pays for being made: K
-// and V are read where they lie (kernel_stream.inl.h), in stretches as long as a split. From six rows on the pack
+// Up to this many rows of a kv head (queries times heads of the group), packing even a panel of keys costs more than it saves: K
+// and V are read in place (kernel_stream.inl.h), in stretches as long as a split. From six rows on the pack
 // is faster, 1.2 to 1.6 times at eight, however many keys there are.
 constexpr std::int64_t streamed_rows = 4;
 inline bool streams(std::int64_t group, std::int64_t T) { return T <= few_queries && group * T <= streamed_rows; }
 
 // n terms in pieces of b have a rounding error of about sqrt(b / n + 1 / b) of that in one go. Halves of a key cost 2 to
 // 3 % at d 64 and are needed to be as exact as PyTorch; with few queries memory sets the pace, quarters are free, and with
-// few keys the weights' errors have nobody to average out with.
+// few keys the weights' errors do not average out.
 inline std::int64_t chunk_of_score(std::int64_t D, std::int64_t T) {
   const std::int64_t pieces = D <= 16 ? 1 : T <= few_queries ? 4 : 2;
   return (D + pieces - 1) / pieces;
 }
 
 // A strip against a key block counts as a step for each row, and as so many for each of its two products: about how
-// their times compare. What comes next is fetched in step with them.
+// their times compare. Prefetching of the next data is spread over these steps.
 constexpr std::int64_t product_steps = 3;
 
 // What a plan depends on. Nothing else, or bits would depend on it.

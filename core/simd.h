@@ -1,4 +1,4 @@
-// The vector words the kernel is written in, on GCC/Clang vector extensions.
+// The kernel's vector types and operations, on GCC/Clang vector extensions.
 //
 // Width-generic: the including file sets LEVELHEAD_VECTOR_BYTES, and the same source serves SSE2, NEON,
 // AVX2 and AVX-512 (or a width the CPU does not have: slow, but right, and good for tests).
@@ -64,7 +64,7 @@ template <class V, class I>
 LH_INLINE V select(I condition, V a, V b) {
   return condition ? a : b;
 }
-// The second operand wins when the comparison fails, so a NaN in it comes through.
+// The result is the second operand when the comparison is false: a NaN in it is kept.
 template <class V>
 LH_INLINE V larger(V a, V b) {
   return a > b ? a : b;
@@ -74,7 +74,7 @@ LH_INLINE V smaller(V a, V b) {
   return a < b ? a : b;
 }
 
-// One instruction has just this meaning, which GCC does not see when an operand is a constant. (The masked form
+// One instruction does exactly this, but GCC does not use it when an operand is a constant. (The masked form
 // with a full mask is the plain one, without the undefined operand that GCC 12 warns about.)
 #if defined(__AVX512F__) && LEVELHEAD_VECTOR_BYTES == 64
 LH_INLINE Vector<float> larger(Vector<float> a, Vector<float> b) { return _mm512_maskz_max_ps(0xFFFF, a, b); }

@@ -5,7 +5,7 @@
 // since on equal maxima the earlier key is the arg-maximum.
 //
 // Logits are in units of ln 2, here and in the kernel: 2^x takes three operations less than exp(x) in every score
-// (kernel_math.inl.h). Whoever reads a state multiplies with ln 2.
+// (kernel_math.inl.h). Readers of a state multiply with ln 2.
 //
 // Everything here has internal linkage: each ISA compiles its own copy, and none can leak into another.
 #pragma once
@@ -118,7 +118,7 @@ inline Share<Real> merge(Row<Real>& a, const Row<Real>& b) {
   return share;
 }
 
-// A visible NaN is told in every field that it touched, and in no other row.
+// A visible NaN makes every field of its row that depends on it NaN, and changes no other row.
 template <class Real>
 inline void settle(Row<Real>& row) {
   if (row.l == row.l) return;

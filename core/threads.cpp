@@ -121,7 +121,7 @@ class Pool {
   int started = 0;                // threads that exist, the callers not counted
   std::atomic<bool> spin{false};  // whether every thread of the last loop had a CPU to itself
 
-  // Both are hammered by all workers: a cache line each, apart from what is only read.
+  // Both are written often by all workers: a cache line each, apart from what is only read.
   alignas(64) std::atomic<Admission> admission{0};
   alignas(64) std::atomic<std::int64_t> next{0};
 
@@ -149,9 +149,9 @@ Pool* pool() {
   known_quota.store(0, std::memory_order_relaxed);
 });
 
-// Workers leave signals to the program's own threads: Python wants SIGINT on its main thread, and a handler run
-// here would find no interpreter. Faults stay deliverable, since they hit the thread that caused them and a
-// crash reporter should get its say.
+// Workers leave signals to the program's own threads: Python handles SIGINT on its main thread, and a handler run
+// here would find no interpreter. Faults stay deliverable, since they go to the thread that caused them, and a
+// crash reporter needs them.
 void Pool::grow(int workers) {
   if (started >= workers) return;
   sigset_t blocked, before;
@@ -161,15 +161,15 @@ void Pool::grow(int workers) {
   try {
     for (; started < workers; ++started) std::thread(&Pool::serve, this).detach();
   } catch (const std::exception&) {
-    // No more threads to be had (a pids limit, memory): those we have do the work, if later.
+    // No more threads available (a pids limit, memory): the existing ones do the work.
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Pool::serve() {
-  std::uint32_t served = 0;  // the last loop this worker went in for; going in twice could only find it done
-  const auto welcome = [&](Admission now) { return seats(now) > 0 && generation(now) != served; };
-  const auto open = [&] { return welcome(admission.load(std::memory_order_relaxed)); };
+  std::uint32_t served = 0;  // the last loop this worker entered; to enter it twice would find no index left
+  const auto can_enter = [&](Admission now) { return seats(now) > 0 && generation(now) != served; };
+  const auto open = [&] { return can_enter(admission.load(std::memory_order_relaxed)); };
   for (;;) {
     if (!spin.load(std::memory_order_relaxed) || !spin_until(open)) {
       std::unique_lock lock(mutex);
@@ -177,13 +177,13 @@ void Pool::serve() {
     }
     Admission now = admission.load(std::memory_order_relaxed);
     bool entered = false;
-    while (!entered && welcome(now))  // acquire: what the caller wrote before it offered seats
+    while (!entered && can_enter(now))  // acquire: what the caller wrote before it offered seats
       entered = admission.compare_exchange_weak(now, now - one_seat + one_inside, std::memory_order_acquire,
-                                           std::memory_order_relaxed);
+                                                std::memory_order_relaxed);
     if (!entered) continue;
 
     served = generation(now);
-    std::fesetenv(&loop.environment);  // about 50 ns; or a caller that flushes denormals gets rows of two kinds
+    std::fesetenv(&loop.environment);  // about 50 ns; else rows of a caller that flushes denormals would depend on the thread
     take_indices(loop, next, seats(now));
 
     now = admission.fetch_sub(one_inside, std::memory_order_release) - one_inside;  // release: our results
@@ -208,7 +208,7 @@ bool Pool::run(const Loop& wanted, int threads) {
   if (threads - 1 >= started) {
     wake.notify_all();
   } else {
-    for (int i = 1; i < threads; ++i) wake.notify_one();  // the surplus sleeps on
+    for (int i = 1; i < threads; ++i) wake.notify_one();  // the others keep sleeping
   }
   take_indices(loop, next, 0);
   wait_for_others();
@@ -221,8 +221,8 @@ void Pool::wait_for_others() {
   if (left() || (spin.load(std::memory_order_relaxed) && spin_until(left))) return;
   for (;;) {
     loop.interrupt->requested(0);
-    // An ask may run anything, even a signal handler that forks. In that child nobody inside will ever leave
-    // and the mutex may be held for good, so the loop ends here, unfinished.
+    // The callback may run anything, even a signal handler that forks. The child has no workers that could leave,
+    // and the mutex may stay locked for ever, so the loop ends here, unfinished.
     if (current.load(std::memory_order_relaxed) != this) return loop.interrupt->stop();
     std::unique_lock lock(mutex);
     if (empty.wait_for(lock, Interrupt::interval, left)) return;
@@ -235,7 +235,7 @@ thread_local Team borrowed;
 std::atomic<bool> forked{false};  // no team survives a fork
 [[maybe_unused]] const int noticed = pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
 
-// One loop on a team. Its threads come when they like and leave when there is nothing left to take.
+// One loop on a team. Its threads may start late; each leaves when no index is left.
 struct Shift {
   Loop loop;
   int workers;
@@ -243,7 +243,7 @@ struct Shift {
   alignas(64) std::atomic<std::int64_t> next{0};
   alignas(64) std::atomic<int> came{1}, left{0};  // worker numbers given out, the caller's among them
 
-  // The team's own barrier would wait as well, but deaf to Ctrl-C.
+  // The team's own barrier would also wait, but without checking for Ctrl-C.
   void wait_for_others() {
     const auto gone = [&] { return left.load(std::memory_order_acquire) + 1 >= came.load(std::memory_order_relaxed); };
     while (!spin_until(gone)) {
@@ -275,7 +275,7 @@ bool run_on(const Team& team, const Loop& wanted, int workers) {
 
 }  // namespace
 
-// ---- What threads.h promises ---------------------------------------------------------------------------------
+// ---- The functions of threads.h ---------------------------------------------------------------------------------
 
 int cpu_quota(const std::string& membership, const std::string& mount) {
   double granted = 0.0;
@@ -319,11 +319,11 @@ int default_threads() {
 
 bool Interrupt::requested(int worker) {
   if (stopped_.load(std::memory_order_relaxed)) return true;
-  if (worker != 0 || !ask_) return false;
+  if (worker != 0 || !poll_) return false;
   const auto now = std::chrono::steady_clock::now();
-  if (now - asked_ < interval) return false;
-  if (ask_(context_)) stop();
-  asked_ = std::chrono::steady_clock::now();  // after the ask, which may have waited long for the GIL
+  if (now - polled_ < interval) return false;
+  if (poll_(context_)) stop();
+  polled_ = std::chrono::steady_clock::now();  // after the callback, which may have waited long for the GIL
   return stopped_.load(std::memory_order_relaxed);
 }
 

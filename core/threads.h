@@ -1,9 +1,9 @@
 // threads.h: how many threads to use, and one loop that uses them.
 //
-// The core needs exactly one parallel shape: "run this for every index, and stop early when told to". That is
+// The core needs exactly one parallel shape: "run this for every index, and stop early on request". That is
 // all there is here: no futures, no queues, no nested jobs, no OpenMP of our own (a second OpenMP runtime in one
-// process crashes or crawls, and a fork after its first use hangs the child). A team that a caller's framework
-// already keeps awake can be borrowed for a call, so that two pools do not fight over the same cores.
+// process crashes or is slow, and a fork after its first use hangs the child). A team that a caller's framework
+// already keeps awake can be borrowed for a call, so that two pools do not compete for the same cores.
 //
 // Results cannot depend on the number of threads as long as a task's result depends on its index alone: which
 // worker runs an index, and when, is the only thing that varies.
@@ -28,26 +28,26 @@ int default_threads();
 // `membership` is /proc/self/cgroup and `mount` /sys/fs/cgroup, except in the tests. Costs file reads.
 int cpu_quota(const std::string& membership, const std::string& mount);
 
-// Whether to give up. Any worker may look; only worker 0, the thread that called parallel_for, ever asks.
+// A request to stop. Any worker may read it; only worker 0, the thread that called parallel_for, calls the callback.
 class Interrupt {
  public:
-  static constexpr std::chrono::milliseconds interval{20};  // between two asks: below what a person notices
+  static constexpr std::chrono::milliseconds interval{20};  // between two calls of it: below what a person notices
 
   Interrupt() = default;
-  // `ask(context)` returns true to stop; it may take locks (the GIL) that other workers never need.
-  Interrupt(bool (*ask)(void*), void* context)
-      : ask_(ask), context_(context), asked_(std::chrono::steady_clock::now()) {}
+  // `poll(context)` returns true to stop; it may take locks (the GIL) that other workers never need.
+  Interrupt(bool (*poll)(void*), void* context)
+      : poll_(poll), context_(context), polled_(std::chrono::steady_clock::now()) {}
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  // Costs one relaxed load; for worker 0 with an `ask` also one reading of the clock (about 25 ns).
+  // Costs one relaxed load; for worker 0 with a `poll` also one reading of the clock (about 25 ns).
   bool requested(int worker);
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
 
  private:
-  bool (*ask_)(void*) = nullptr;
+  bool (*poll_)(void*) = nullptr;
   void* context_ = nullptr;
-  std::chrono::steady_clock::time_point asked_;  // touched by worker 0 only
+  std::chrono::steady_clock::time_point polled_;  // touched by worker 0 only
   std::atomic<bool> stopped_{false};
 };
 
@@ -56,11 +56,11 @@ class Interrupt {
 using Task = void (*)(void* context, std::int64_t index, int worker);
 
 // Runs task for every index in [0, count), handed out in increasing order by one atomic counter; the caller
-// takes part as worker 0 and keeps asking `interrupt` while it waits for the others. Returns false when
+// takes part as worker 0 and keeps checking `interrupt` while it waits for the others. Returns false when
 // interrupted: then some indices were not run, or not to their end.
 //
-// Callers may come from any number of threads at once: whoever finds the pool taken works alone. Tasks run in
-// the floating-point environment (rounding, flush to zero) of the caller, whichever thread they land on.
+// Any number of threads may call it at once: one that finds the pool in use works alone. Tasks run in
+// the floating-point environment (rounding, flush to zero) of the caller, on every thread.
 bool parallel_for(std::int64_t count, int threads, Task task, void* context, Interrupt& interrupt);
 
 // Threads of another runtime: runs body(data) on `threads` of them at once, the caller's own among them, and returns

@@ -16,7 +16,7 @@ constexpr std::size_t whole_lines(std::size_t bytes) { return (bytes + line - 1)
 struct alignas(line) Workspace::Block {
   std::size_t bytes;
 
-  // Large blocks come from the system and go back to it: the C library would hold on to some of them.
+  // Large blocks come from the system and go back to it: the C library would keep some of them.
   static constexpr std::size_t large = std::size_t(1) << 20;
 
   static Block* make(std::size_t bytes) {

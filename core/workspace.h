@@ -2,7 +2,7 @@
 //
 // Fresh pages cost more than the work of a small call, so the last workspace is kept, up to a cap. One slot,
 // taken and given back by atomic exchange: no lock that a fork could leave held, and concurrent callers
-// simply bring their own.
+// allocate their own.
 #pragma once
 
 #include <cstddef>

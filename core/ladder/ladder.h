@@ -1,4 +1,4 @@
-// The ladder's words: one attention head, and the steps that compute it, once per ISA (steps_*.cpp).
+// The ladder's types: one attention head, and the steps that compute it, once per ISA (steps_*.cpp).
 // For reading and measuring only (docs/kernel.md); nothing here is linked into the library.
 #pragma once
 

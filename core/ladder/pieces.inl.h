@@ -1,4 +1,4 @@
-// What the steps are made of: scores, softmax and values of a few queries against a few keys, each in a plain and in
+// The parts of the steps: scores, softmax and values of a few queries against a few keys, each in a plain and in
 // a better form. Part of steps.inl.h.
 #pragma once
 
@@ -51,7 +51,7 @@ void tile_scores(const float* q, const float* keys, Index n, Index d, float* s, 
   for (Index j = 0; j < n; j += panel) tile<rows>(q, d, keys + j * d, panel, d, nullptr, s + j, s_step);
 }
 
-// --- softmax of one row: weights exp(s - m) out, m and l moved on; returns what acc is to be multiplied with ---
+// --- softmax of one row: weights exp(s - m) out, m and l updated; returns the factor for acc ---
 
 float libm_softmax(float* s, Index n, float& m, float& l) {
   const float before = m;
@@ -75,7 +75,7 @@ LH_INLINE Floats power_of_two(Floats x) {
   return p * (Floats)(((Integers<float>)shifted + 127) << 23);
 }
 
-// Whole vectors, scores in units of ln 2. Beyond the last key stand -inf.
+// Whole vectors, scores in units of ln 2. Beyond the last key there is -inf.
 float vector_softmax(float* s, Index n, float& m, float& l) {
   for (Index j = n; j % panel; ++j) s[j] = -infinity<float>;
   Floats max[2] = {splat(m), splat(m)}, total[2] = {};

@@ -1,5 +1,5 @@
-// One problem, everybody who computes it, and how they are timed: in turns, so that a machine that slows down slows
-// all of them. Knows nothing of tables and files.
+// One problem, all steps that compute it, and how they are timed: in turns, so that a machine that becomes slower affects
+// all of them. Does not print or write files.
 #pragma once
 
 #include <string>
@@ -37,8 +37,8 @@ struct Race {
   std::vector<Lap> laps;
 };
 
-// How often: `rounds` times everybody gets a burst of up to `calls` calls after two warm-ups, fewer (and one
-// warm-up) when a call is long. No rounds: everybody runs once, for the error.
+// How often: `rounds` times every step gets a burst of up to `calls` calls after two warm-ups, fewer (and one
+// warm-up) when a call is long. No rounds: every step runs once, for the error.
 struct Effort {
   int rounds = 5, calls = 10;
 };

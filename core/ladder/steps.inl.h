@@ -51,7 +51,7 @@ struct Recipe {
 
 namespace {
 
-// Where a step's scratch lies in its room; without one, how large that must be.
+// The layout of a step's scratch in its room; without a room, the size it needs.
 struct Room {
   float *keys, *q, *acc, *m, *l, *s;
   Index step;  // of the rows of s: one vector more than the block, against rows that fall into the same cache sets

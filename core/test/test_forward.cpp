@@ -58,7 +58,7 @@ Outputs run(Inputs& in, Wanted wanted = {}) {
   Result result;
   if (wanted.out && c.values) {
     o.out = {c.dtype, c.B, c.H, c.T, c.E, c.layout};
-    o.out.fill([] { return 77; });  // a number nobody computes: what is left of it was not written
+    o.out.fill([] { return 77; });  // not a result: where it is left, nothing was written
     result.out = o.out.view<MutableTensor>();
     if (c.sinks) result.sinks = in.sinks.data();
   }

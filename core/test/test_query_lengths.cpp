@@ -200,7 +200,7 @@ Case drawn(DType dtype, unsigned seed) {
 
 TEST(forward_with_options_at_random) {
   on_every_isa([](DType dtype) {
-    for (unsigned seed = 600; seed < 600 + draws; ++seed) {
+    for (unsigned seed = 600; seed < 600 + draws / 2; ++seed) {
       Inputs in(drawn(dtype, seed));
       check_forward(in, in.problem(), seed % 3 == 0 ? 2 : 1, seed % 2 == 0);
     }
@@ -211,7 +211,7 @@ TEST(half_types) {
   on_every_isa([](DType dtype) {
     if (dtype == DType::f64) return;
     for (DType half : {DType::f16, DType::bf16})
-      for (unsigned seed = 800; seed < 800 + draws / 5; ++seed) {
+      for (unsigned seed = 800; seed < 800 + draws / 10; ++seed) {
         Inputs in(drawn(half, seed));
         check_forward(in, in.problem(), 1, seed % 2 == 0);
       }
@@ -220,12 +220,12 @@ TEST(half_types) {
 
 TEST(many_queries_and_every_length) {  // shared packs, whole heads, whole strips without a query
   on_every_isa([](DType dtype) {
-    for (Index length : {-3, 0, 1, 11, 12, 13, 100, 144, 199, 200, 201})
+    for (Index length : {-3, 1, 12, 13, 100, 149, 151})
       for (int threads : {1, 2}) {
-        Case c{.dtype = dtype, .B = 2, .H = 4, .G = 2, .T = 200, .S = 150, .D = 16, .E = 16, .causal = length % 2 == 0};
+        Case c{.dtype = dtype, .B = 2, .H = 4, .G = 2, .T = 150, .S = 70, .D = 16, .E = 16, .causal = length % 2 == 0};
         c.query_lengths = c.sinks = true;
         Inputs in(c);
-        in.query_lengths = {length, 200 - length};
+        in.query_lengths = {length, 150 - length};
         check_forward(in, in.problem(), threads, length % 3 == 0);
       }
   });
@@ -233,9 +233,9 @@ TEST(many_queries_and_every_length) {  // shared packs, whole heads, whole strip
 
 TEST(decoding) {  // few queries: keys are split, streamed where there are very few
   on_every_isa([](DType dtype) {
-    for (Index T : {1, 2, 4, 16})
-      for (Index group : {1, 2, 8}) {
-        Case c{.dtype = dtype, .B = 3, .H = 2 * group, .G = 2, .T = T, .S = 2100, .D = 16, .E = 16};
+    for (Index T : {1, 4, 16})
+      for (Index group : {1, 2}) {
+        Case c{.dtype = dtype, .B = 3, .H = group, .G = 1, .T = T, .S = 1100, .D = 16, .E = 16};
         c.query_lengths = c.sinks = true;
         Inputs in(c);
         in.query_lengths = {T, T / 2, 0};
@@ -268,7 +268,7 @@ TEST(positions_in_runs) {  // a length counts positions of the whole sequence, n
 
 TEST(backward_with_options_at_random) {
   on_every_isa([](DType dtype) {
-    for (unsigned seed = 900; seed < 900 + draws; ++seed) {
+    for (unsigned seed = 900; seed < 900 + draws / 3; ++seed) {
       Inputs in(drawn(dtype, seed));
       check_backward(in, in.problem(), seed % 3 == 0 ? 2 : 1);
     }
@@ -278,7 +278,7 @@ TEST(backward_with_options_at_random) {
 TEST(backward_of_additive_attention) {
   on_every_isa([](DType dtype) {
     if (dtype == DType::bf16) return;
-    for (unsigned seed = 1000; seed < 1000 + draws / 5; ++seed) {
+    for (unsigned seed = 1000; seed < 1000 + draws / 10; ++seed) {
       Case c = drawn(dtype, seed);
       c.cosine = false;
       Inputs in(c);

@@ -73,7 +73,7 @@ bool in_child(Body body) {
 }
 #endif
 
-// A loop on another thread, held inside its tasks until told to end.
+// A loop on another thread, held inside its tasks until released.
 class BusyPool {
  public:
   explicit BusyPool(int threads)
@@ -360,7 +360,7 @@ void plain_team(void (*body)(void*), void* data, unsigned threads, unsigned) {
   body(data);
   for (std::thread& other : others) other.join();
 }
-// One that has nobody to spare, as inside a parallel region.
+// One without free threads, as inside a parallel region.
 void lonely_team(void (*body)(void*), void* data, unsigned, unsigned) { body(data); }
 
 TEST(a_borrowed_team_does_every_index_once) {

@@ -1,5 +1,5 @@
-// Python's arrays as the core sees them, and a Problem made of the arguments that forward and backward share.
-// What is checked here is only what memory safety needs.
+// Converts Python's arrays to the core's views, and the arguments of forward and backward to a Problem.
+// Checks only what memory safety needs.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -31,7 +31,7 @@ std::int64_t product(const Shape& shape, std::size_t count) {
   return total;
 }
 
-// A borrowed array, and where its batch rows lie.
+// A borrowed array, and the offsets of its batch rows.
 class Array {
  public:
   Array(nb::handle object, const char* name, bool writable = false) : name_(name) {
@@ -154,7 +154,7 @@ void require(bool holds, const char* what) {
 
 using Runs = std::optional<std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>>;
 
-// The options by their names in Python. Each is asked for once; a name that nobody asked for is an error.
+// The options by their names in Python. Each is read once; a name that was never read is an error.
 class Options {
  public:
   explicit Options(const nb::kwargs& given) : given_(given) {}
@@ -162,7 +162,7 @@ class Options {
   nb::handle object(const char* name) {
     PyObject* found = PyDict_GetItemString(given_.ptr(), name);
     if (!found) return Py_None;
-    ++asked_;
+    ++read_;
     return found;
   }
   template <class Value>
@@ -171,12 +171,12 @@ class Options {
     return found.is_none() ? otherwise : nb::cast<Value>(found);
   }
   void end() const {
-    if (asked_ != static_cast<std::size_t>(PyDict_Size(given_.ptr()))) throw nb::type_error("an option that the core does not know");
+    if (read_ != static_cast<std::size_t>(PyDict_Size(given_.ptr()))) throw nb::type_error("an option that the core does not know");
   }
 
  private:
   const nb::kwargs& given_;
-  std::size_t asked_ = 0;
+  std::size_t read_ = 0;
 };
 
 // A problem, and the arrays it points into.

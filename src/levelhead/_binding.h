@@ -1,4 +1,4 @@
-// What the files of the binding share: one way to run the core under Python, one way to read strides.
+// The binding's functions and types that several of its files use.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,9 +10,9 @@
 
 namespace levelhead {
 
-// _run.cpp: a call of the core (false: interrupted) with the GIL released and Ctrl-C heard; throws what a signal handler
-// raised. On PyTorch's team `threads` must be PyTorch's own number: its workers are awake after its last operation, on
-// the cores that ours would want.
+// _run.cpp: calls the core (false: interrupted) with the GIL released; handles Ctrl-C, and throws what a signal handler
+// raised. On PyTorch's team `threads` must be PyTorch's own number: its workers still spin after its last operation, on
+// the cores that our pool would use.
 using CoreCall = bool (*)(const void* self, Interrupt& interrupt);
 void run(int threads, bool on_torchs_team, CoreCall call, const void* self);
 
@@ -21,16 +21,16 @@ void run(int threads, bool on_torchs_team, const Call& call) {
   run(threads, on_torchs_team,
       [](const void* self, Interrupt& interrupt) { return (*static_cast<const Call*>(self))(interrupt); }, &call);
 }
-void register_torch_team(const char* library);  // where PyTorch's libtorch_cpu lies
+void register_torch_team(const char* library);  // the path of PyTorch's libtorch_cpu
 void remember_main_thread();
 
-// _fast_call.cpp: the plain call from objects to result, or None: not served here, take the long way (attention.py).
+// _fast_call.cpp: computes a plain call, from objects to result. None for any other call: attention.py handles it.
 nanobind::object fast_attention(nanobind::handle q, nanobind::handle k, nanobind::handle v, nanobind::handle scale,
                         nanobind::handle causal, nanobind::handle threads);
 void register_numpy();
-void register_torch(nanobind::handle torch);  // from now on the door knows tensors, if they can be read from C
+void register_torch(nanobind::handle torch);  // fast_attention then accepts tensors, if C can read them
 
-// The one stride that walks `count` dimensions, the last one fastest, as if they were one; if there is one.
+// The stride of `count` dimensions seen as one, the last one fastest; none if no single stride exists.
 template <class Int>
 std::optional<std::int64_t> joint_stride(const Int* shape, const Int* strides, int count) {
   std::int64_t stride = 0, extent = 0, total = 1;

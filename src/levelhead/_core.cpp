@@ -1,9 +1,9 @@
-// The binding: Python arrays in, core calls out. No arithmetic and no policy; arguments arrive checked (scoring.py,
-// arrays.py), and what is checked again here is only what memory safety needs. The plain call has a door of its own
-// (_fast_call.cpp); everything else comes this way.
+// The binding: the functions of the Python module _core, on Python arrays. No arithmetic and no policy. The caller has
+// checked the arguments (scoring.py, arrays.py); this file checks again only what memory safety needs. Plain calls have a
+// function of their own (_fast_call.cpp); all others use forward and backward here.
 //
-// Arrays come through the buffer protocol: any strides in bytes, read-only memory, no copies. bfloat16 has no
-// buffer format and travels as its bits in uint16.
+// Arrays use the buffer protocol: any strides in bytes, read-only memory, no copies. bfloat16 has no buffer format and is
+// passed as its bits in uint16.
 #include <nanobind/nanobind.h>
 
 #include <exception>

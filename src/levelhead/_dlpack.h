@@ -1,5 +1,5 @@
-// DLPack's C structures, as far as the door uses them: layout and names are the standard's (major version 1).
-// A library that speaks it hangs a table of functions on its array type, in a capsule `__dlpack_c_exchange_api__`.
+// DLPack's C structures, as far as _fast_call.cpp uses them: layout and names are the standard's (major version 1).
+// A library that supports it has a table of functions in its array type's capsule `__dlpack_c_exchange_api__`.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,9 @@
-// The fast door: a plain call goes from Python's objects to the core and back without a line of Python.
+// The fast call: a plain call goes from Python's objects to the core and back without any Python code.
 //
 // Plain is: three NumPy arrays, or three torch tensors, of one dtype and of shapes that fit, no option but a scale,
-// causality and a number of threads, and a result of moderate size. Whatever else comes is not judged here: the door
-// answers None before any work, and the long way (attention.py) serves it or explains what is wrong. Both ways lead to
-// the same forward() with the same numbers, hence to the same bits; the door only saves the microseconds of Python,
-// which are most of what a tiny call costs.
+// causality and a number of threads, and a result of moderate size. For any other call fast_attention returns None before
+// any work, and attention.py computes it or explains what is wrong. Both use the same forward() with the same numbers,
+// hence give the same bits. The fast call only saves the microseconds of Python, which are most of the cost of a tiny call.
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -26,17 +25,17 @@ namespace {
 constexpr int most_axes = 8;
 constexpr std::int64_t line = 64;  // bytes; torch aligns its own tensors so
 
-// Beyond a megabyte of results the microseconds saved do not show, and NumPy's large pages do.
+// Beyond a megabyte of results the saved microseconds do not matter, and NumPy's large pages do.
 constexpr double most_bytes = 1 << 20;
 constexpr double most_work = 1e15;  // multiply-adds, hours of work: no product of sizes below it overflows
 
 // About 5 us of one core, most of it the beginning of each head: over before a sleeping thread wakes (tens of us),
-// and far below what Python lets a thread wait for the GIL. Such a call keeps the GIL and asks neither the system nor
-// torch for threads.
+// and far below what Python lets a thread wait for the GIL. Such a call keeps the GIL and does not read
+// the number of threads from the system or torch.
 constexpr double tiny_work = 1 << 16, tiny_heads = 4;
 
-// An array as the door sees it, whoever owns it; strides in bytes.
-struct Seen {
+// Memory, dtype and shape of an array of either library; strides in bytes.
+struct ArrayInfo {
   char* data;
   DType dtype;
   int rank;
@@ -48,13 +47,13 @@ struct Seen {
 std::int64_t item_bytes(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
 
 template <class Int>
-bool copy_axes(Seen& seen, int rank, const Int* shape, const Int* strides, std::int64_t unit) {
+bool copy_axes(ArrayInfo& info, int rank, const Int* shape, const Int* strides, std::int64_t unit) {
   if (rank < 2 || rank > most_axes) return false;
-  seen.rank = rank;
+  info.rank = rank;
   for (int axis = 0; axis < rank; ++axis) {
     if (shape[axis] == 0) return false;
-    seen.shape[axis] = shape[axis];
-    seen.strides[axis] = strides[axis] * unit;
+    info.shape[axis] = shape[axis];
+    info.strides[axis] = strides[axis] * unit;
   }
   return true;
 }
@@ -75,20 +74,20 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
 
   // A format of more than one letter is another byte order, or a dtype that is no float.
-  bool look(PyObject* array, Seen& seen) {
+  bool inspect(PyObject* array, ArrayInfo& info) {
     if (PyObject_GetBuffer(array, &view_, PyBUF_RECORDS_RO) != 0) {
       PyErr_Clear();
       return false;
     }
     if (view_.format[0] == '\0' || view_.format[1] != '\0') return false;
     switch (view_.format[0]) {
-      case 'f': seen.dtype = DType::f32; break;
-      case 'd': seen.dtype = DType::f64; break;
-      case 'e': seen.dtype = DType::f16; break;
+      case 'f': info.dtype = DType::f32; break;
+      case 'd': info.dtype = DType::f64; break;
+      case 'e': info.dtype = DType::f16; break;
       default: return false;
     }
-    seen.data = static_cast<char*>(view_.buf);
-    return copy_axes(seen, view_.ndim, view_.shape, view_.strides, 1);
+    info.data = static_cast<char*>(view_.buf);
+    return copy_axes(info, view_.ndim, view_.shape, view_.strides, 1);
   }
 
  private:
@@ -99,9 +98,9 @@ class Arrays {
  public:
   static constexpr bool has_team = false;
 
-  bool look(int which, PyObject* array, Seen& seen) { return buffers_[which].look(array, seen); }
+  bool inspect(int which, PyObject* array, ArrayInfo& info) { return buffers_[which].inspect(array, info); }
 
-  nb::object fresh(Seen& out) {
+  nb::object fresh(ArrayInfo& out) {
     nb::object shape = nb::steal(PyTuple_New(out.rank));
     for (int axis = 0; shape.is_valid() && axis < out.rank; ++axis) {
       PyObject* size = PyLong_FromLongLong(out.shape[axis]);
@@ -111,7 +110,7 @@ class Arrays {
     PyObject* arguments[] = {shape.ptr(), numpy.dtypes[static_cast<int>(out.dtype)]};
     nb::object array = nb::steal(PyObject_Vectorcall(numpy.empty, arguments, 2, nullptr));
     if (!array.is_valid()) throw nb::python_error();
-    if (!buffers_[3].look(array.ptr(), out)) throw std::bad_alloc();  // the only reason left
+    if (!buffers_[3].inspect(array.ptr(), out)) throw std::bad_alloc();  // the only reason left
     return array;
   }
   int threads() const { return default_threads(); }
@@ -123,21 +122,21 @@ class Arrays {
 // ---- torch ---------------------------------------------------------------------------------------------------
 
 struct {
-  PyTypeObject* tensor;  // null: not met
+  PyTypeObject* tensor;  // null: not registered
   const dlpack::ExchangeApi* api;
   PyObject *module, *is_grad_enabled, *requires_grad, *is_neg;
   PyObject* is_tracing;  // null: this torch cannot trace
   PyObject *forward_ad, *current_level;
 } torch;
 
-bool says_no(PyObject* answer) {
+bool is_false(PyObject* answer) {
   if (!answer) PyErr_Clear();
   const bool no = answer == Py_False;
   Py_XDECREF(answer);
   return no;
 }
 
-// Whether torch computes with dual numbers somewhere around us.
+// Whether the call is inside torch's forward-mode differentiation.
 bool in_forward_mode() {
   PyObject* const level = PyObject_GetAttr(torch.forward_ad, torch.current_level);
   const bool outside = level && PyLong_Check(level) && PyLong_AsLong(level) < 0;
@@ -150,12 +149,12 @@ class Tensors {
  public:
   static constexpr bool has_team = true;
 
-  // The long way's: a tensor that autograd would follow, one whose memory holds the opposite sign, and anything while
-  // torch.jit.trace looks on, which has something to say about tensors that leave torch, or where tensors may be dual.
-  bool look(int, PyObject* tensor, Seen& seen) {
+  // Left to attention.py: a tensor that autograd records, one whose memory holds the opposite sign, and every tensor while
+  // torch.jit.trace records (it warns about tensors that leave torch) or where tensors may be dual.
+  bool inspect(int, PyObject* tensor, ArrayInfo& info) {
     if (!untraced_ || forward_) return false;
-    if (!unfollowed_ && !says_no(PyObject_GetAttr(tensor, torch.requires_grad))) return false;
-    if (!says_no(PyObject_VectorcallMethod(torch.is_neg, &tensor, 1, nullptr))) return false;
+    if (!unfollowed_ && !is_false(PyObject_GetAttr(tensor, torch.requires_grad))) return false;
+    if (!is_false(PyObject_VectorcallMethod(torch.is_neg, &tensor, 1, nullptr))) return false;
     dlpack::Tensor view;
     if (torch.api->borrow(tensor, &view) != 0) {  // no plain memory: sparse, wrapped by vmap, ...
       PyErr_Clear();
@@ -163,17 +162,17 @@ class Tensors {
     }
     const auto [code, bits, lanes] = view.dtype;
     if (view.device.type != dlpack::cpu || !view.data || lanes != 1) return false;
-    if (code == dlpack::ieee_float && bits == 32) seen.dtype = DType::f32;
-    else if (code == dlpack::ieee_float && bits == 64) seen.dtype = DType::f64;
-    else if (code == dlpack::ieee_float && bits == 16) seen.dtype = DType::f16;
-    else if (code == dlpack::brain_float && bits == 16) seen.dtype = DType::bf16;
+    if (code == dlpack::ieee_float && bits == 32) info.dtype = DType::f32;
+    else if (code == dlpack::ieee_float && bits == 64) info.dtype = DType::f64;
+    else if (code == dlpack::ieee_float && bits == 16) info.dtype = DType::f16;
+    else if (code == dlpack::brain_float && bits == 16) info.dtype = DType::bf16;
     else return false;
-    seen.data = static_cast<char*>(view.data) + view.byte_offset;
-    return copy_axes(seen, view.rank, view.shape, view.strides, item_bytes(seen.dtype));
+    info.data = static_cast<char*>(view.data) + view.byte_offset;
+    return copy_axes(info, view.rank, view.shape, view.strides, item_bytes(info.dtype));
   }
 
-  // One block of our own holds numbers and description; torch gives it back when the last tensor on it dies.
-  nb::object fresh(Seen& out) {
+  // One block of memory holds the numbers and their description; torch frees it with the last tensor that uses it.
+  nb::object fresh(ArrayInfo& out) {
     struct Block {
       dlpack::ManagedTensor managed;
       std::int64_t shape[most_axes], strides[most_axes];
@@ -202,9 +201,9 @@ class Tensors {
   int threads() const { return nb::cast<int>(nb::handle(torch.module).attr("get_num_threads")()); }
 
  private:
-  const bool untraced_ = !torch.is_tracing || says_no(PyObject_CallNoArgs(torch.is_tracing));
+  const bool untraced_ = !torch.is_tracing || is_false(PyObject_CallNoArgs(torch.is_tracing));
   const bool forward_ = in_forward_mode();
-  const bool unfollowed_ = says_no(PyObject_CallNoArgs(torch.is_grad_enabled));
+  const bool unfollowed_ = is_false(PyObject_CallNoArgs(torch.is_grad_enabled));
 };
 
 // ---- The call ------------------------------------------------------------------------------------------------
@@ -231,7 +230,7 @@ std::optional<Options> read_options(nb::handle scale, nb::handle causal, nb::han
   return options;
 }
 
-bool fit(const Seen& q, const Seen& k, const Seen& v) {
+bool fit(const ArrayInfo& q, const ArrayInfo& k, const ArrayInfo& v) {
   if (k.dtype != q.dtype || v.dtype != q.dtype || k.rank != q.rank || v.rank != q.rank) return false;
   for (int axis = 0; axis < q.rank - 3; ++axis)
     if (k.shape[axis] != q.shape[axis] || v.shape[axis] != q.shape[axis]) return false;
@@ -241,12 +240,12 @@ bool fit(const Seen& q, const Seen& k, const Seen& v) {
 
 // False when the leading dimensions need a table of offsets.
 template <class Byte>
-bool place(const Seen& seen, View<Byte>& view) {
-  const int leading = std::max(seen.rank - 3, 0);
-  const auto batch_stride = joint_stride(seen.shape, seen.strides, leading);
+bool place(const ArrayInfo& info, View<Byte>& view) {
+  const int leading = std::max(info.rank - 3, 0);
+  const auto batch_stride = joint_stride(info.shape, info.strides, leading);
   if (!batch_stride) return false;
-  view = {seen.data, seen.dtype, nullptr, *batch_stride, seen.rank > 2 ? seen.strides[leading] : 0,
-          seen.strides[seen.rank - 2], seen.strides[seen.rank - 1]};
+  view = {info.data, info.dtype, nullptr, *batch_stride, info.rank > 2 ? info.strides[leading] : 0,
+          info.strides[info.rank - 2], info.strides[info.rank - 1]};
   return true;
 }
 
@@ -259,8 +258,8 @@ struct Described {
   bool tiny;
 };
 
-// False when the arrays do not fit together, or are nothing for this door.
-bool describe(const Seen& q, const Seen& k, const Seen& v, const Options& options, Described& plain) {
+// False when the arrays do not fit together, or the call is not plain.
+bool describe(const ArrayInfo& q, const ArrayInfo& k, const ArrayInfo& v, const Options& options, Described& plain) {
   Problem& problem = plain.problem;
   if (!fit(q, k, v) || !place(q, problem.q) || !place(k, problem.k) || !place(v, problem.v)) return false;
   problem.H = q.rank > 2 ? q.size(-3) : 1;
@@ -278,12 +277,12 @@ bool describe(const Seen& q, const Seen& k, const Seen& v, const Options& option
   if (plain.work > most_work || plain.bytes > most_bytes) return false;
   problem.B = static_cast<std::int64_t>(batch);
 
-  // What scaling.py makes of None, and what scoring.py lets pass.
+  // The default of scaling.py, and the limits of scoring.py.
   const double scale = options.scale.value_or(1.0 / std::sqrt(double(problem.D)));
   const double reach = q.dtype == DType::f64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
   if (!(std::abs(scale) <= reach)) return false;
   plain.scales.assign(problem.H, scale);
-  plain.queries = {problem.S - problem.T, problem.T, 1};  // the last query meets the last key
+  plain.queries = {problem.S - problem.T, problem.T, 1};  // the last query is at the last key
   plain.keys = {0, problem.S, 1};
   problem.scoring.scale = plain.scales.data();
   problem.scoring.causal = options.causal;
@@ -295,23 +294,23 @@ bool describe(const Seen& q, const Seen& k, const Seen& v, const Options& option
 template <class Family>
 nb::object serve(nb::handle q_, nb::handle k_, nb::handle v_, const Options& options) {
   Family family;
-  Seen q, k, v;
+  ArrayInfo q, k, v;
   Described plain;
-  if (!family.look(0, q_.ptr(), q) || !family.look(1, k_.ptr(), k) || !family.look(2, v_.ptr(), v) ||
+  if (!family.inspect(0, q_.ptr(), q) || !family.inspect(1, k_.ptr(), k) || !family.inspect(2, v_.ptr(), v) ||
       !describe(q, k, v, options, plain))
     return nb::none();
-  Seen out = q;
+  ArrayInfo out = q;
   out.shape[out.rank - 1] = plain.problem.E;
   nb::object fresh = family.fresh(out);
   Result result;
   place(out, result.out);
   if (plain.tiny) {
-    Interrupt nobody;
-    forward(plain.problem, result, 1, nobody);
+    Interrupt never;
+    forward(plain.problem, result, 1, never);
   } else {
-    const bool wish = options.threads.has_value();
-    const int threads = wish ? *options.threads : family.threads();
-    run(threads, !wish && Family::has_team,
+    const bool given = options.threads.has_value();
+    const int threads = given ? *options.threads : family.threads();
+    run(threads, !given && Family::has_team,
         [&](Interrupt& interrupt) { return forward(plain.problem, result, threads, interrupt); });
   }
   return fresh;
@@ -338,9 +337,9 @@ void register_numpy() {
 }
 
 void register_torch(nb::handle module) {
-  static bool met = false;  // the GIL guards it
-  if (met) return;
-  met = true;
+  static bool registered = false;  // the GIL guards it
+  if (registered) return;
+  registered = true;
   const std::string file = nb::str(nb::getattr(module, "__file__", nb::none())).c_str();
   register_torch_team((file.substr(0, file.rfind('/') + 1) + "lib/libtorch_cpu.so").c_str());
   const nb::object tensor = module.attr("Tensor"), capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());

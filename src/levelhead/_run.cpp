@@ -1,4 +1,4 @@
-// Running the core under Python: the GIL is let go, Ctrl-C is heard, a fork is survived. Nothing here looks at arrays.
+// Runs the core under Python: releases the GIL, handles Ctrl-C, and works after a fork. Nothing here reads arrays.
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -13,8 +13,8 @@ namespace nb = nanobind;
 namespace levelhead {
 namespace {
 
-// Signals are handled on Python's main thread alone; others must not even ask, since a thread that waits for the
-// GIL while the interpreter shuts down is killed there. A forked child's only thread is its main one.
+// Signals are handled on Python's main thread alone; others must not check for them, since Python ends
+// a thread that waits for the GIL while the interpreter shuts down. A forked child's only thread is its main one.
 std::atomic<unsigned long> main_thread{0};
 
 bool python_wants_to_stop(void*) {
@@ -22,12 +22,12 @@ bool python_wants_to_stop(void*) {
   return PyErr_CheckSignals() != 0;
 }
 
-// PyTorch's OpenMP team, once a tensor was seen; none where PyTorch was built without, or the system hides it.
+// PyTorch's OpenMP team, from the first tensor on; null if PyTorch was built without OpenMP, or it cannot be found.
 std::atomic<TeamCall> torch_team{nullptr};
 
 }  // namespace
 
-// A handle finds what its library was linked with: the runtime that PyTorch itself runs on, whichever others are loaded.
+// dlsym on a handle finds what its library was linked with: the runtime that PyTorch itself uses, whichever others are loaded.
 void register_torch_team(const char* library) {
   if (void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD)) {
     torch_team = reinterpret_cast<TeamCall>(dlsym(handle, "GOMP_parallel"));
@@ -51,7 +51,7 @@ void run(int threads, bool on_torchs_team, CoreCall call, const void* self) {
   }
   if (finished) return;
   if (PyErr_Occurred()) throw nb::python_error();
-  throw std::runtime_error("interrupted");  // a fork inside a signal handler: the child's loop has lost its team
+  throw std::runtime_error("interrupted");  // a fork inside a signal handler: the child's loop has no workers
 }
 
 }  // namespace levelhead
