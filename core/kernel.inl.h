@@ -10,6 +10,7 @@
 // Included by each isa_*.cpp, which sets LEVELHEAD_VECTOR_BYTES, LEVELHEAD_TILE_ROWS and the table's name.
 #pragma once
 
+#include "kernel.h"
 #include "kernel_additive.inl.h"
 #include "kernel_backward.inl.h"
 #include "kernel_machine.inl.h"
