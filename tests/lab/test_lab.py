@@ -470,7 +470,7 @@ PARAMS = {"size": 1, "rate": 0.5, "rule": "none", "flag": True, "widths": [1, 2]
 )
 def test_set_changes_a_parameter(bench: Bench, capsys: pytest.CaptureFixture[str], text: str, value: Any) -> None:
     bench.claim("C1", 'return Outcome(1, params, None, "confirmed")', quick=PARAMS)
-    assert main.main(["lab", "run", "C1", "--json", "-", "--set", text]) == 0
+    assert main(["lab", "run", "C1", "--json", "-", "--set", text]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["params"] == found["measured"] == PARAMS | {text.split("=")[0]: value}
 
@@ -502,7 +502,7 @@ def test_bad_input_is_2_and_one_line_before_any_work(
     bench: Bench, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     bench.claim("C1", quick=PARAMS)
-    assert main.main(["lab", "run", *arguments]) == 2
+    assert main(["lab", "run", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and bench.runs("C1") == 0
     assert err.startswith(f"levelhead: {told}") and err.count("\n") == 1
@@ -519,12 +519,12 @@ def test_the_exit_code_is_1_for_a_verdict_against_expectation(
     bench.claim("C1")
     bench.claim("C2", f"return Outcome(1, 1, None, {verdict!r})")
     for _ in range(2):  # also from the cache
-        assert main.main(["lab", "run", "all", *json_given]) == code
+        assert main(["lab", "run", "all", *json_given]) == code
 
 
 def test_a_crash_is_2_and_shows_where(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.claim("C1", 'raise ZeroDivisionError("of ours")')
-    assert main.main(["lab", "run", "C1"]) == 2
+    assert main(["lab", "run", "C1"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "levelhead: C1: the experiment crashed." in err and "of ours" in err
 
@@ -533,7 +533,7 @@ def test_stdout_has_json_lines_and_nothing_else(bench: Bench, capfd: pytest.Capt
     noisy = f'print("noise")\nos.system("echo noise")\ntell(0.5, "words")\nreturn {FOUND}'
     bench.claim("C1", noisy)
     bench.claim("C2", f'tell(0.5, "words")\nreturn {FOUND}', alone=True)
-    assert main.main(["lab", "run", "all", "--json", "-"]) == 0
+    assert main(["lab", "run", "all", "--json", "-"]) == 0
     out, err = capfd.readouterr()
     assert [list(json.loads(line)) for line in out.splitlines()] == [KEYS, KEYS]
     assert err.count("noise") == 2
@@ -542,7 +542,7 @@ def test_stdout_has_json_lines_and_nothing_else(bench: Bench, capfd: pytest.Capt
 def test_a_json_file_is_written_beside_the_report(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.claim("C1")
     file = bench.folder / "results.jsonl"
-    assert main.main(["lab", "run", "C1", "--json", str(file)]) == 0
+    assert main(["lab", "run", "C1", "--json", str(file)]) == 0
     (line,) = file.read_text().splitlines()
     assert json.loads(line) == one().json()
     out = capsys.readouterr().out
@@ -553,13 +553,13 @@ def test_a_json_file_is_written_beside_the_report(bench: Bench, capsys: pytest.C
 def test_list_and_show(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.claim("C1")
     bench.claim("C2", expected="caveat", full={"size": 64}, alone=True)
-    assert main.main(["lab", "list"]) == 0
+    assert main(["lab", "list"]) == 0
     assert capsys.readouterr().out == "C1   confirmed  It is so.\nC2   caveat     It is so.\n"
-    assert main.main(["lab", "show", "c2"]) == 0
+    assert main(["lab", "show", "c2"]) == 0
     shown = capsys.readouterr().out
     for words in ("It is so.", "Because.", "If it is.", "caveat", "size=1", "size=64", "last"):
         assert words in shown
-    assert main.main(["lab", "show", "C9"]) == 2
+    assert main(["lab", "show", "C9"]) == 2
 
 
 def a_result(**fields: Any) -> Result:
