@@ -23,8 +23,8 @@ import levelhead as lh
 from levelhead.bench.run import cpu_name
 from levelhead.lab import recording, tasks, training, transformer
 from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
-from levelhead.lab.curves import Run
 from levelhead.lab.plan import Plan
+from levelhead.lab.seeds import Training
 from levelhead.lab.training_cache import trained
 
 CLAIMS = (c07_vanishing, c07a_honest_half, c12_training, c16_generalise)
@@ -58,7 +58,7 @@ def about() -> dict[str, Any]:
     }
 
 
-def judged(module: Any, size: str, kept: dict[Plan, Run]) -> dict[str, Any]:
+def judged(module: Any, size: str, kept: dict[Plan, Training]) -> dict[str, Any]:
     """A claim's verdict on the trainings that are kept."""
     params = parameters(module, size)
     found = module.judge([kept[plan] for plan in module.wanted(params, SEED)])

@@ -45,9 +45,9 @@ class Block(nn.Module):
     def observed(self, x: Tensor) -> tuple[Tensor, list[float]]:
         """The same, with H/ln n of every head."""
         q, k, v = self.qkv(x)
-        seen = observe(q, k, v, scale=self.rule, causal=True, threads=1)
-        entropy: list[float] = seen.heads.normalised_entropy.mean(0).tolist()
-        return self._rest(x, seen.output), entropy
+        observation = observe(q, k, v, scale=self.rule, causal=True, threads=1)
+        entropy: list[float] = observation.heads.normalised_entropy.mean(0).tolist()
+        return self._rest(x, observation.output), entropy
 
     def qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         y = self.norms[0](x)
@@ -67,7 +67,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Embedding(n, WIDTH) for n in task.vocabulary)
         self.blocks = [Block(rule, d_k, depth) for _ in range(depth)]
-        self.layers = nn.ModuleList(self.blocks)  # by which torch knows them
+        self.layers = nn.ModuleList(self.blocks)  # registers them with torch
         self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, task.classes)
 
     def loss(self, tokens: Tensor, answers: Tensor, probes: list[Tensor] | None = None) -> Tensor:
