@@ -21,9 +21,8 @@ from levelhead.errors import LevelheadError, LevelheadValueError
 from levelhead.lab import measure, recorded, registry, theory
 from levelhead.lab.figure import Axis, Chart, Figure, Series
 from levelhead.lab.figures import NEEDS, OLD_SCALES, PANELS, additive, claims, figure, heads, jacobian, parameters
-from levelhead.lab.figures.attack import CURES
 from levelhead.lab.measure import Setting
-from levelhead.lab.parameters import PARAMETERS, SCALES
+from levelhead.lab.parameters import CURES, PARAMETERS, SCALES
 from levelhead.runs.record import Facts, Record, Run, Snapshot
 from levelhead.runs.tally import INDEX, nothing
 from levelhead.weights import weights

@@ -15,12 +15,12 @@ from torch.nn import functional
 from levelhead.attention import attention, observe
 from levelhead.lab.tasks import Task
 
-__all__ = ["HEADS", "WIDTH", "Block", "Transformer"]
+__all__ = ["HEADS", "WIDTH", "Transformer", "TransformerBlock"]
 
 WIDTH, HEADS, WIDER = 64, 2, 4  # of the residual stream; in each layer; the MLP's factor
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then an MLP, each added to what came in."""
 
     def __init__(self, rule: str, d_k: int, depth: int) -> None:
@@ -66,7 +66,7 @@ class Transformer(nn.Module):
     def __init__(self, task: Task, *, rule: str, d_k: int, depth: int) -> None:
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Embedding(n, WIDTH) for n in task.vocabulary)
-        self.blocks = [Block(rule, d_k, depth) for _ in range(depth)]
+        self.blocks = [TransformerBlock(rule, d_k, depth) for _ in range(depth)]
         self.layers = nn.ModuleList(self.blocks)  # registers them with torch
         self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, task.classes)
 

@@ -21,14 +21,12 @@ from levelhead.lab import measure, theory
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Gauge, Series
 from levelhead.lab.figures import parts
 from levelhead.lab.measure import WIDTHS, Setting, clustered_curve, factor_of, normals
-from levelhead.lab.parameters import PARAMETERS, Choice, check
+from levelhead.lab.parameters import CURES, check
 from levelhead.stats import Rows
 from levelhead.weights import weights
 
 NEEDS = ("d_k", "scale", "power", "keys", "seed", "sigma", "rho", "growth", "cure", "cap")
 CLAIMS = ("C9", "C9a", "C11")
-assert isinstance(PARAMETERS["cure"], Choice)
-CURES = PARAMETERS["cure"].options
 _NUMBERS, _MOST = 2**20, 8  # drawn for all keys of the rows, but for one row; rows
 _PAIRS = 1024
 _BLOCK = 128  # keys
