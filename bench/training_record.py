@@ -17,8 +17,8 @@ from typing import Any
 from about import machine, versions
 from levelhead.lab import recording, tasks, training, transformer
 from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
-from levelhead.lab.curves import Run
 from levelhead.lab.plan import Plan
+from levelhead.lab.seeds import Training
 from levelhead.lab.training_cache import trained
 
 CLAIMS = (c07_vanishing, c07a_honest_half, c12_training, c16_generalise)
@@ -49,7 +49,7 @@ def about() -> dict[str, Any]:
     }
 
 
-def judged(module: Any, size: str, kept: dict[Plan, Run]) -> dict[str, Any]:
+def judged(module: Any, size: str, kept: dict[Plan, Training]) -> dict[str, Any]:
     """A claim's verdict on the trainings that are kept."""
     params = parameters(module, size)
     outcome = module.judge([kept[plan] for plan in module.wanted(params, SEED)])

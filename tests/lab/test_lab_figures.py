@@ -21,9 +21,8 @@ from levelhead.errors import LevelheadError, LevelheadValueError
 from levelhead.lab import measure, recorded, registry, theory
 from levelhead.lab.figure import Axis, Chart, Figure, Series
 from levelhead.lab.figures import NEEDS, OLD_SCALES, PANELS, additive, claims, figure, heads, jacobian, parameters
-from levelhead.lab.figures.attack import CURES
 from levelhead.lab.measure import Setting
-from levelhead.lab.parameters import PARAMETERS, SCALES
+from levelhead.lab.parameters import CURES, PARAMETERS, SCALES
 from levelhead.runs.record import Facts, Record, Run, Snapshot
 from levelhead.runs.tally import INDEX, nothing
 from levelhead.weights import weights
@@ -131,7 +130,7 @@ def test_the_snippet_prints_the_same_facts(id: str) -> None:
     found = figure(id, **setting, **own.get(id, {}))
     assert printed(found.python).strip() == str(found).strip()
     for fact in found.facts:
-        assert f"{fact.label}  " in str(found) and fact.told() in str(found)
+        assert f"{fact.label}  " in str(found) and fact.text() in str(found)
 
 
 @pytest.mark.parametrize("id", LIVE)
@@ -707,7 +706,7 @@ def test_recorded_speed_shows_where_levelhead_is_behind() -> None:
     behind = [one for one in recorded.load("speed")["cells"] if (one["ratio"] or 1) < 1]
     assert behind, "the committed run has such cells, and they are not to be lost"
     assert all(f"{one['name']}: " in str(found) for one in behind)
-    assert value(found, "cells where somebody else is faster") == len(behind)
+    assert value(found, "cells where another library is faster") == len(behind)
     names = list(found.charts[-1].series[0].x)  # type: ignore[arg-type]
     assert {one["name"] for one in behind} <= set(names)
 
@@ -770,7 +769,7 @@ def test_a_notebook_shows_every_chart(id: str) -> None:
     svg = "{http://www.w3.org/2000/svg}"
     pictures = page.findall(f"div/{svg}svg")
     assert [one.findtext(f"{svg}title") for one in pictures] == [x.title for x in found.charts]
-    assert found.facts[0].told() in "".join(page.itertext())
+    assert found.facts[0].text() in "".join(page.itertext())
     for one in pictures:
         drawn = [x for x in one.iter() if x.tag.removeprefix(svg) in SHAPES]
         assert drawn

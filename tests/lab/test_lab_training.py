@@ -20,12 +20,12 @@ import torch
 import levelhead as lh
 from levelhead import cache
 from levelhead.errors import LevelheadValueError
-from levelhead.lab import curves as reading
 from levelhead.lab import grid, recorded, recording, tasks, training, training_cache
+from levelhead.lab import seeds as reading
 from levelhead.lab.claim import UndecidedError, Verdict
 from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
-from levelhead.lab.curves import Estimate, Run
 from levelhead.lab.plan import MATRICES, Curves, Plan
+from levelhead.lab.seeds import Estimate, Training
 from levelhead.lab.transformer import HEADS, Transformer
 from support import script
 
@@ -357,10 +357,10 @@ def made(**given: Any) -> Curves:
     return Curves(**{"step": [10 * i for i in range(n)], "gradient": each, "moved": each, **usual, **given})
 
 
-def made_up(module: ModuleType, curves: Callable[[Plan], Curves], size: str = "quick") -> list[Run]:
+def made_up(module: ModuleType, curves: Callable[[Plan], Curves], size: str = "quick") -> list[Training]:
     """Every training a claim wants, with such curves."""
     params = {**module.CLAIM.quick, **(module.CLAIM.full if size == "full" else {})}
-    return [Run(plan, curves(plan)) for plan in module.wanted(params, 0)]
+    return [Training(plan, curves(plan)) for plan in module.wanted(params, 0)]
 
 
 def jitter(plan: Plan) -> float:
@@ -576,7 +576,7 @@ RECORDED = recorded.load("training")
 SCRIPT = script(ROOT, "training_record")
 
 
-def kept() -> dict[Plan, Run]:
+def kept() -> dict[Plan, Training]:
     return {run.plan: run for run in recording.unpacked(RECORDED)}
 
 
@@ -611,16 +611,16 @@ def test_the_file_says_how_it_was_made_and_is_small() -> None:
 
 
 def test_trainings_survive_packing() -> None:
-    run = Run(SHORT, training.train(SHORT))
+    run = Training(SHORT, training.train(SHORT))
     (again,) = recording.unpacked(recording.packed([run]))
     assert again.plan == run.plan and again.curves.step == run.curves.step
     assert again.curves.loss == pytest.approx(run.curves.loss, rel=5e-3)
     assert np.array(again.curves.entropy) == pytest.approx(np.array(run.curves.entropy), rel=5e-2)
     broken = replace(run.curves, loss=[math.nan, math.inf, 1.0])
-    (again,) = recording.unpacked(recording.packed([Run(SHORT, broken)]))
+    (again,) = recording.unpacked(recording.packed([Training(SHORT, broken)]))
     assert [math.isnan(x) for x in again.curves.loss] == [True, True, False]
     with pytest.raises(ValueError, match="same steps"):
-        recording.packed([run, Run(SHORT, replace(run.curves, step=[0, 3, 6]))])
+        recording.packed([run, Training(SHORT, replace(run.curves, step=[0, 3, 6]))])
 
 
 def test_a_recording_that_is_not_there_is_named() -> None:

@@ -286,7 +286,7 @@ def test_panels_name_their_claims_and_lead_to_their_text(opened: Callable[..., T
     claim = lh.lab.claims()[5]
     said = tab.text("#claim-C5")
     assert claim.id == "C5" and "Verdict: confirmed, as expected." in said and "4 standard errors" in said
-    assert "The few largest" in said or "few largest logits" in said  # of the derivation
+    assert "few largest logits" in said  # of the derivation
     assert tab.count("#claim-C5 .plot .trace") > 0 and tab.count("#claim-C5 .badge.recorded") > 0
     assert "Recorded: " in tab.text("#claim-C5 .recorded-by")
     assert tab.ask("document.activeElement.parentElement.id") == "claim-C5"
@@ -300,7 +300,7 @@ def test_every_claim_opens(opened: Callable[..., Tab]) -> None:
         tab.until(lambda id=claim.id: tab.count(f"#claim-{id} figure[data-drawn]") == 1, claim.id)
         place = f"#claim-{claim.id}"
         assert tab.count(f"{place} .facts dd") > 0 and tab.count(f"{place} .trouble:not([hidden])") == 0
-    assert not tab.ask("document.body.innerText.match(/NaN|undefined|\\[object/)")
+    assert not re.search(r"NaN|undefined|\[object", tab.text(".claim :is(summary, .facts, .legend)"))
 
 
 HOSTILE = {
@@ -610,7 +610,7 @@ def test_the_export_opens_from_a_disk_and_its_controls_work(browser: Any, tmp_pa
         tab.divide("none")
         tab.page.locator("#d_k").press("End")
         tab.until(lambda: tab.bubble() > level + 100, "the bubble")
-        assert tab.text("#d_k-now") == "4096" and "d_k=4096" in tab.page.url
+        tab.until(lambda: tab.text("#d_k-now") == "4096" and "d_k=4096" in tab.page.url, "the widest head")
         tab.page.locator("#keys").press("End")
         tab.until(lambda: tab.text("#keys-now") == "256", "the grid's last number of keys")
         assert tab.page.locator("#seed").is_disabled()

@@ -1,8 +1,8 @@
-"""Additive attention against the dot product, on the clock: each as well done as can be had.
+"""The time of additive attention and of the dot product, each in its fastest implementation.
 
 levelhead streams both through its core. Where PyTorch is installed its fused attention runs too,
 and additive attention as it is written there, which stores (T, S, A) numbers. They take turns in
-bursts; what is compared is the fastest of each kind, so that nobody loses by a bad rendering.
+bursts; what is compared is the fastest of each kind, so that a slow implementation decides nothing.
 """
 
 from __future__ import annotations

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from levelhead.call.scaling import RULES
 from levelhead.lab.claim import Claim, Path, Plot
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series, Shape, Source
+from levelhead.lab.measure import divided
 
 __all__ = ["claim_figure"]
 
@@ -94,7 +96,7 @@ def _lines(plot: Plot, result: Fields, name: str, path: Path, source: Source) ->
         return
     if not isinstance(x, list) or len(x) != len(y):
         return
-    label = name or path[-1]
+    label = divided(name) if name in RULES else name or path[-1]
     expected: Any = _MISSING
     if path[0] == "measured":
         error, expected = _at(result, ("stderr", *path[1:])), _at(result, ("theory", *path[1:]))

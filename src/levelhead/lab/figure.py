@@ -1,7 +1,7 @@
-"""What a figure holds, whoever draws it: numbers, their sources, and the code that made them.
+"""A figure as data: numbers, their sources, and the code that made them.
 
-A figure knows no colours and no plotting library. `json()` is what the page draws; every number in
-it says whether it is live (computed now), recorded (from a committed run) or theory (a formula).
+It has no colours and needs no plotting library. `json()` is what the page draws. Every number has a source: live
+(computed now), recorded (from a committed run) or theory (a formula).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Fact:
     stderr: float | None = None
     formula: str = ""  # for theory: how it comes about
 
-    def told(self) -> str:
-        """The value in words, with its standard error where there is one."""
+    def text(self) -> str:
+        """The value, with its standard error if it has one."""
         value = self.value if isinstance(self.value, str) else f"{self.value:.6g}"
         return value if self.stderr is None else f"{value} ± {self.stderr:.2g}"
 
@@ -80,7 +80,7 @@ class Gauge:
     normalised_entropy: float
     source: Source
 
-    def told(self) -> str:
+    def text(self) -> str:
         """The spirit level in text."""
         tube = stats.gauge(self.normalised_entropy, self.level)
         return f"{tube} {self.level}, H/ln n {self.normalised_entropy:.3f}"
@@ -111,9 +111,9 @@ class Figure:
         width = max(map(len, labels), default=0)
         for fact in self.facts:
             formula = f": {fact.formula}" if fact.formula else ""
-            lines.append(f"  {fact.label:<{width}}  {fact.told()}  ({fact.source}{formula})")
+            lines.append(f"  {fact.label:<{width}}  {fact.text()}  ({fact.source}{formula})")
         for gauge in self.gauges:
-            lines.append(f"  {gauge.label:<{width}}  {gauge.told()}  ({gauge.source})")
+            lines.append(f"  {gauge.label:<{width}}  {gauge.text()}  ({gauge.source})")
         shown = ", ".join(f"{claim['id']} {claim['verdict']}" for claim in self.claims)
         claims = f"Claims: {shown}" if shown else ""
         return "\n".join([*lines, *(words for words in (self.note, self.recorded, claims) if words)])

@@ -70,11 +70,11 @@ def _numbers(one: Part, name: str) -> list[float]:
     return [x for x in (*one[name], *more) if x is not None]
 
 
-def _range(axis: Part, found: Sequence[Sequence[float]], bars: bool) -> tuple[float, float]:
+def _range(axis: Part, series: Sequence[Sequence[float]], bars: bool) -> tuple[float, float]:
     if axis["range"]:
         low, high = axis["range"]
         return low, high
-    values = [x for some in found for x in some if x > 0 or not axis["log"]] or [1.0]
+    values = [x for some in series for x in some if x > 0 or not axis["log"]] or [1.0]
     low, high = min(values), max(values)
     if bars and not axis["log"]:
         low = min(low, 0.0)

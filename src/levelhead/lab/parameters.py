@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 from levelhead.lab import tasks
 from levelhead.lab.settings import choice, whole, within
 
-__all__ = ["PARAMETERS", "POWER", "SCALES", "Choice", "Parameter", "Real", "Whole", "check"]
+__all__ = ["CURES", "PARAMETERS", "POWER", "SCALES", "Choice", "Parameter", "Real", "Whole", "check"]
 
 POWER = "1/d_k^p"  # with the parameter `power` as p
 SCALES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)", POWER)  # the rules of levelhead.call.scaling, and the power
+CURES = ("none", "1/d_k", "qk-norm", "softcap")  # of the figure "attack"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "sigma": Real(0.25, 4.0, 1.0),
     "rho": Real(0.0, 1.0, 0.5),
     "growth": Real(0.5, 8.0, 1.0),
-    "cure": Choice(("none", "1/d_k", "qk-norm", "softcap"), "none"),
+    "cure": Choice(CURES, "none"),
     "cap": Real(1.0, 100.0, 30.0),
     # online
     "tile": Whole(1, 4096, 8),

@@ -11,32 +11,32 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from levelhead.json_numbers import json_value, number_from_json
-from levelhead.lab.curves import Run
 from levelhead.lab.plan import Curves, Plan
+from levelhead.lab.seeds import Training
 
 __all__ = ["packed", "rounded", "unpacked"]
 
 _DIGITS, _ENTROPY_DIGITS = 3, 2  # that are kept
 
 
-def packed(runs: Sequence[Run]) -> dict[str, Any]:
+def packed(runs: Sequence[Training]) -> dict[str, Any]:
     """{"step": …, "runs": […]}, which JSON can hold."""
     step = max((run.curves.step for run in runs), key=len)
     return {"step": step, "runs": [_line(run, step) for run in runs]}
 
 
-def unpacked(recording: dict[str, Any]) -> list[Run]:
+def unpacked(recording: dict[str, Any]) -> list[Training]:
     """The trainings again, as precise as they were kept."""
     names = [field.name for field in fields(Plan)]
     found = []
     for line in recording["runs"]:
         curves = {name: _numbers(x) for name, x in line.items() if name not in names}
         step = recording["step"][: len(line["loss"])]
-        found.append(Run(Plan(**{x: line[x] for x in names}), Curves(step=step, **curves)))
+        found.append(Training(Plan(**{x: line[x] for x in names}), Curves(step=step, **curves)))
     return found
 
 
-def _line(run: Run, step: list[int]) -> dict[str, Any]:
+def _line(run: Training, step: list[int]) -> dict[str, Any]:
     curves = asdict(run.curves)
     if curves.pop("step") != step[: len(run.curves.loss)]:
         raise ValueError("trainings in one file have their marks at the same steps")

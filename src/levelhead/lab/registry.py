@@ -1,7 +1,6 @@
 """Every claim of the lab by its id, in the order of the notes.
 
-A claim's file is imported when it is asked for. This is the only place that knows which file holds
-which claim; it runs nothing.
+A claim's file is imported when its claim is requested. The table from claims to files is here and nowhere else.
 """
 
 from __future__ import annotations

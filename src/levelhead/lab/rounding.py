@@ -1,4 +1,4 @@
-"""float16, bfloat16 and float32 as a naive softmax meets them: what a number becomes there.
+"""Rounding to float16, bfloat16 and float32, as a naive softmax in these types does it.
 
 Results are float32 that hold the narrower type's values, so that no package is needed for
 bfloat16. This is what the lab compares the core with; the core rounds for itself.

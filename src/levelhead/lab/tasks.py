@@ -1,8 +1,7 @@
-"""What the lab's small transformer learns: to look a value up, and to continue a text.
+"""The tasks of the lab's small transformer: to look a value up, and to continue a text.
 
-A task is four arrays: sequences to learn from, sequences it never sees, and the answers to both. It
-is made of NumPy, from a seed; it knows no model. How many sequences there are to learn from is part
-of a task: few are met again and again, and can be learnt by heart instead of understood.
+A task is four NumPy arrays, made from a seed: sequences to learn from, sequences that are held out, and the answers to
+both. The number of sequences to learn from is part of a task: few are repeated often, and can be memorised.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ BLANK = VALUES  # stands for the value that is asked for
 WINDOW = 64
 
 HELD_OUT = 64  # sequences
-# To learn from: so many that a short training meets each a few times, and so few that it meets each
-# dozens of times. With half of `FEW`, even 1/√d_k learns retrieval by heart.
+# To learn from: so many that a short training repeats each a few times, and so few that it repeats each dozens of
+# times. With half of `FEW`, even 1/√d_k memorises retrieval.
 PLENTY: Mapping[str, int] = MappingProxyType({"retrieval": 1024, "text": 2048})
 FEW: Mapping[str, int] = MappingProxyType({"retrieval": 64, "text": 256})
 
@@ -80,11 +79,11 @@ def _looked_up(n: int, chance: np.random.Generator) -> Examples:
     keys = chance.random((n, KEYS)).argsort(1)[:, :PAIRS]
     values = chance.integers(VALUES, size=(n, PAIRS))
     order = chance.random((n, PAIRS)).argsort(1)
-    told = np.stack([keys, values], -1)
+    pairs = np.stack([keys, values], -1)
     asked = np.stack([np.take_along_axis(keys, order, 1), np.full_like(keys, BLANK)], -1)
     answers = np.take_along_axis(values, order, 1)
     unasked = np.full_like(answers, NO_ANSWER)
-    return Examples(np.concatenate([told, asked], 1), np.concatenate([unasked, answers], 1))
+    return Examples(np.concatenate([pairs, asked], 1), np.concatenate([unasked, answers], 1))
 
 
 def text(_: np.random.Generator, examples: int) -> Task:

@@ -23,8 +23,8 @@ from levelhead import cache
 from levelhead._version import __version__
 from levelhead.lab import tasks
 from levelhead.lab.claim import Tell, UndecidedError
-from levelhead.lab.curves import Run
 from levelhead.lab.plan import Curves, Plan
+from levelhead.lab.seeds import Training as Run
 
 __all__ = ["directory", "forget", "trained"]
 

@@ -15,12 +15,12 @@ from torch.nn import functional
 from levelhead.attention import attention, observe
 from levelhead.lab.tasks import Task
 
-__all__ = ["HEADS", "WIDTH", "Block", "Transformer"]
+__all__ = ["HEADS", "WIDTH", "Transformer", "TransformerBlock"]
 
 WIDTH, HEADS, WIDER = 64, 2, 4  # of the residual stream; in each layer; the MLP's factor
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then an MLP, each added to what came in."""
 
     def __init__(self, rule: str, d_k: int, depth: int) -> None:
@@ -45,9 +45,9 @@ class Block(nn.Module):
     def observed(self, x: Tensor) -> tuple[Tensor, list[float]]:
         """The same, with H/ln n of every head."""
         q, k, v = self.qkv(x)
-        seen = observe(q, k, v, scale=self.rule, causal=True, threads=1)
-        entropy: list[float] = seen.heads.normalised_entropy.mean(0).tolist()
-        return self._rest(x, seen.output), entropy
+        observation = observe(q, k, v, scale=self.rule, causal=True, threads=1)
+        entropy: list[float] = observation.heads.normalised_entropy.mean(0).tolist()
+        return self._rest(x, observation.output), entropy
 
     def qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         y = self.norms[0](x)
@@ -66,8 +66,8 @@ class Transformer(nn.Module):
     def __init__(self, task: Task, *, rule: str, d_k: int, depth: int) -> None:
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Embedding(n, WIDTH) for n in task.vocabulary)
-        self.blocks = [Block(rule, d_k, depth) for _ in range(depth)]
-        self.layers = nn.ModuleList(self.blocks)  # by which torch knows them
+        self.blocks = [TransformerBlock(rule, d_k, depth) for _ in range(depth)]
+        self.layers = nn.ModuleList(self.blocks)  # registers them with torch
         self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, task.classes)
 
     def loss(self, tokens: Tensor, answers: Tensor, probes: list[Tensor] | None = None) -> Tensor:

@@ -28,7 +28,7 @@ SHAPES: dict[str, tuple[Callable[[np.random.Generator, Any], NDArray[Any]], floa
     "laplace": (lambda random, size: random.laplace(0, 0.5**0.5, size), 6.0),
 }
 MOST = 1 << 22  # entries drawn at a time
-PRECISE = 0.02  # standard error of a slope above which nothing can be said
+PRECISE = 0.02  # standard error of a slope above which the claim is undecided
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
@@ -38,12 +38,12 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     random = np.random.default_rng(seed)
     fits, variances, errors = {}, {}, {}
     for number, (name, (draw, kappa)) in enumerate(SHAPES.items()):
-        seen = []
+        log_variances = []
         for d_k in widths:
             tell((number + math.log2(d_k) / 16) / len(SHAPES), f"{name} entries, d_k = {d_k}")
             products = _products(random, draw, samples, d_k, shared)
-            seen.append(log_variance(products, (kappa**2 - 3) / d_k))
-        logs, errors[name] = (list(part) for part in zip(*seen, strict=True))
+            log_variances.append(log_variance(products, (kappa**2 - 3) / d_k))
+        logs, errors[name] = (list(part) for part in zip(*log_variances, strict=True))
         variances[name] = np.exp(logs)
         fits[name] = line(np.log(widths), logs, errors[name])
     if max(fit.slope_error for fit in fits.values()) > PRECISE:

@@ -40,9 +40,9 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
         same_width = _statistics(q, k, v)
         for factor in FACTORS:
             changed += _differing(_logits(q, k, factor * v), logits)
-            seen = _statistics(q, k, factor * v)
-            values_bits += sum(_differing(seen[name], same_width[name]) for name in seen)
-            width_gap = max(width_gap, *(_gap(seen[name], sums[name]) for name in seen))
+            changed_sums = _statistics(q, k, factor * v)
+            values_bits += sum(_differing(changed_sums[name], same_width[name]) for name in changed_sums)
+            width_gap = max(width_gap, *(_gap(changed_sums[name], sums[name]) for name in changed_sums))
     control = _differing(_logits(wider_q, wider_k, None), logits)
     return Outcome(
         theory={
@@ -82,8 +82,8 @@ def _logits(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any] | None) -> NDArray
     pairs_v = None
     if v is not None:
         pairs_v = np.broadcast_to(v[None, :, None, None, :], (T, S, 1, 1, v.shape[-1]))
-    seen = observe(pairs_q, pairs_k, pairs_v, scale="none")
-    return np.asarray(seen.logsumexp)[..., 0, 0]
+    observation = observe(pairs_q, pairs_k, pairs_v, scale="none")
+    return np.asarray(observation.logsumexp)[..., 0, 0]
 
 
 def _statistics(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any] | None) -> dict[str, Any]:

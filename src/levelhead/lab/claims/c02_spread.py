@@ -58,8 +58,8 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     steps = np.diff(logs) / np.hypot(errors[1:], errors[:-1])
     share = math.log(factors["dimension"]) / math.log(chance * math.prod(factors.values()))
     reproduced = all(
-        np.allclose(found, product, rtol=1e-12, atol=0) and _as_printed(found.var(), variance)
-        for found, product, variance in zip(examples, PRODUCTS, VARIANCES, strict=True)
+        np.allclose(products, product, rtol=1e-12, atol=0) and _as_printed(products.var(), variance)
+        for products, product, variance in zip(examples, PRODUCTS, VARIANCES, strict=True)
     )
     return Outcome(
         theory=_theory(dimensions),
@@ -127,19 +127,19 @@ def _factors(random: np.random.Generator, samples: int) -> tuple[dict[str, float
     d_2, d_3 = TWO.shape[-1], THREE.shape[-1]
     centred = [pairs - pairs.mean((0, 2), keepdims=True) for pairs in (TWO, THREE)]
 
-    def seen(pairs: NDArray[Any], d: int) -> NDArray[Any]:
+    def spread(pairs: NDArray[Any], d: int) -> NDArray[Any]:
         q, k = (random.choice(part.ravel(), (samples, d)) for part in np.moveaxis(pairs, 1, 0))
         return np.array(log_variance(pair_logits(q, k, "none")))
 
-    wider = seen(TWO, d_3), seen(TWO, d_2)
-    larger = seen(centred[1], d_2), seen(centred[0], d_2)
-    entries = seen(THREE, d_2), seen(TWO, d_2)
+    wider = spread(TWO, d_3), spread(TWO, d_2)
+    larger = spread(centred[1], d_2), spread(centred[0], d_2)
+    entries = spread(THREE, d_2), spread(TWO, d_2)
     dimension, size, both = (a[0] - b[0] for a, b in (wider, larger, entries))
     errors = [float(np.hypot(a[1], b[1])) for a, b in (wider, larger, entries)]
     logs = {"dimension": dimension, "size": size, "mean": both - size}
-    found = {name: math.exp(log) for name, log in logs.items()}
+    factors = {name: math.exp(log) for name, log in logs.items()}
     relative = {"dimension": errors[0], "size": errors[1], "mean": math.hypot(*errors[1:])}
-    return found, {name: found[name] * relative[name] for name in found}
+    return factors, {name: factors[name] * relative[name] for name in factors}
 
 
 def _ranges(random: np.random.Generator, draws: int, points: int) -> tuple[dict[str, Any], dict[str, Any], float]:
@@ -149,13 +149,13 @@ def _ranges(random: np.random.Generator, draws: int, points: int) -> tuple[dict[
     flat, deep = (_products(random, size, d, std**2) for d in (2, 5))
     mean, wide = OTHER
     leaning = _products(random, size, 5, wide**2, mean / wide)
-    found = {
+    extremes = {
         "2-D, zero-mean entries": median(np.abs(flat).max(1)),
         "5-D, the same entries": median(np.abs(deep).max(1)),
         "5-D, larger entries with a mean": tuple(zip(median(leaning.min(1)), median(leaning.max(1)), strict=True)),
     }
     reached = float(np.mean(np.abs(deep).max(1) >= RANGE[1]))
-    medians, errors = ({name: pair[part] for name, pair in found.items()} for part in (0, 1))
+    medians, errors = ({name: pair[part] for name, pair in extremes.items()} for part in (0, 1))
     return medians, errors, reached
 
 

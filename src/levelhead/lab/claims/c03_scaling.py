@@ -21,7 +21,7 @@ line: dividing by d_k itself would leave a/d_k."""
 EXCESS = 6.0  # kurtosis of a product of two normal numbers; a sum of d_k has 6/d_k
 FACTORS = (0.125, 3.0)  # c of Var(cX) = c² Var(X)
 EXACT = 1e-12  # relative, of float64: that law holds for any samples, not on average
-PRECISE = 0.05  # standard error of a ratio above which nothing can be said
+PRECISE = 0.05  # standard error of a ratio above which the claim is undecided
 
 
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:

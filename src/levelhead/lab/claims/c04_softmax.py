@@ -35,12 +35,12 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     theory: dict[str, Any] = {}
     measured: dict[str, Any] = {}
     right = True
-    for given, printed, half in NOTES:
+    for logits, printed, half in NOTES:
         for dtype in DTYPES:
-            found = _softmax(np.array(given, dtype), scale)
-            theory[f"{given}, {dtype}"] = printed
-            measured[f"{given}, {dtype}"] = found
-            right &= bool(np.all(np.abs(found.astype(np.float64) - printed) <= half))
+            p = _softmax(np.array(logits, dtype), scale)
+            theory[f"{logits}, {dtype}"] = printed
+            measured[f"{logits}, {dtype}"] = p
+            right &= bool(np.all(np.abs(p.astype(np.float64) - printed) <= half))
     away = "|ln(p₁/p₂) − gap| / (1 + gap), largest"
     theory[away] = 0.0
     measured[away] = max(_ratio_gap(dtype, scale) for dtype in DTYPES)
@@ -61,8 +61,8 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
 
 def _softmax(logits: NDArray[Any], scale: float) -> NDArray[Any]:
     one = np.ones((1, 1), logits.dtype)
-    found: NDArray[Any] = weights(one, logits[:, None], scale)[0]
-    return found
+    p: NDArray[Any] = weights(one, logits[:, None], scale)[0]
+    return p
 
 
 def _ratio_gap(dtype: str, scale: float) -> float:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.curves import Estimate, Run, geometric_mean, learning, outcome, ratio, where
 from levelhead.lab.plan import Curves, Plan
+from levelhead.lab.seeds import Estimate, Training, geometric_mean, learning, outcome, ratio, where
 from levelhead.lab.training_cache import forget, trained
 
 HALF = 0.5  # what counts as vanishing, as few, as hardly moving
@@ -23,7 +23,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     return judge(trained(wanted(params, seed), tell))
 
 
-def judge(runs: Sequence[Run]) -> Outcome:
+def judge(runs: Sequence[Training]) -> Outcome:
     """The verdict on trainings, wherever they come from."""
     widest = where(runs, d_k=max(run.plan.d_k for run in runs))
     adam = [run for run in widest if grid.plain(run.plan)]
@@ -53,11 +53,11 @@ def _gradient(curves: Curves, name: str) -> float:
     return geometric_mean(curves.gradient[name][learning(curves, LEARNT)])
 
 
-def _reached(run: Run) -> float:
+def _reached(run: Training) -> float:
     return geometric_mean(run.curves.reached[learning(run.curves, LEARNT)])
 
 
-def _keys(run: Run) -> float:
+def _keys(run: Training) -> float:
     return geometric_mean(run.curves.keys[learning(run.curves, LEARNT)])
 
 

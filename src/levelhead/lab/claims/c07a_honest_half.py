@@ -9,9 +9,9 @@ from typing import Any
 
 from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
-from levelhead.lab.curves import Estimate, Run, curve_of, estimate, geometric_mean, learning, outcome, ratio, where
 from levelhead.lab.measure import Setting, batches, gather, statistics
 from levelhead.lab.plan import Plan
+from levelhead.lab.seeds import Estimate, Training, curve_of, estimate, geometric_mean, learning, outcome, ratio, where
 from levelhead.lab.training_cache import forget, trained
 
 LEARNT, HALF = 0.5, 0.5  # as in C7
@@ -35,7 +35,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     return judge(trained(wanted(params, seed), tell))
 
 
-def judge(runs: Sequence[Run]) -> Outcome:
+def judge(runs: Sequence[Training]) -> Outcome:
     """The verdict on trainings, wherever they come from, and on random rows with their seeds."""
     begins, learnt = where(runs, steps=0), [run for run in runs if run.plan.steps > 0]
     norms = jacobian(sorted({run.plan.seed for run in begins}))
@@ -63,7 +63,7 @@ def judge(runs: Sequence[Run]) -> Outcome:
 
 
 def verdict(first: dict[int, Estimate], norms: dict[int, Estimate], values: Sequence[Estimate]) -> Verdict:
-    """Three parts: all hold, one fails, or it cannot be told."""
+    """Three parts: confirmed if all hold, refuted if one fails, else undecided."""
     larger = [x.low > 1 and x.low <= math.sqrt(d_k) for d_k, x in first.items()]
     smaller = [x.high < 1 or x.low > math.sqrt(d_k) for d_k, x in first.items()]
     ordered = [norms[d_k] for d_k in sorted(norms)]
@@ -86,7 +86,7 @@ def jacobian(seeds: Sequence[int]) -> dict[int, Estimate]:
     return {d_k: estimate([mean(d_k, seed) for seed in seeds]) for d_k in JACOBIANS}
 
 
-def _value_gradient(run: Run) -> float:
+def _value_gradient(run: Training) -> float:
     return geometric_mean(run.curves.gradient["v"][learning(run.curves, LEARNT)])
 
 

@@ -20,13 +20,13 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     chosen = settings(params, seed, params["scale"])
     number, queries = batch_sizes(params)
     widths = [one.d_k for one in chosen]
-    found = []
+    measured = []
     for done, one in enumerate(chosen):
         tell(done / len(chosen), f"d_k = {one.d_k}")
-        found.append(gather(_lost(q, k, one, seed) for q, k in batches(one, number, queries)))
-    shares = {name: curve(widths, [at[name] for at in found]) for name in LIMIT}
-    safe = not any(np.any(at[f"{name} by √d_k"]) for at in found for name in LIMIT)
-    steepest = [float(at["steepness"].max()) for at in found]
+        measured.append(gather(_lost(q, k, one, seed) for q, k in batches(one, number, queries)))
+    shares = {name: curve(widths, [at[name] for at in measured]) for name in LIMIT}
+    safe = not any(np.any(at[f"{name} by √d_k"]) for at in measured for name in LIMIT)
+    steepest = [float(at["steepness"].max()) for at in measured]
     expected = {name: [_expected(one, name) for one in chosen] for name in LIMIT}
     as_predicted = all(shares_agree(one, expected[name], number * queries) for name, one in shares.items())
     overflown = all(one.y[-1] > 0.5 for one in shares.values())
@@ -50,9 +50,9 @@ def _lost(q: Array, k: Array, one: Setting, seed: int) -> dict[str, Array]:
     """By batch: shares of rows that a naive exp loses, and how steep the core's softmax is."""
     scores = q @ k.swapaxes(-1, -2)
     root = scores / np.float32(math.sqrt(one.d_k))
-    found = {name: overflows(scores * np.float32(one.factor), name) for name in LIMIT}
-    found |= {f"{name} by √d_k": overflows(root, name) for name in LIMIT}
-    return found | {"steepness": steepness(q, k, one.factor, seed).max(-1)}
+    lost = {name: overflows(scores * np.float32(one.factor), name) for name in LIMIT}
+    lost |= {f"{name} by √d_k": overflows(root, name) for name in LIMIT}
+    return lost | {"steepness": steepness(q, k, one.factor, seed).max(-1)}
 
 
 def overflows(scores: Array, dtype: str) -> Array:

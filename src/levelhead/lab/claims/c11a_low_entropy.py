@@ -27,17 +27,17 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     tell(0.0, f"opening {minilm.MODEL}")
     model = minilm.opened()
     passages = minilm.passages(model, texts, tokens, seed)
-    seen = []
+    examined = []
     for number, ids in enumerate(passages, 1):
         tell(0.3 + 0.7 * number / (texts + 1), f"reading passage {number} of {texts}")
-        seen.append(doctor(model, model.tokenizer.decode(ids), tokens=tokens, threads=1))
-    shares = np.stack([_saturated(one) for one in seen])  # (texts, layers, heads)
+        examined.append(doctor(model, model.tokenizer.decode(ids), tokens=tokens, threads=1))
+    shares = np.stack([_saturated(one) for one in examined])  # (texts, layers, heads)
     # Chosen by the first passage, measured on the others: the largest of 72 flatters itself.
     layer, head = np.unravel_index(shares[0].argmax(), shares[0].shape)
     chosen = shares[1:, layer, head]
     place, there = _place(model, passages[1:], int(layer), int(head))
     share, fixed = curve([0], [chosen]), curve([0], [there])
-    complaints = [str(f) for one in seen for f in one.findings if f.severity != "note"]
+    complaints = [str(f) for one in examined for f in one.findings if f.severity != "note"]
     verdict: Verdict = "refuted"
     if share.y[0] >= MOST_ROWS and not complaints:
         verdict = "confirmed" if fixed.y[0] >= ONE_PLACE else "caveat"
@@ -52,7 +52,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
             "offset": place,
             "complaints": complaints,
             "saturated rows by layer and head": shares.mean(0).tolist(),
-            "H/ln n by layer and head": np.mean([_entropy(one) for one in seen], 0).tolist(),
+            "H/ln n by layer and head": np.mean([_entropy(one) for one in examined], 0).tolist(),
         },
     )
 
@@ -75,8 +75,8 @@ def _place(model: Opened, passages: list[list[int]], layer: int, head: int) -> t
         layers = minilm.queries_and_keys(model.model, torch.tensor([[begin, *ids, end]]))
         q, k = (x[0, head] for x in layers[layer])
         rows = observe(q, k).rows
-        found = rows.argmax - np.arange(len(q))
-        offsets.append(found[rows.top1 >= stats.SATURATED_ROW])
+        offset_of_row = rows.argmax - np.arange(len(q))
+        offsets.append(offset_of_row[rows.top1 >= stats.SATURATED_ROW])
     (offset, _), *_ = Counter(np.concatenate(offsets).tolist()).most_common(1) or [(0, 0)]
     return int(offset), [float((x == offset).mean()) if x.size else 0.0 for x in offsets]
 

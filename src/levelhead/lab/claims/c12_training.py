@@ -10,8 +10,8 @@ import numpy as np
 
 from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Plot, Tell, Verdict
-from levelhead.lab.curves import Estimate, Run, by_seed, curve_of, estimate, outcome, ratio, reaches, where
 from levelhead.lab.plan import Plan
+from levelhead.lab.seeds import Estimate, Training, by_seed, curve_of, estimate, outcome, ratio, reaches, where
 from levelhead.lab.training_cache import forget, trained
 
 # Training losses to be reached: well past what the frequencies of answers give away.
@@ -27,7 +27,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     return judge(trained(wanted(params, seed), tell))
 
 
-def judge(runs: Sequence[Run]) -> Outcome:
+def judge(runs: Sequence[Training]) -> Outcome:
     """The verdict on trainings, wherever they come from."""
     usual = [run for run in runs if grid.plain(run.plan)]
     widths, depths = (sorted({getattr(x.plan, n) for x in usual}) for n in ("d_k", "depth"))
@@ -57,13 +57,13 @@ def verdict(slower: Sequence[Estimate], deeper: Estimate | None) -> Verdict:
     return "refuted" if all(x.high < 1 for x in slower) else "undecided"
 
 
-def steps(run: Run) -> float:
+def steps(run: Training) -> float:
     """To the loss that is to be reached; all there were, if it never is."""
     reached = reaches(run.curves, BOUNDS[run.plan.task])
     return float(run.plan.steps) if reached is None else reached
 
 
-def growth(runs: Sequence[Run], depths: Sequence[int]) -> Estimate | None:
+def growth(runs: Sequence[Training], depths: Sequence[int]) -> Estimate | None:
     """By what the ratio of steps is larger in the deepest model than in the shallowest."""
     if len(depths) < 2:
         return None
@@ -71,7 +71,7 @@ def growth(runs: Sequence[Run], depths: Sequence[int]) -> Estimate | None:
     return estimate([deep[seed] - flat[seed] for seed in deep]).exp()
 
 
-def best_rates(runs: Sequence[Run]) -> Estimate:
+def best_rates(runs: Sequence[Training]) -> Estimate:
     """The ratio of steps with each rule at the learning rate that suits it best."""
     core = {run.plan: run for run in runs}
     tried = [core[plan] for plan in grid.core(list(core))]
@@ -83,25 +83,25 @@ def best_rates(runs: Sequence[Run]) -> Estimate:
     return estimate([float(np.mean(each)) for each in logs.values()]).exp()
 
 
-def _best(runs: Sequence[Run]) -> dict[int, float]:
+def _best(runs: Sequence[Training]) -> dict[int, float]:
     """Steps by seed, at the rate with the fewest."""
     by_rate: dict[float, dict[int, float]] = {}
     for run in runs:
         by_rate.setdefault(run.plan.rate, {})[run.plan.seed] = steps(run)
-    return min(by_rate.values(), key=lambda found: sum(found.values()))
+    return min(by_rate.values(), key=lambda steps_by_seed: sum(steps_by_seed.values()))
 
 
-def _logs(run: Run, twin: Run) -> float:
+def _logs(run: Training, twin: Training) -> float:
     return math.log(steps(run) / steps(twin))
 
 
-def _bumps(run: Run, twin: Run) -> float:
+def _bumps(run: Training, twin: Training) -> float:
     """How much more the held-out loss goes up on its way, in all."""
     ups = (np.fmax(np.diff(x.curves.held_out), 0).sum() for x in (run, twin))
     return float(next(ups) - next(ups))
 
 
-def _missed(runs: Sequence[Run]) -> int:
+def _missed(runs: Sequence[Training]) -> int:
     """Runs that never reach their loss."""
     return sum(reaches(run.curves, BOUNDS[run.plan.task]) is None for run in runs)
 

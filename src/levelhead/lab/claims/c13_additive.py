@@ -17,7 +17,7 @@ from levelhead.lab.settings import ascending, whole
 from levelhead.lab.verdict import BOUND, agree
 
 BAND = 0.05  # of the mean over d_k: how far entropy may drift
-CLOCK = {"time_d_k": 1, "rounds": 3, "threads": 1}  # what a race is told, and the least of it
+CLOCK = {"time_d_k": 1, "rounds": 3, "threads": 1}  # the parameters of a race, with their smallest values
 ROOM = 0.1  # of the variance, whose batches are skewed in narrow heads: their error is, too
 
 
@@ -109,18 +109,18 @@ def _variance(d_k: int) -> float:
     share = np.exp(-x * x / 2)
     share /= share.sum()
 
-    def given(query: float, row: float) -> float:
+    def variance(query: float, row: float) -> float:
         values = np.tanh((query * x[:, None] + row * x) / math.sqrt(d_k))
         return float(share @ (values**2 @ share - (values @ share) ** 2))
 
     def over_rows(query: float) -> float:
-        return theory.over_queries(d_k, partial(given, query))
+        return theory.over_queries(d_k, partial(variance, query))
 
     return theory.over_queries(d_k, over_rows)
 
 
-def _drift(found: Curve) -> float:
-    y = np.asarray(found.y)
+def _drift(over_d_k: Curve) -> float:
+    y = np.asarray(over_d_k.y)
     return float(np.abs(y / y.mean() - 1).max())
 
 

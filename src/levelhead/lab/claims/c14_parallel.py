@@ -33,7 +33,7 @@ DENSE, LINEAR = (1.7, 2.3), (0.7, 1.3)  # exponents that still count as 2 and 1
 PARALLEL = 0.5  # of what threads add at best
 IDLE = 0.9  # share of the CPUs that this process gets: below it the machine is busy
 SAME = 0.1  # relative difference that counts as none
-NOISY = 0.02  # relative standard error above which nothing can be said
+NOISY = 0.02  # relative standard error above which the claim is undecided
 CALLS = 3  # in a round; the fastest counts
 BURN = 1 << 21  # steps in registers, per thread: some milliseconds
 
@@ -60,8 +60,8 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     _need_idle(threads)
     times = _timed(_calls(qkv, lengths, long, window, threads), rounds, tell)
     _need_idle(threads)
-    found = _found(times, lengths, long, threads)
-    at_best = found["speed-up: registers"].value
+    ratios = _ratios(times, lengths, long, threads)
+    at_best = ratios["speed-up: registers"].value
     return Outcome(
         theory={
             "exponent: none": 2.0,
@@ -72,9 +72,9 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
             "speed-up: 1/sqrt(d_k)": at_best,
             "time: 1/sqrt(d_k) over none": 1.0,
         },
-        measured={name: number.value for name, number in found.items()},
-        stderr={name: number.error for name, number in found.items()},
-        verdict=_verdict(found),
+        measured={name: number.value for name, number in ratios.items()},
+        stderr={name: number.error for name, number in ratios.items()},
+        verdict=_verdict(ratios),
         details={"seconds": {" ".join(map(str, name)): best for name, best in times.items()}},
     )
 
@@ -114,25 +114,25 @@ def _timed(calls: Calls, rounds: int, tell: Tell) -> Times:
     plan = measure.Plan(rounds=rounds, warm=1, calls=CALLS)
     begun = 0
 
-    def told(name: str) -> None:
+    def report(name: str) -> None:
         nonlocal begun
         tell(begun / (rounds * len(calls)), f"timing {name}")
         begun += 1
 
     runs = {name: calls[key] for name, key in by_name.items()}
-    seen = measure.bursts(runs, dict.fromkeys(runs, plan), told)
-    return {key: np.reshape(seen[name].samples, (rounds, CALLS)).min(1) for name, key in by_name.items()}
+    timed = measure.bursts(runs, dict.fromkeys(runs, plan), report)
+    return {key: np.reshape(timed[name].samples, (rounds, CALLS)).min(1) for name, key in by_name.items()}
 
 
-def _found(times: Times, lengths: list[int], long: list[int], threads: int) -> dict[str, Number]:
+def _ratios(times: Times, lengths: list[int], long: list[int], threads: int) -> dict[str, Number]:
     most = max(lengths)
 
-    def exponent(what: str, ns: list[int]) -> Number:
-        logs = np.log([times[what, n, 1] for n in ns])
+    def exponent(call: str, ns: list[int]) -> Number:
+        logs = np.log([times[call, n, 1] for n in ns])
         return Number(*median(np.polyfit(np.log(ns), logs, 1)[0]))
 
-    def speed_up(what: str, n: int, work: int = 1) -> Number:
-        return Number(*median(work * times[what, n, 1] / times[what, n, threads]))
+    def speed_up(call: str, n: int, work: int = 1) -> Number:
+        return Number(*median(work * times[call, n, 1] / times[call, n, threads]))
 
     scaled, plain = (times[scale, most, threads] for scale in (SCALED, PLAIN))
     return {
@@ -146,18 +146,20 @@ def _found(times: Times, lengths: list[int], long: list[int], threads: int) -> d
     }
 
 
-def _verdict(found: Mapping[str, Number]) -> Verdict:
-    value = {name: number.value for name, number in found.items()}
+def _verdict(ratios: Mapping[str, Number]) -> Verdict:
+    value = {name: number.value for name, number in ratios.items()}
     at_best = value["speed-up: registers"]
-    if max(number.error / number.value for number in found.values()) > NOISY:
+    if max(number.error / number.value for number in ratios.values()) > NOISY:
         return "undecided"
     grows = DENSE[0] < value[f"exponent: {SCALED}"] < DENSE[1]
     grows &= LINEAR[0] < value["exponent: window"] < LINEAR[1]
     parallel = value[f"speed-up: {SCALED}"] - 1 > PARALLEL * (at_best - 1)
     if not (grows and parallel):
         return "refuted"
-    ratios = [value[f"{what}: {SCALED}"] / value[f"{what}: {PLAIN}"] for what in ("exponent", "speed-up")]
-    changes = [abs(ratio - 1) for ratio in (*ratios, value["time: 1/sqrt(d_k) over none"])]
+    scaled_over_plain = [
+        value[f"{quantity}: {SCALED}"] / value[f"{quantity}: {PLAIN}"] for quantity in ("exponent", "speed-up")
+    ]
+    changes = [abs(ratio - 1) for ratio in (*scaled_over_plain, value["time: 1/sqrt(d_k) over none"])]
     return "caveat" if max(changes) < SAME else "confirmed"
 
 

@@ -25,13 +25,13 @@ OVERLAP = 0.5  # of the directions two heads read; 1: the same ones
 def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     texts, tokens = whole("texts", params["texts"], 3), whole("tokens", params["tokens"], 8, 250)
     tell(0.0, f"opening {minilm.MODEL}")
-    found = minilm.opened()
-    model, blank = found.model, _untrained(found.model, seed)
-    parts = minilm.passages(found, 3 * texts, tokens, seed)
+    opened = minilm.opened()
+    model, blank = opened.model, _untrained(opened.model, seed)
+    parts = minilm.passages(opened, 3 * texts, tokens, seed)
     trained, random = [], []
     for text in range(texts):
         tell(0.3 + 0.7 * text / texts, f"reading passage {text + 1} of {texts}")
-        ids = _in_two_contexts(found.tokenizer, *parts[3 * text : 3 * text + 3])
+        ids = _in_two_contexts(opened.tokenizer, *parts[3 * text : 3 * text + 3])
         trained.append(_distances(model, ids, tokens))
         random.append(_distances(blank, ids, tokens))
     distance = np.stack(trained)  # (texts, layers, heads, heads)
@@ -80,8 +80,8 @@ def _distances(model: Any, ids: Tensor, tokens: int) -> Array:
     for q, k in minilm.queries_and_keys(model, ids):
         p, r = weights(q[:, :, shared], k[:, :, shared], None).astype(np.float64)
         layers.append(_divergence(p[:, None], r[None]).mean(-1))
-    found = np.stack(layers)
-    mirrored: Array = (found + found.swapaxes(-1, -2)) / 2
+    one_way = np.stack(layers)
+    mirrored: Array = (one_way + one_way.swapaxes(-1, -2)) / 2
     return mirrored
 
 
@@ -124,7 +124,7 @@ def _stderr(x: Array) -> list[float]:
 def _overlap(model: Any) -> tuple[list[float], float]:
     """By layer, the mean squared cosine between what two heads read of the stream, over queries
     and keys; and d_k/d, what random subspaces have."""
-    heads, found = model.config.num_attention_heads, []
+    heads, by_layer = model.config.num_attention_heads, []
     width = model.config.hidden_size
     pairs = np.triu_indices(heads, 1)
     for layer in model.encoder.layer:
@@ -134,8 +134,8 @@ def _overlap(model: Any) -> tuple[list[float], float]:
             basis = np.linalg.qr(rows.swapaxes(-1, -2))[0]  # (heads, d, d_k)
             cosines = np.einsum("adi,bdj->abij", basis, basis)
             both.append((cosines**2).sum((-1, -2))[pairs].mean() / rows.shape[1])
-        found.append(float(np.mean(both)))
-    return found, 1 / heads
+        by_layer.append(float(np.mean(both)))
+    return by_layer, 1 / heads
 
 
 def _untrained(model: Any, seed: int) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 
 from levelhead.lab import grid
 from levelhead.lab.claim import Claim, Outcome, Params, Tell, Verdict
-from levelhead.lab.curves import Estimate, Run, by_seed, estimate, outcome, reaches, where
 from levelhead.lab.plan import Curves, Plan
+from levelhead.lab.seeds import Estimate, Training, by_seed, estimate, outcome, reaches, where
 from levelhead.lab.training_cache import forget, trained
 
 LEARNT = 0.5  # nats: how far training losses are followed
@@ -26,7 +26,7 @@ def experiment(params: Params, seed: int, tell: Tell) -> Outcome:
     return judge(trained(wanted(params, seed), tell))
 
 
-def judge(runs: Sequence[Run]) -> Outcome:
+def judge(runs: Sequence[Training]) -> Outcome:
     """The verdict on trainings, wherever they come from."""
     widest = where(runs, d_k=max(run.plan.d_k for run in runs))
     cases = {f"{x.plan.examples} {_NAMES[x.plan.task]}": x.plan for x in widest}
@@ -41,7 +41,7 @@ def judge(runs: Sequence[Run]) -> Outcome:
     return outcome(named, verdict([*worse.values()]), theory)
 
 
-def _alike(runs: Sequence[Run], plan: Plan) -> list[Run]:
+def _alike(runs: Sequence[Training], plan: Plan) -> list[Training]:
     return where(runs, task=plan.task, examples=plan.examples)
 
 
@@ -54,7 +54,7 @@ def verdict(worse: Sequence[Estimate]) -> Verdict:
     return "caveat" if any(above) else "undecided"
 
 
-def _gap(run: Run, twin: Run) -> float:
+def _gap(run: Training, twin: Training) -> float:
     """Held-out losses where both have learnt as much: at the lowest training loss both reach."""
     level = max(LEARNT, *(float(np.nanmin(x.curves.loss)) for x in (run, twin)))
     return held_out_at(run.curves, level) - held_out_at(twin.curves, level)
@@ -66,11 +66,11 @@ def held_out_at(curves: Curves, level: float) -> float:
     return math.nan if step is None else float(np.interp(step, curves.step, curves.held_out))
 
 
-def _best(run: Run, twin: Run) -> float:
+def _best(run: Training, twin: Training) -> float:
     return float(np.nanmin(run.curves.held_out) - np.nanmin(twin.curves.held_out))
 
 
-def _early(run: Run, twin: Run) -> float:
+def _early(run: Training, twin: Training) -> float:
     """How much surer of itself attention is at first: mean H/ln n of all heads."""
     mark = max(len(run.curves.step) // 10, 1)
     return float(np.mean(run.curves.entropy[mark]) - np.mean(twin.curves.entropy[mark]))

@@ -91,15 +91,15 @@ def additive_scores(keys: int, seed: int) -> tuple[Array, float]:
     w_q, w_k = (normals(seed, f"additive {name}", heads, A, widest) for name in ("W_q", "W_k"))
     w_v = normals(seed, "additive w_v", heads, A) / np.float32(math.sqrt(A))
     projected = [_projected(x, w) for x, w in ((q, w_q), (k, w_k))]
-    values, as_it_is = np.eye(keys, dtype=np.float32), np.eye(A, dtype=np.float32)
-    found = np.empty((len(WIDTHS), heads, ROWS, keys))
+    values, identity = np.eye(keys, dtype=np.float32), np.eye(A, dtype=np.float32)
+    scores = np.empty((len(WIDTHS), heads, ROWS, keys))
     for i, sides in enumerate(zip(*projected, strict=True)):
         for h in range(heads):
-            queries, asked = (side[h] for side in sides)
-            weights = additive_attention(queries, asked, values, as_it_is, as_it_is, w_v[h])
-            found[i, h] = np.log(np.asarray(weights, np.float64))
-    found.flags.writeable = False
-    return found, float(np.abs(w_v).sum(-1).max())
+            queries, keys_of_head = (side[h] for side in sides)
+            weights = additive_attention(queries, keys_of_head, values, identity, identity, w_v[h])
+            scores[i, h] = np.log(np.asarray(weights, np.float64))
+    scores.flags.writeable = False
+    return scores, float(np.abs(w_v).sum(-1).max())
 
 
 def _projected(x: Array, w: Array) -> list[Array]:
@@ -108,13 +108,13 @@ def _projected(x: Array, w: Array) -> list[Array]:
     Widths are summed up block by block, without BLAS: its threads and the core's, side by side,
     wait for each other longer than all of this takes.
     """
-    found, total, begin = [], np.float32(0), 0
+    projected, total, begin = [], np.float32(0), 0
     for d_k in WIDTHS:
         block = slice(begin, d_k)
         total = total + np.einsum("hnd,had->hna", x[..., block], w[..., block])
-        found.append(total / np.float32(math.sqrt(d_k)))
+        projected.append(total / np.float32(math.sqrt(d_k)))
         begin = d_k
-    return found
+    return projected
 
 
 def _factors(scale: str) -> Array:

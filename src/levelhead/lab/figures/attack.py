@@ -21,14 +21,12 @@ from levelhead.lab import measure, theory
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Gauge, Series
 from levelhead.lab.figures import parts
 from levelhead.lab.measure import WIDTHS, Setting, clustered_curve, factor_of, normals
-from levelhead.lab.parameters import PARAMETERS, Choice, check
+from levelhead.lab.parameters import CURES, check
 from levelhead.stats import Rows
 from levelhead.weights import weights
 
 NEEDS = ("d_k", "scale", "power", "keys", "seed", "sigma", "rho", "growth", "cure", "cap")
 CLAIMS = ("C9", "C9a", "C11")
-assert isinstance(PARAMETERS["cure"], Choice)
-CURES = PARAMETERS["cure"].options
 _NUMBERS, _MOST = 2**20, 8  # drawn for all keys of the rows, but for one row; rows
 _PAIRS = 1024
 _BLOCK = 128  # keys
@@ -39,7 +37,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Attack:
-    """What is done to queries and keys, and against it."""
+    """A change of queries and keys, and a cure for it."""
 
     sigma: float
     rho: float
@@ -120,13 +118,13 @@ def _drawn(keys: int, seed: int) -> tuple[Array, Array]:
 
 def _observed(q: Array, k: Array, setting: Setting, attack: Attack) -> dict[tuple[str, int], Rows]:
     """The rows under each cure, for the reader's d_k and those of the curve: the first columns."""
-    found = {}
+    rows = {}
     for d_k in {setting.d_k, *_WIDTHS}:
         factor = factor_of(setting.scale, d_k, setting.power)
         for cure in CURES:
             options = attack.options(cure, factor, d_k)
-            found[cure, d_k] = observe(q[..., :d_k], k[..., :d_k], **options).rows
-    return found
+            rows[cure, d_k] = observe(q[..., :d_k], k[..., :d_k], **options).rows
+    return rows
 
 
 def _logits(setting: Setting, attack: Attack) -> tuple[Chart, tuple[Fact, ...]]:
@@ -197,8 +195,8 @@ def _verdict(gauges: tuple[Gauge, ...]) -> str:
     if uncured.level == "level":
         return "Level without a cure."
     back = [gauge.label for gauge in cured if gauge.level == "level"]
-    said = f"{uncured.level.capitalize()} without a cure; "
+    first = f"{uncured.level.capitalize()} without a cure; "
     if not back:
         others = ", ".join(f"{gauge.label} {gauge.level}" for gauge in cured)
-        return f"{said}no cure brings the level back here ({others})."
-    return f"{said}{' and '.join(back)} bring{'s' * (len(back) == 1)} the level back."
+        return f"{first}no cure brings the level back here ({others})."
+    return f"{first}{' and '.join(back)} bring{'s' * (len(back) == 1)} the level back."

@@ -1,7 +1,6 @@
-"""Your model: a level for every head of a run, what `diagnose` finds in it, and how heads changed.
+"""Your model: a level for every head of a run, the findings of `diagnose`, and the history of the heads.
 
-The run is what `levelhead doctor` or a watch left behind. Without one, a recorded sample is shown.
-Nothing is measured here.
+The run is a file of `levelhead doctor` or of a watch; without one, a recorded sample. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def figure(setting: Setting, *, run: Any = None) -> Figure:
         extra={
             "model": shown.model,
             "rows": _rows(records, findings),
-            "findings": [_finding(found) for found in findings.to_json()],
+            "findings": [_finding(one) for one in findings.to_json()],
             "steps": len(shown.snapshots),
             "history": _history(shown),
             "bounds": bounds(),
@@ -104,7 +103,7 @@ def _head(one: Record, h: int) -> dict[str, Any]:
 
 
 def _gravest(findings: Findings, module: str, head: int) -> str:
-    """The gravest severity said of a head, or of its module as a whole; "": nothing is said."""
+    """The gravest severity among the findings about a head or its module; "" without any."""
     about = (
         SEVERITIES.index(one.severity)
         for one in findings
@@ -114,9 +113,9 @@ def _gravest(findings: Findings, module: str, head: int) -> str:
     return "" if worst is None else SEVERITIES[worst]
 
 
-def _finding(found: Mapping[str, Any]) -> dict[str, Any]:
+def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
     names = ("kind", "severity", "module", "head", "evidence", "why", "advice")
-    return {name: found[name] for name in names}
+    return {name: finding[name] for name in names}
 
 
 def _history(run: Run) -> dict[str, dict[str, list[float]]]:
@@ -126,18 +125,18 @@ def _history(run: Run) -> dict[str, dict[str, list[float]]]:
     heads = sum(len(one.tally) for one in run.latest)
     points = max(2, min(_MOST, _POINTS // max(heads, 1), len(run.snapshots)))
     kept = np.unique(np.linspace(0, len(run.snapshots) - 1, points).round().astype(int))
-    found: dict[str, dict[str, list[float]]] = {}
+    history: dict[str, dict[str, list[float]]] = {}
     for snapshot in (run.snapshots[i] for i in kept):
         for one, h in snapshot.each():
-            past = found.setdefault(f"{one.module}/{h}", {"step": [], "normalised_entropy": [], "max_logit": []})
+            past = history.setdefault(f"{one.module}/{h}", {"step": [], "normalised_entropy": [], "max_logit": []})
             past["step"].append(snapshot.step)
             past["normalised_entropy"].append(float(one.heads.normalised_entropy[h]))
             past["max_logit"].append(float(one.heads.max_logit[h]))
-    return found
+    return history
 
 
 def bounds() -> dict[str, Any]:
-    """Where levels begin and where bubbles stand, for whoever reads a run without this package."""
+    """The bounds of levels and the places of bubbles, for the page, which reads run files in the browser."""
     return {
         "flat": stats.FLAT,
         "sharp": stats.SHARP,

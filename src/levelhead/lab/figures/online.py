@@ -25,7 +25,7 @@ from levelhead.observation import Observation, merge
 NEEDS = ("d_k", "scale", "power", "keys", "seed", "tile", "order")
 CLAIMS = ("C8a", "C14")
 E = 8  # width of the values
-TILES = 64  # at most: of many keys, a tile holds more than was asked for
+TILES = 64  # at most: with many keys, a tile is larger than requested
 
 Array = NDArray[Any]
 
@@ -44,12 +44,12 @@ def figure(setting: Setting, *, tile: int = 8, order: int = 0) -> Figure:
     difference = _apart(states[-1].output, in_order.output)
     ranges = [(begins[i], min(begins[i] + tile, setting.keys)) for i in arrived]
     steps = [_step(*pair) for pair in zip(ranges, states, strict=True)]
-    seen = np.cumsum([end - begin for begin, end in ranges])
+    arrived_keys = np.cumsum([end - begin for begin, end in ranges])
     rows = states[-1].rows
     return Figure(
         "online",
         "The softmax, tile by tile",
-        _charts(seen, steps, setting.keys),
+        _charts(arrived_keys, steps, setting.keys),
         parts.code("online", setting, tile=tile, order=order),
         facts=(
             Fact("keys per tile", tile, "live"),
@@ -86,14 +86,14 @@ def _merged(observations: list[Observation]) -> list[Observation]:
     return states
 
 
-def _step(keys: tuple[int, int], seen: Observation) -> dict[str, Any]:
-    rows = seen.rows
+def _step(keys: tuple[int, int], observation: Observation) -> dict[str, Any]:
+    rows = observation.rows
     return {
         "keys": keys,
         "m": float(rows.max.item()),
-        "l": float(seen.state.sums[..., state.L].item()),
+        "l": float(observation.state.sums[..., state.L].item()),
         "entropy": float(rows.entropy.item()),
-        "output": np.asarray(seen.output)[0],
+        "output": np.asarray(observation.output)[0],
     }
 
 
@@ -101,24 +101,24 @@ def _apart(a: Any, b: Any) -> float:
     return float(np.abs(np.asarray(a) - np.asarray(b)).max())
 
 
-def _charts(seen: Array, steps: list[dict[str, Any]], keys: int) -> tuple[Chart, ...]:
+def _charts(arrived_keys: Array, steps: list[dict[str, Any]], keys: int) -> tuple[Chart, ...]:
     columns = {name: [step[name] for step in steps] for name in ("m", "l", "entropy")}
     axis = Axis("keys seen", range=(0.0, float(keys)))
-    entropy = Series("entropy of the state", "live", "line", seen, columns["entropy"])
-    most = Series("at most: ln of the keys seen", "theory", "line", seen, np.log(seen))
+    entropy = Series("entropy of the state", "live", "line", arrived_keys, columns["entropy"])
+    most = Series("at most: ln of the keys seen", "theory", "line", arrived_keys, np.log(arrived_keys))
     return (
         Chart(
             "Running maximum m",
             axis,
             Axis("m"),
-            (_line("m", seen, columns["m"]),),
+            (_line("m", arrived_keys, columns["m"]),),
             f"from {columns['m'][0]:.3g} to {columns['m'][-1]:.3g}, never falling",
         ),
         Chart(
             "Running sum l",
             axis,
             Axis("l = Σ exp(s - m)"),
-            (_line("l", seen, columns["l"]),),
+            (_line("l", arrived_keys, columns["l"]),),
             f"{columns['l'][-1]:.3g} at the end",
         ),
         Chart(

@@ -29,8 +29,8 @@ BARS = 128  # of a row; longer ones are shown in groups of neighbouring keys
 def histogram(s: Array, middle: float, deviation: float, most: float = math.inf) -> tuple[Array, Array, Array]:
     """Edges of the bins, their middles, and the density of s in them.
 
-    Bins reach as far as theory says that logits do, but no farther than `most`, so that narrow
-    histograms and wide ones are equally fine.
+    Bins reach as far as logits do in theory, but no farther than `most`, so that narrow histograms are as fine as wide
+    ones.
     """
     half = min(REACH * deviation, most) if deviation > 0 else 1.0
     edges = np.linspace(middle - half, middle + half, BINS + 1)
@@ -117,7 +117,7 @@ def flattened(rows: stats.Rows) -> stats.Rows:
 
 
 def row_facts(rows: stats.Rows) -> tuple[Fact, ...]:
-    """What one row's statistics say."""
+    """The statistics of one row."""
     entropy, n = float(rows.entropy.item()), int(rows.count.item())
     return (
         Fact("H/ln n of the row", entropy / math.log(n), "live"),

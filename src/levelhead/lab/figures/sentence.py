@@ -1,4 +1,4 @@
-"""A sentence through one head of a model: whom each token attends to, divided and not.
+"""A sentence through one head of a model: which tokens each token attends to, divided and undivided.
 
 Without a text the recorded sentence is shown; with one, `levelhead.explanation` reads it with a
 model of this machine, which takes seconds.
@@ -21,7 +21,7 @@ NEEDS: tuple[str, ...] = ()
 CLAIMS = ("C5", "C15")
 LOOKS = 24  # heads listed that look hardest
 
-Told = Mapping[str, Any]
+Sentence = Mapping[str, Any]
 
 
 def figure(
@@ -33,49 +33,49 @@ def figure(
     head: int | None = None,
     token: str | int | None = None,
 ) -> Figure:
-    given = {"text": text, "model": model, "layer": layer, "head": head, "token": token}
-    asked = {name: value for name, value in given.items() if value is not None}
-    if text is None and asked:
-        raise refused(next(iter(asked)), "a text to read", "none")
-    told: Told = recorded.load("sentence") if text is None else _read(text, asked)
+    options = {"text": text, "model": model, "layer": layer, "head": head, "token": token}
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if text is None and chosen:
+        raise refused(next(iter(chosen)), "a text to read", "none")
+    sentence: Sentence = recorded.load("sentence") if text is None else _read(text, chosen)
     source: Source = "recorded" if text is None else "live"
-    words = [f"{i} {token}" for i, token in enumerate(told["tokens"])]  # a word may come twice
+    words = [f"{i} {token}" for i, token in enumerate(sentence["tokens"])]  # a word may come twice
     return Figure(
         "sentence",
-        f"“{told['text']}”",
+        f"“{sentence['text']}”",
         (
-            _heat("Weights, divided as the model does", words, told["weights"], source),
-            _heat("Weights, undivided", words, told["unscaled"], source),
+            _heat("Weights, divided as the model does", words, sentence["weights"], source),
+            _heat("Weights, undivided", words, sentence["unscaled"], source),
         ),
-        snippet("sentence", **asked),
-        facts=tuple(_facts(told, source)),
+        snippet("sentence", **chosen),
+        facts=tuple(_facts(sentence, source)),
         gauges=tuple(
             Gauge(label, gauge["level"], gauge["bubble"], gauge["normalised_entropy"], source)
-            for label, gauge in (("divided", told["gauge"]), ("undivided", told["unscaled_gauge"]))
+            for label, gauge in (("divided", sentence["gauge"]), ("undivided", sentence["unscaled_gauge"]))
             if gauge["normalised_entropy"] is not None
         ),
-        note=" ".join((told["note"], *told["counts"])),
-        recorded=recorded.source(told["about"]) if text is None else "",
-        extra=_extra(told),
+        note=" ".join((sentence["note"], *sentence["counts"])),
+        recorded=recorded.source(sentence["about"]) if text is None else "",
+        extra=_extra(sentence),
     )
 
 
-def _read(text: str, asked: Mapping[str, Any]) -> Told:
-    """What `explain_text` says, as JSON has it; the recorded sentence has the same form."""
-    options = {name: value for name, value in asked.items() if name != "text"}
-    told: Told = import_module("levelhead.explanation").explain_text(text, **options).to_json()
-    return told
+def _read(text: str, chosen: Mapping[str, Any]) -> Sentence:
+    """The JSON of `explain_text`; the recorded sentence has the same form."""
+    options = {name: value for name, value in chosen.items() if name != "text"}
+    sentence: Sentence = import_module("levelhead.explanation").explain_text(text, **options).to_json()
+    return sentence
 
 
-def _extra(told: Told) -> dict[str, Any]:
+def _extra(sentence: Sentence) -> dict[str, Any]:
     """What the page draws itself: a token to begin with, the weights of a head, its steps."""
-    token = told["token"]
+    token = sentence["token"]
     same = ("text", "model", "tokens", "layers", "heads", "layer", "head", "steps")
-    return {name: told[name] for name in same} | {
-        "token": len(told["tokens"]) - 1 if token is None else token,
-        "weights": _short(told["weights"]),
-        "unscaled": _short(told["unscaled"]),
-        "it": told["it"][:LOOKS],
+    return {name: sentence[name] for name in same} | {
+        "token": len(sentence["tokens"]) - 1 if token is None else token,
+        "weights": _short(sentence["weights"]),
+        "unscaled": _short(sentence["unscaled"]),
+        "it": sentence["it"][:LOOKS],
         "block": True,
     }
 
@@ -91,13 +91,13 @@ def _heat(title: str, words: Sequence[str], weights: Any, source: Source) -> Cha
     return Chart(title, Axis("token attended to"), Axis("token that attends"), (heat,), about)
 
 
-def _facts(told: Told, source: Source) -> list[Fact]:
+def _facts(sentence: Sentence, source: Source) -> list[Fact]:
     facts = [
-        Fact("tokens", len(told["tokens"]), source),
-        Fact("model", told["model"], source),
-        Fact("layer and head", f"{told['layer']}, {told['head']}", source),
+        Fact("tokens", len(sentence["tokens"]), source),
+        Fact("model", sentence["model"], source),
+        Fact("layer and head", f"{sentence['layer']}, {sentence['head']}", source),
     ]
     for label, name in (("divided", "weights"), ("undivided", "unscaled")):
-        largest = float(np.max(told[name], axis=-1).mean())
+        largest = float(np.max(sentence[name], axis=-1).mean())
         facts.append(Fact(f"mean largest weight, {label}", largest, source))
     return facts

@@ -1,7 +1,7 @@
 """Time and error by length, levelhead beside others: a committed run, or a short one made here.
 
-Cells where somebody else is faster are shown like the others. Measuring is `levelhead.bench`'s
-business; a live run takes about ten seconds and is enough to see where one stands, no more.
+Cells where another library is faster are shown like the others. `levelhead.bench` measures; a live run takes about ten
+seconds and gives a rough comparison.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Cell = Mapping[str, Any]
 
 
 def figure(setting: Setting, *, live: bool = False, tell: Tell = lambda cell, doing: None) -> Figure:
-    """`tell` hears how a live run is going."""
+    """`tell` is called with the progress of a live run."""
     if not isinstance(live, bool):
         raise refused("live", "True or False", live)
     run = reduced(_measured(tell)) if live else recorded.load("speed")
@@ -45,7 +45,7 @@ def figure(setting: Setting, *, live: bool = False, tell: Tell = lambda cell, do
         snippet("speed", **({"live": True} if live else {})),
         facts=(
             Fact("cells compared", len(raced), source),
-            Fact("cells where somebody else is faster", len(behind), source),
+            Fact("cells where another library is faster", len(behind), source),
             *(Fact(f"{cell['name']}: {cell['fastest']} over levelhead", cell["ratio"], source) for cell in behind),
         ),
         note=_note(run, behind),
@@ -102,10 +102,10 @@ def _of(cells: list[Cell], family: str) -> list[Cell]:
     return [cell for cell in cells if cell["family"] == family]
 
 
-def _lines(cells: list[Cell], what: str) -> dict[str, dict[int, float]]:
+def _lines(cells: list[Cell], quantity: str) -> dict[str, dict[int, float]]:
     """Who → tokens → number, levelhead first."""
-    who = dict.fromkeys(name for cell in cells for name in cell[what])
-    return {name: {cell["tokens"]: cell[what][name] for cell in cells if name in cell[what]} for name in who}
+    names = dict.fromkeys(name for cell in cells for name in cell[quantity])
+    return {name: {cell["tokens"]: cell[quantity][name] for cell in cells if name in cell[quantity]} for name in names}
 
 
 def _times(family: str, cells: list[Cell], source: Source) -> Chart:
@@ -149,4 +149,4 @@ def _note(run: Mapping[str, Any], behind: list[Cell]) -> str:
     about = run["about"]
     where = f"{about['cpu']}, {about['threads']} threads, {about['isa']}"
     lost = ", ".join(cell["name"] for cell in behind) or "none"
-    return f"Fastest of several calls, everybody on the same CPUs: {where}. Behind in: {lost}."
+    return f"Fastest of several calls, all on the same CPUs: {where}. Behind in: {lost}."

@@ -58,13 +58,13 @@ def figure(setting: Setting, *, task: str = "retrieval", width: int = 256, depth
 
 def _usual(runs: Runs) -> Runs:
     """Without those that vary the optimiser, the rate or the examples, or take no step."""
-    found: Runs = []
+    usual: Runs = []
     for task in dict.fromkeys(run["task"] for run in runs):
         some = [run for run in runs if run["task"] == task and run["optimiser"] == "adam" and len(run["loss"]) > 1]
         most = max(run["examples"] for run in some)
         rate = mode(run["rate"] for run in some)
-        found += [run for run in some if (run["examples"], run["rate"]) == (most, rate)]
-    return found
+        usual += [run for run in some if (run["examples"], run["rate"]) == (most, rate)]
+    return usual
 
 
 def _choices(runs: Runs) -> dict[str, list[Any]]:
@@ -77,27 +77,27 @@ def _chosen(runs: Runs, wanted: Mapping[str, Any]) -> Runs:
     for name, known in _choices(runs).items():
         if isinstance(wanted[name], bool) or wanted[name] not in known:
             raise refused(name, f"one of {', '.join(map(str, known))}", wanted[name])
-    asked = tuple(wanted.values())
-    found = [run for run in runs if (run["task"], run["d_k"], run["depth"]) == asked]
-    if not found:
-        given = ", ".join(f"{name} {value}" for name, value in wanted.items())
-        raise refused("task", "a combination that was recorded", given)
-    return found
+    values = tuple(wanted.values())
+    selected = [run for run in runs if (run["task"], run["d_k"], run["depth"]) == values]
+    if not selected:
+        words = ", ".join(f"{name} {value}" for name, value in wanted.items())
+        raise refused("task", "a combination that was recorded", words)
+    return selected
 
 
-def _values(runs: Runs, what: str) -> Array:
+def _values(runs: Runs, quantity: str) -> Array:
     """(seeds, marks); NaN where a training had left the finite numbers."""
-    if what == "entropy":  # by mark, layer and head
+    if quantity == "entropy":  # by mark, layer and head
         mean: Array = np.array([run["entropy"] for run in runs], np.float64).mean((-2, -1))
         return mean
-    of = [run["gradient"][what] if what in run["gradient"] else run[what] for run in runs]
+    of = [run["gradient"][quantity] if quantity in run["gradient"] else run[quantity] for run in runs]
     return np.array(of, np.float64)
 
 
-def _chart(by_rule: Mapping[str, Runs], step: list[int], what: str, title: str, unit: str, log: bool) -> Chart:
+def _chart(by_rule: Mapping[str, Runs], step: list[int], quantity: str, title: str, unit: str, log: bool) -> Chart:
     series, ends = [], []
     for rule, runs in by_rule.items():
-        values = _values(runs, what)
+        values = _values(runs, quantity)
         median, low, high = np.median(values, axis=0), values.min(axis=0), values.max(axis=0)
         x, name = step[: len(median)], divided(rule)
         series.append(Series(name, "recorded", "line", x, median, low=low, high=high))
@@ -106,17 +106,17 @@ def _chart(by_rule: Mapping[str, Runs], step: list[int], what: str, title: str, 
 
 
 def _facts(by_rule: Mapping[str, Runs]) -> list[Fact]:
-    found = []
+    facts = []
     for rule, runs in by_rule.items():
-        for label, what, mark in (("held-out loss at the end", "held_out", -1), ("‖dL/dW_Q‖ at step 0", "q", 0)):
+        for label, quantity, mark in (("held-out loss at the end", "held_out", -1), ("‖dL/dW_Q‖ at step 0", "q", 0)):
             label = f"{label}, {divided(rule)}"
-            found.append(_mean(label, _values(runs, what)[:, mark]))
-    found.append(Fact("seeds of each", min(map(len, by_rule.values())), "recorded"))
-    return found
+            facts.append(_mean(label, _values(runs, quantity)[:, mark]))
+    facts.append(Fact("seeds of each", min(map(len, by_rule.values())), "recorded"))
+    return facts
 
 
 def _mean(label: str, values: Array) -> Fact:
-    """Over the seeds, with its standard error; a seed that left the finite numbers is told."""
+    """Over the seeds, with its standard error; seeds that left the finite numbers are counted."""
     lost = int((~np.isfinite(values)).sum())
     if lost:
         return Fact(label, f"not finite with {lost} of {values.size} seeds", "recorded")

@@ -1,7 +1,6 @@
-"""Committed runs that figures show: what is too slow to measure while somebody waits.
+"""Committed runs that figures show: measurements that take too long for a reader to wait.
 
-Each is a JSON file beside this one that says where, when and how it was made. They are data; what
-they mean is the business of the figure that shows them.
+Each is a JSON file beside this one. Its "about" holds where, when and how it was made.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ _SHORT = 80  # characters
 
 
 def names() -> list[str]:
-    """The runs there are."""
+    """The names of all runs."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
 @cache
 def load(name: str) -> dict[str, Any]:
-    """A run by name. It is shared by all who ask: read it, change nothing."""
+    """A run by name. Callers share it and must not change it."""
     if name not in names():
         advice = "It is part of the installed package; install levelhead again"
         raise LevelheadValueError(expected("recording", f"one of {', '.join(names())}", repr(name), advice))
-    found: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    run: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return run
 
 
 def source(about: Mapping[str, Any]) -> str:
-    """Where a run comes from, in one line; what is longer than a word or two is in the file."""
+    """Where a run comes from, in one line; longer values are left out."""
     return ", ".join(f"{name}: {x}" for name, x in about.items() if len(str(x)) <= _SHORT)

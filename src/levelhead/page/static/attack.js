@@ -12,19 +12,19 @@ export class Attack {
     const { state } = store;
     const factor = (name) => ({
       value: Math.log2(state[name]), step: 0.25, disabled,
-      shown: (x) => number(2 ** x), told: (x) => store.set({ [name]: Number((2 ** x).toFixed(6)) }),
+      shown: (x) => number(2 ** x), changed: (x) => store.set({ [name]: Number((2 ** x).toFixed(6)) }),
     });
     this.inputs = {
       sigma: slider({ label: "σ of the entries", min: -2, max: 2, ...factor("sigma") }),
       rho: slider({
         label: "correlation ρ", min: 0, max: 1, step: 0.05, value: state.rho, disabled,
-        shown: (x) => x.toFixed(2), told: (rho) => store.set({ rho }),
+        shown: (x) => x.toFixed(2), changed: (rho) => store.set({ rho }),
       }),
       growth: slider({ label: "weights grown by", min: -1, max: 3, ...factor("growth") }),
-      cure: segments({ label: "cure", name: "cure", options: CURES, value: state.cure, disabled, told: (cure) => store.set({ cure }) }),
+      cure: segments({ label: "cure", name: "cure", options: CURES, value: state.cure, disabled, changed: (cure) => store.set({ cure }) }),
       cap: slider({
         label: "cap", min: 1, max: 100, step: 1, value: state.cap, disabled,
-        shown: String, told: (cap) => store.set({ cap }),
+        shown: String, changed: (cap) => store.set({ cap }),
       }),
     };
     panel.drawing.above.append(make("div", { class: "controls" }, ...Object.values(this.inputs).map((input) => input.element)));

@@ -43,7 +43,7 @@ export class Claims {
 }
 
 function texts({ derivation, params, seed }) {
-  const given = Object.entries({ ...params, seed }).map(([name, value]) => `${name} ${JSON.stringify(value)}`);
+  const given = Object.entries({ ...params, seed }).map(([name, value]) => `${name} ${JSON.stringify(value).replaceAll(",", ", ")}`);
   const part = (title, content) => [make("dt", {}, title), make("dd", {}, spelled(content))];
   return make("dl", { class: "texts" }, ...part("Derivation", derivation), ...part("Parameters", given.join(", ")));
 }

@@ -28,7 +28,7 @@ export class Controls {
     this.show(store.state);
   }
 
-  /** What the inputs say of this state. */
+  /** Sets the inputs to this state. */
   show(state) {
     for (const name of ["d_k", "keys"]) {
       $(name).value = nearest(this.steps[name], state[name]);
@@ -89,8 +89,8 @@ function nearest(values, x) {
 
 let sliders = 0;
 
-/** A labelled slider with its value beside it; `told` is called with the number while it moves. */
-export function slider({ label, min, max, step, value, shown, told, disabled = false }) {
+/** A labelled slider with its value beside it; `changed` is called with the number while it moves. */
+export function slider({ label, min, max, step, value, shown, changed, disabled = false }) {
   const id = `slider-${(sliders += 1)}`;
   const output = make("output", { for: id }, shown(value));
   const input = make("input", { id, type: "range", min, max, step, disabled });
@@ -98,7 +98,7 @@ export function slider({ label, min, max, step, value, shown, told, disabled = f
   input.addEventListener("input", () => {
     output.textContent = shown(Number(input.value));
     input.setAttribute("aria-valuetext", output.textContent);
-    told(Number(input.value));
+    changed(Number(input.value));
   });
   const element = make("div", { class: "control" }, make("label", { for: id }, label), output, input);
   const set = (to) => {
@@ -109,10 +109,10 @@ export function slider({ label, min, max, step, value, shown, told, disabled = f
   return { element, input, set };
 }
 
-/** Radio buttons side by side; `told` is called with the value that is chosen. */
-export function segments({ label, name, options, value, told, disabled = false }) {
+/** Radio buttons side by side; `changed` is called with the value that is chosen. */
+export function segments({ label, name, options, value, changed, disabled = false }) {
   const radios = options.map(([option, words]) => {
-    const input = make("input", { type: "radio", name, value: option, disabled, change: () => told(option) });
+    const input = make("input", { type: "radio", name, value: option, disabled, change: () => changed(option) });
     return [input, make("label", {}, input, make("span", {}, words))];
   });
   const set = (to) => radios.forEach(([input]) => (input.checked = input.value === to));
@@ -122,8 +122,8 @@ export function segments({ label, name, options, value, told, disabled = false }
 }
 
 /** A labelled list to choose from; `fill` makes it the numbers from 0, `forbid` takes options out of reach. */
-export function choose(label, options, told) {
-  const select = make("select", { change: told });
+export function choose(label, options, changed) {
+  const select = make("select", { change: changed });
   const put = (pairs) => select.replaceChildren(...pairs.map(([value, words]) => make("option", { value }, words)));
   put(options);
   return {

@@ -45,7 +45,7 @@ export class Drawing {
   async show(figure) {
     this.figure = figure;
     const title = this.hero || this.#headed(figure.title) ? [] : [make("b", {}, spelled(figure.title))];
-    this.caption.replaceChildren(...title, ...told(figure.note));
+    this.caption.replaceChildren(...title, ...noted(figure.note));
     this.claims.replaceChildren(...chips(figure.claims));
     this.level?.set(figure.gauges[0]);
     this.gauges.replaceChildren(...(this.hero ? figure.gauges.slice(1) : figure.gauges).map((gauge) => line(gauge, spelled(gauge.label))));
@@ -89,7 +89,7 @@ export class Drawing {
     }
   }
 
-  /** Whether the heading above says the same. */
+  /** Whether the heading above is the same text. */
   #headed(title) {
     const above = this.place.closest("details.claim")?.querySelector("summary > :last-child") ?? this.place.closest("section").querySelector("h2");
     return above?.textContent.trim() === title.replaceAll("_", "");
@@ -102,7 +102,7 @@ export class Drawing {
 }
 
 /** What to see; of a long story the first sentences, and the rest on demand. */
-function told(note) {
+function noted(note) {
   const end = note.length > LONG ? note.slice(LONG / 2).search(/\. [A-Z]/) + LONG / 2 + 1 : 0;
   if (end <= LONG / 2) return [make("span", { class: "see" }, spelled(note))];
   const rest = make("details", { class: "rest" }, make("summary", {}, "more"), spelled(note.slice(end + 1)));
@@ -156,7 +156,7 @@ export function spelled(text) {
   return found;
 }
 
-/** Facts of one name side by side: what was measured, what theory says. */
+/** Facts of one name side by side: measurement and theory. */
 function grouped(facts) {
   const found = new Map();
   for (const fact of facts) {

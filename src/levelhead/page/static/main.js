@@ -19,7 +19,7 @@ import { Training } from "./training.js";
 
 const SHARED = NEEDS.logits; // the controls of the strip
 const OWN = { training: Training, attack: Attack, online: Online, sentence: Sentence, heads: Heads, speed: Speed };
-const LATER = 150; // ms of rest before figures that are out of sight are asked for
+const LATER = 150; // ms of rest before figures that are out of sight are requested
 const $ = (id) => document.getElementById(id);
 
 const store = new Store();
@@ -73,7 +73,7 @@ function watch() {
   });
 }
 
-/** What the bubble says, in words for those who do not see it, and small in the strip. */
+/** The level in words, for screen readers, and as a small gauge in the strip. */
 function say() {
   const gauge = hero.figure?.gauges[0];
   if (!gauge) return;

@@ -1,5 +1,5 @@
 // The online softmax, scrubbed: which keys have been seen, and what the row's state holds after each tile. All steps
-// come with the figure; moving between them asks nobody.
+// come with the figure; moving between them sends no request.
 
 import { slider } from "./controls.js";
 import { badge, make, number, shape } from "./dom.js";
@@ -12,10 +12,10 @@ export class Online {
     this.panel = panel;
     this.at = 0;
     const disabled = grid !== null;
-    this.scrub = slider({ label: "tiles seen", min: 1, max: 1, step: 1, value: 1, shown: String, told: (at) => this.#go(at) });
+    this.scrub = slider({ label: "tiles seen", min: 1, max: 1, step: 1, value: 1, shown: String, changed: (at) => this.#go(at) });
     this.tile = slider({
       label: "keys per tile", min: 0, max: 8, step: 1, value: Math.log2(store.state.tile), disabled,
-      shown: (x) => String(Math.round(2 ** x)), told: (x) => store.set({ tile: Math.min(2 ** x, store.state.keys) }),
+      shown: (x) => String(Math.round(2 ** x)), changed: (x) => store.set({ tile: Math.min(2 ** x, store.state.keys) }),
     });
     const another = () => store.set({ order: store.state.order + 1 });
     this.shuffle = make("button", { type: "button", disabled, click: another }, "shuffle the tiles");

@@ -1,5 +1,5 @@
-// A panel: a figure that is asked for when what it depends on has changed, and drawn when its turn comes.
-// One question at a time: a newer one takes the older back, and an answer that comes too late is dropped.
+// A panel: a figure that is requested when a parameter it needs has changed, and drawn in its turn. One request at a
+// time: a newer one cancels the older, and an answer that comes too late is dropped.
 
 import { breath, make } from "./dom.js";
 import { Drawing } from "./figure.js";
@@ -28,7 +28,7 @@ export class Panel {
     return this.drawing.figure;
   }
 
-  /** Asks for the figure of this state, unless it is the one that is shown or under way. */
+  /** Requests the figure of this state, unless it is the one that is shown or under way. */
   load(state) {
     const wanted = settings(state, this.needs);
     const asked = JSON.stringify(wanted);
@@ -39,7 +39,7 @@ export class Panel {
     return this.settled;
   }
 
-  /** Shows what the question brings, unless another one was asked in the meantime. */
+  /** Shows the answer, unless another request was sent in the meantime. */
   async ask(question) {
     this.aborter?.abort();
     const { signal } = (this.aborter = new AbortController());
@@ -66,7 +66,7 @@ export class Panel {
     };
     if (this.hero) return draw();
     const drawn = queue.then(draw);
-    queue = drawn.catch(() => {}); // whoever asked is told
+    queue = drawn.catch(() => {}); // the caller gets the error
     return drawn;
   }
 

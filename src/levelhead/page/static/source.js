@@ -1,5 +1,5 @@
 // Where figures come from: the server that sent the page, or, in a page saved to a file, the data inside it.
-// The only module that talks to anybody; it asks its own address, never another.
+// The only module that sends requests, and only to its own address.
 
 const embedded = document.getElementById("levelhead-data");
 const data = embedded ? JSON.parse(embedded.textContent) : null;

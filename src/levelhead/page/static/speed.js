@@ -5,7 +5,7 @@ import { askSpeed, grid } from "./source.js";
 
 export class Speed {
   constructor(panel) {
-    if (grid) return; // a saved page has nobody to ask
+    if (grid) return; // a saved page has no server
     this.panel = panel;
     this.button = make("button", { type: "button", class: "run", click: () => this.#run() }, "run here (about 10 s)");
     panel.drawing.above.append(this.button);

@@ -52,7 +52,7 @@ export function usual() {
   return Object.fromEntries(Object.entries(FIELDS).map(([name, field]) => [name, field.usual]));
 }
 
-/** What an address says: the state, and a sentence for everything in it that could not be used. */
+/** The state of an address, and a sentence for every value in it that could not be used. */
 export function read(hash) {
   const state = usual();
   const notes = [];
@@ -70,7 +70,7 @@ export function read(hash) {
   return { state, notes };
 }
 
-/** What a figure with these needs is asked with. */
+/** The parameters of a request for a figure with these needs. */
 export function settings(state, needs) {
   const found = Object.fromEntries(needs.map((name) => [name, state[name]]));
   if (state.scale !== POWER) delete found.power;
@@ -80,13 +80,13 @@ export function settings(state, needs) {
 
 /** The address of a state. */
 export function write(state) {
-  const said = new URLSearchParams();
+  const pairs = new URLSearchParams();
   // Controls are written even at their defaults: a link holds what it shows.
   for (const [name, field] of Object.entries(FIELDS)) {
-    if (CONTROLS.includes(name) || state[name] !== field.usual) said.set(name, state[name]);
+    if (CONTROLS.includes(name) || state[name] !== field.usual) pairs.set(name, state[name]);
   }
-  if (state.scale !== POWER) said.delete("power");
-  return `#${String(said).replace(/%2F|%28|%29/g, decodeURIComponent)}`; // which a fragment may hold: 1/sqrt(d_k)
+  if (state.scale !== POWER) pairs.delete("power");
+  return `#${String(pairs).replace(/%2F|%28|%29/g, decodeURIComponent)}`; // which a fragment may hold: 1/sqrt(d_k)
 }
 
 /** Links from before scales had the names of levelhead's rules. */

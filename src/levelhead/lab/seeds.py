@@ -1,7 +1,7 @@
-"""How trainings are read and compared: pair by pair, with an error from the seeds.
+"""Comparisons of trainings, seed by seed: estimates with 95 % intervals over the seeds.
 
-Runs with the same seed begin with the same weights and meet the same sequences, so a measure under
-one rule is divided by the same measure under another, seed by seed. Nothing here trains.
+Trainings with the same seed begin with the same weights and see the same sequences, so a measure under one rule is
+divided by the same measure under another, seed by seed. Nothing here trains.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from levelhead.lab.plan import Curves, Plan
 
 __all__ = [
     "Estimate",
-    "Run",
+    "Training",
     "by_seed",
     "curve_of",
     "estimate",
@@ -37,8 +37,8 @@ _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True)
-class Run:
-    """A plan, and what came of it."""
+class Training:
+    """A plan and the curves of its training."""
 
     plan: Plan
     curves: Curves
@@ -71,13 +71,13 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, stderr, mean - reach, mean + reach)
 
 
-def ratio(runs: Sequence[Run], measure: Callable[[Run], float]) -> Estimate:
+def ratio(runs: Sequence[Training], measure: Callable[[Training], float]) -> Estimate:
     """A measure without scaling over the same with 1/√d_k; geometric means."""
     found = by_seed(runs, lambda run, twin: _log(measure(run)) - _log(measure(twin)))
     return estimate(list(found.values())).exp()
 
 
-def by_seed(runs: Sequence[Run], differ: Callable[[Run, Run], float]) -> dict[int, float]:
+def by_seed(runs: Sequence[Training], differ: Callable[[Training, Training], float]) -> dict[int, float]:
     """How a run without scaling differs from its twin with 1/√d_k, which shares all else.
 
     Within a seed it is the mean over tasks, widths and depths; the seeds are what errors come from.
@@ -92,7 +92,7 @@ def by_seed(runs: Sequence[Run], differ: Callable[[Run, Run], float]) -> dict[in
 
 
 def outcome(named: Mapping[str, Estimate], verdict: Verdict, theory: Any, **details: Any) -> Outcome:
-    """What a claim says: every estimate by its name, its 95 % interval among the details."""
+    """The outcome of a claim: every estimate by its name, its 95 % interval among the details."""
     return Outcome(
         theory=theory,
         measured={name: x.value for name, x in named.items()},
@@ -116,8 +116,8 @@ def _log(x: float) -> float:
     return math.log(x) if x > 0 else math.nan
 
 
-def where(runs: Sequence[Run], **wanted: Any) -> list[Run]:
-    """Those whose plan says so."""
+def where(runs: Sequence[Training], **wanted: Any) -> list[Training]:
+    """Those whose plan has these values."""
     return [run for run in runs if all(getattr(run.plan, name) == x for name, x in wanted.items())]
 
 
