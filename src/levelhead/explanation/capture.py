@@ -1,9 +1,8 @@
-"""What every layer of a real model asks of its attention, as it reads one sentence.
+"""The attention calls of every layer of a real model, as it reads one sentence.
 
-The model runs as it is. Its attention functions are wrapped where transformers hands them out, and
-each call's arguments are kept: queries and keys after their rotation, shared key heads as they are,
-the scale as it was passed. A call that asks for more than scale and mask is refused, not
-approximated.
+The model runs as it is, and the arguments of each call of transformers' attention functions are kept: queries and keys
+after their rotation, shared key heads as they are, the scale as it was passed. A call with more options than scale and
+mask is refused, not approximated.
 """
 
 from __future__ import annotations

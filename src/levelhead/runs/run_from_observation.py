@@ -38,11 +38,11 @@ def as_run(observation: Observation) -> Run:
         sinks=observation.sinks is not None,
         fused=True,
     )
-    record = Record("observation", facts, _tally(rows))
+    record = Record("observation", facts, tally_of(rows))
     return Run("observation", (Snapshot(0, (record,)),))
 
 
-def _tally(rows: stats.Rows) -> Floats:
+def tally_of(rows: stats.Rows) -> Floats:
     """The tally (H, columns) of rows (..., H, T)."""
 
     def by_head(x: NDArray[np.generic]) -> Floats:

@@ -1,8 +1,7 @@
-"""Watching inside compiled graphs: two operators that compile takes as they are.
+"""Watching inside compiled graphs: two operators that the compiler keeps as they are.
 
-They change nothing but a handle, which is how compile learns that they must not be left out; what
-they do happens in Python when the graph runs. A watched module is found by its number, so a graph that
-outlives its watch does no harm.
+They change a handle, and nothing else, so that the compiler does not remove them; their work happens in Python when the
+graph runs. A watched module is found by its number, so a graph that outlives its watch does no harm.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _library.define("forward(Tensor(a!) handle) -> ()", tags=torch.Tag.pt2_compliant
 
 
 def trace(watched: WatchedModule, call: Call, how: str) -> None:
-    """Leaves word of a call in the graph."""
+    """Inserts an operator into the graph that measures a call."""
     scale = call.scale if isinstance(call.scale, Tensor) else None
     torch.ops.levelhead_watch.call(
         watched.handle,
@@ -48,7 +47,7 @@ def trace(watched: WatchedModule, call: Call, how: str) -> None:
 
 
 def trace_forward(watched: WatchedModule) -> None:
-    """Leaves word of a forward pass of the whole model."""
+    """Inserts an operator into the graph that counts a forward pass of the whole model."""
     torch.ops.levelhead_watch.forward(watched.handle)
 
 

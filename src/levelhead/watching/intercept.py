@@ -127,8 +127,8 @@ def _sdpa_over(original: Function) -> Function:
 
         def describe() -> Call:
             heads = frame.watched.heads
-            found = described(query, key, value, mask, is_causal, scale, enable_gqa, heads)
-            return found if terms is None else terms.described(found)
+            call = described(query, key, value, mask, is_causal, scale, enable_gqa, heads)
+            return call if terms is None else terms.described(call)
 
         path = frame.via or usual
         if torch.compiler.is_compiling():
@@ -303,7 +303,7 @@ def _operator_over(original: Function) -> Function:
 
 
 def _is_call(options: Options) -> bool:
-    """Whether a `Call` says all of it."""
+    """Whether a `Call` describes all of it."""
     rest = (options.alibi, options.key_lengths, options.query_segments, options.query_start)
     return not (options.cosine or options.log_n or any(x is not None for x in rest))
 

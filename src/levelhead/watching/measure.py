@@ -1,8 +1,8 @@
-"""From what a call asked of its softmax to the tally of its heads.
+"""From the description of a call to the tally of its heads.
 
-On the CPU the core makes one pass that computes statistics only; elsewhere plain torch does, some
-rows at a time, on the tensors' own device and without ever waiting for it. Both give the same
-fields per query row, which are summed up in one place. Nothing here knows of modules or steps.
+On the CPU the core makes one pass that computes statistics only; elsewhere plain torch does, some rows at a time, on
+the tensors' own device and without waiting for it. Both give the same fields per query row, and `tally.of_rows` sums
+them up. Modules and steps are unknown here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Call:
 
 
 def plain(x: Tensor) -> bool:
-    """Whether there are numbers to look at: no nested, sparse, meta, traced or vmapped tensor."""
+    """Whether its numbers can be read: no nested, sparse, meta, traced or vmapped tensor."""
     if x.is_nested or x.layout is not torch.strided or x.is_meta:
         return False
     return type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
@@ -71,7 +71,7 @@ def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = No
 
     `by_torch` forces the path for other devices.
     """
-    with torch.autocast(call.q.device.type, enabled=False):  # statistics are not to be rounded
+    with torch.autocast(call.q.device.type, enabled=False):  # statistics must not be rounded
         return _tallied(call, sample, by_torch)
 
 
@@ -83,27 +83,27 @@ def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
         rows = torch.linspace(0, T - 1, sample, device=call.q.device).round().long()
         call = _sampled(call, rows)
     elsewhere = call.q.device.type != "cpu" if by_torch is None else by_torch
-    found = summed(_by_torch(call) if elsewhere else _by_core(call), rows)
-    fill_squares(found, whole.q, whole.k)
-    return found
+    heads = summed(_by_torch(call) if elsewhere else _by_core(call), rows)
+    fill_squares(heads, whole.q, whole.k)
+    return heads
 
 
 def from_core(sums: Any, counts: Any, sinks: Any, call: Call, positions: Tensor | None = None) -> Tensor:
-    """The same from the states that a fused pass left: (B, H, T, ...) NumPy arrays; `positions`:
-    where the rows sit, if they are but some of a sequence."""
+    """The same from the states of a fused pass, NumPy arrays (B, H, T, ...); `positions`: of the rows, if they are only
+    some of their sequence."""
     rows = stats.rows(sums, counts, sinks)
-    found = summed(_as_fields(rows, call.q.shape[:3]), positions)
-    fill_squares(found, call.q, call.k)
-    return found
+    heads = summed(_as_fields(rows, call.q.shape[:3]), positions)
+    fill_squares(heads, call.q, call.k)
+    return heads
 
 
-def fill_squares(found: Tensor, q: Tensor, k: Tensor) -> None:
-    """What rms(q) and rms(k) are read off, for all heads of a tally."""
+def fill_squares(heads: Tensor, q: Tensor, k: Tensor) -> None:
+    """Sets the sums of q² and k² of all heads of a tally."""
     for name, x in (("q", q.detach()), ("k", k.detach())):
         squares = x.to(_wide(x)).square().sum((0, 2, 3))
-        shared = found.shape[0] // max(x.shape[1], 1)
-        found[:, tally.INDEX[f"{name}_squares"]] = squares.repeat_interleave(shared).to(found)
-        found[:, tally.INDEX[f"{name}_count"]] = x.shape[0] * x.shape[2] * x.shape[3]
+        shared = heads.shape[0] // max(x.shape[1], 1)
+        heads[:, tally.INDEX[f"{name}_squares"]] = squares.repeat_interleave(shared).to(heads)
+        heads[:, tally.INDEX[f"{name}_count"]] = x.shape[0] * x.shape[2] * x.shape[3]
 
 
 def folded(into: Tensor, new: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def _detached(call: Call) -> Call:
 
 
 def _hidden(call: Call) -> Call:
-    """Masks that stand in for -inf with a huge number, as models' masks do, hide for good."""
+    """With -inf wherever a mask hides: models write a huge number instead."""
     mask = call.mask
     if mask is None or mask.dtype is torch.bool:
         return call
@@ -135,34 +135,34 @@ def _hidden(call: Call) -> Call:
     return replace(call, mask=mask.masked_fill(hides(mask), -math.inf))
 
 
-def visible(call: Call, rows: Tensor | None = None) -> Tensor | None:
-    """Which keys positions leave to those rows, (T, S); None: all."""
+def visible_keys(call: Call, rows: Tensor | None = None) -> Tensor | None:
+    """Which keys those rows may see by their positions, (T, S); None: all."""
     if not call.causal and call.left is None and call.right is None:
         return None
     device = call.q.device
     if rows is None:
         rows = torch.arange(call.q.shape[2], device=device)
     position, key = (rows + call.start)[:, None], torch.arange(call.k.shape[2], device=device)
-    seen = key <= position if call.causal else key >= 0
+    visible = key <= position if call.causal else key >= 0
     if call.left is not None:
-        seen = seen & (key >= position - call.left)
+        visible = visible & (key >= position - call.left)
     if call.right is not None:
-        seen = seen & (key <= position + call.right)
-    return seen
+        visible = visible & (key <= position + call.right)
+    return visible
 
 
-def _with_mask(mask: Tensor | None, seen: Tensor | None) -> Tensor | None:
-    if mask is None or seen is None:
-        return seen if mask is None else mask
-    return mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, -math.inf)
+def _with_mask(mask: Tensor | None, visible: Tensor | None) -> Tensor | None:
+    if mask is None or visible is None:
+        return visible if mask is None else mask
+    return mask & visible if mask.dtype is torch.bool else mask.masked_fill(~visible, -math.inf)
 
 
 def _sampled(call: Call, rows: Tensor) -> Call:
-    """Those rows alone; what was said by positions is said by a mask."""
+    """The call with those rows alone; a mask replaces what followed from positions."""
     mask = call.mask
     if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
         mask = mask.index_select(-2, rows)
-    mask = _with_mask(mask, visible(call, rows))
+    mask = _with_mask(mask, visible_keys(call, rows))
     q = call.q.index_select(2, rows)
     return replace(call, q=q, mask=mask, causal=False, left=None, right=None)
 
@@ -223,12 +223,12 @@ def _logits(call: Call) -> Iterator[Tensor]:
             if mask.dim() > 1 and mask.shape[-2] > 1:
                 mask = mask[..., rows, :]
             s = s.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else _biased(s, mask)
-        seen = visible(call, torch.arange(first, last, device=call.q.device))
-        yield s if seen is None else s.masked_fill(~seen, -math.inf)
+        visible = visible_keys(call, torch.arange(first, last, device=call.q.device))
+        yield s if visible is None else s.masked_fill(~visible, -math.inf)
 
 
 def _biased(s: Tensor, mask: Tensor) -> Tensor:
-    """s + mask; hidden is hidden, also where s is NaN."""
+    """s + mask; -inf in the mask hides, also where s is NaN."""
     return torch.where(mask == -math.inf, -math.inf, s + mask.to(s.dtype))
 
 
