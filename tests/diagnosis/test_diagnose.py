@@ -1,13 +1,11 @@
-"""What `diagnose` says, and what it does not: every kind on both sides of its bound."""
+"""What `diagnose` finds, and what it does not: every kind on both sides of its bound."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from levelhead.diagnosis.diagnose import diagnose
 from levelhead.diagnosis.findings import Finding, Findings
 from levelhead.diagnosis.shipped_scales import SHIPPED
 from levelhead.errors import LevelheadError, LevelheadTypeError, LevelheadValueError
-from levelhead.runs import record, run_from_observation, tally
+from levelhead.runs import files, record, run_from_observation, tally
 from levelhead.runs.counterfactual import AS_IT_IS, counterfactual
 from levelhead.runs.record import Facts, Record, Run, Seen, Snapshot
 
@@ -195,7 +193,7 @@ def test_rules_that_coincide_are_both_named() -> None:
 
 
 @pytest.mark.parametrize("reading", ["normalised", "unknown", "no projections found"])
-def test_a_scale_that_cannot_be_told_is_not_judged(reading: str) -> None:
+def test_an_unknown_scale_has_no_finding(reading: str) -> None:
     facts = dict(scale=1.0, effective_scale=1.0, scale_reading=reading)
     assert diagnose(a_run(a_record(facts=facts))) == []
 
@@ -466,7 +464,7 @@ def test_pruned_heads_start_a_new_curve() -> None:
 
 
 def trained(steps: int = 3, **columns: Any) -> Run:
-    """Three ordinary heads, and head 3 as told."""
+    """Three ordinary heads, and head 3 with these values."""
     ordinary = dict(normalised_entropy=0.8, saturated=0.0, dq_squares=1.0, dk_squares=1.0)
     full = {name: [x, x, x, columns.get(name, x)] for name, x in ordinary.items()}
     one = a_record(gradients=2, dv_squares=1.0, **full)
@@ -736,11 +734,10 @@ def test_a_watch_a_run_and_a_file_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_files_of_sinks_are_read_by_them(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
-    fake = SimpleNamespace(read=lambda path: read.append(path) or a_run(a_record()))
-    monkeypatch.setitem(sys.modules, "levelhead.sinks", fake)
-    assert diagnose(f"somewhere{suffix}") == [] and read == [Path(f"somewhere{suffix}")]
+def test_files_of_sinks_are_read(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = []
+    monkeypatch.setattr(files, "read", lambda path: paths.append(path) or a_run(a_record()))
+    assert diagnose(f"somewhere{suffix}") == [] and paths == [f"somewhere{suffix}"]
 
 
 @pytest.mark.parametrize("what", [None, 3, {}, Watch(None), object()])
@@ -876,7 +873,7 @@ def test_heads_of_which_nothing_was_seen_have_no_level() -> None:
 
 
 def test_checks_are_all_asked() -> None:
-    """A check that nobody calls would be silent for ever."""
+    """A check that is not called would never find anything."""
     asked = {*symptoms.OF_A_RECORD, *symptoms.OF_A_RUN, logit_growth.check}
     own = {
         f

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing
-import torch.nn.functional as F  # noqa: N812  as everybody calls it
+import torch.nn.functional as F  # noqa: N812  the usual name
 import transformers
 from torch import Tensor, nn
 
@@ -77,7 +77,7 @@ class Torchs(nn.Module):
 
 
 class ByHand(nn.Module):
-    """A softmax that nobody is asked for."""
+    """A softmax by hand, without a function."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -246,7 +246,7 @@ def test_a_run_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 KILLED = """
 import os, sys
-sys.path[:0] = [{tests!r}, {source!r}]
+sys.path[:0] = [*{tests!r}, {source!r}]
 from test_sinks import a_record
 from levelhead.health.record import Snapshot
 from levelhead.health.sinks import JSONL, Parquet
@@ -262,7 +262,9 @@ def test_what_was_written_before_a_kill_is_there(kind: str, tmp_path: Path) -> N
 
     source = str(Path(levelhead.__file__).parent.parent)
     path = str(tmp_path / "run")
-    text = KILLED.format(tests=str(Path(__file__).parents[1] / "helpers"), source=source, path=path, kind=kind)
+    here = Path(__file__).parent
+    tests = [str(here), str(here.parent / "helpers")]
+    text = KILLED.format(tests=tests, source=source, path=path, kind=kind)
     killed = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert killed.returncode == -9, killed.stderr
     steps = range(5 if kind == "jsonl" else 4)  # the last part was not full
@@ -316,7 +318,7 @@ def test_the_table_is_tidy(tmp_path: Path) -> None:
     snapshots = [awkward(step) for step in range(5)]
     written("parquet", tmp_path / "run", *snapshots, flush_every=2)
     assert sorted(os.listdir(tmp_path / "run")) == [f"part-00000{n}.parquet" for n in range(3)]
-    table = pq.read_table(tmp_path / "run")  # as anybody would
+    table = pq.read_table(tmp_path / "run")  # without levelhead
     assert table.num_rows == 5 * 9
     keys = list(zip(*(table[name].to_pylist() for name in ("step", "module", "head")), strict=True))
     assert keys == [(s.step, r.module, h) for s in snapshots for r, h in s.each()]
@@ -575,7 +577,7 @@ def test_a_training_begins_steps_and_ends() -> None:
         assert training.fresh() == {}
         training.step()
         assert training.fresh() == metrics(watch.last, heads=False) != {}
-        assert training.fresh() == {}  # told already
+        assert training.fresh() == {}  # reported already
         training.begin("again", 7)  # without an end: an exception came between
         assert watch.said == ["made", "attach", "detach"]
         assert training.watch.steps == 8

@@ -293,7 +293,7 @@ def test_wrong_usage_talks_on_stderr() -> None:
 
 
 class Attention(nn.Module):
-    """One layer whose scale is what the test says."""
+    """One layer with the scale of the test."""
 
     def __init__(self, scale: float | None) -> None:
         super().__init__()

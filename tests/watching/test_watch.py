@@ -267,7 +267,7 @@ def state() -> dict[str, Any]:
         "get_interface": kind.__dict__.get("get_interface"),
         "getitem": kind.__dict__.get("__getitem__"),
         "fast path": torch.backends.mha.get_fastpath_enabled(),
-        "places": dict(WATCHED_MODULES),
+        "watched modules": dict(WATCHED_MODULES),
     }
 
 
@@ -457,7 +457,7 @@ def test_no_tensor_of_a_call_is_kept() -> None:
         assert rows(w.last) == {ROWS}
 
 
-# ---- what cannot be seen is said
+# ---- what cannot be observed is reported
 
 
 def test_a_model_that_ran_without_being_seen_is_reported() -> None:

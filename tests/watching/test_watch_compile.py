@@ -1,6 +1,6 @@
 """Watching compiled models: whole graphs, no recompilation after warm-up, the same bits.
 
-The calls leave an operator in the graph. A graph that was compiled before the watch is compiled
+Each call inserts an operator into the graph. A graph that was compiled before the watch is compiled
 once more, and one that outlives it once more again; in between, nothing.
 """
 
@@ -115,7 +115,7 @@ def test_transformers_models(name: str, implementation: str, served: bool) -> No
 
 
 class Weighted(nn.Module):
-    """torch's own module, asked for its weights."""
+    """torch's own module with need_weights=True."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -180,7 +180,7 @@ def alike(given: Record, one: Record, way: str) -> None:
     for rule, found in given.counterfactual.items():
         entropies = [tally.read(x).mean_entropy for x in (found, one.counterfactual[rule])]
         np.testing.assert_allclose(*entropies, rtol=1e-4, atol=1e-5)
-    # A rank with some of the heads does not know the model's width, which 1/√d asks for.
+    # A rank with some of the heads does not have the model's width, which 1/√d needs.
     unknown = {"heads": {"1/sqrt(d)"}, "decode": set(one.counterfactual)}.get(way, set())
     assert set(given.counterfactual) == set(one.counterfactual) - unknown
     for name in ("queries", "keys", "kv_heads", "d_k", "causal"):

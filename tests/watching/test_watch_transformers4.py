@@ -1,4 +1,4 @@
-"""Models of transformers 4, which asks for its attention functions in another way than version 5.
+"""Models of transformers 4, which gets its attention functions in another way than version 5.
 
 They run in a process of their own, with the version that `make test` puts beside the environment
 (or that LEVELHEAD_TRANSFORMERS4 names the directory of).

@@ -1,4 +1,4 @@
-"""What a watch says of a head is what float64 says of it: every statistic, to one part in 10⁵.
+"""The statistics of a watch equal those computed in float64, to one part in 10⁵.
 
 The truth is the reference on the very q, k, mask, scale, cap and sinks that the model used, which
 are caught on their way by the test itself. The path for other devices is held to the same.
@@ -48,7 +48,7 @@ def truth(q: Tensor, k: Tensor, mask: Tensor | None = None, **options: Any) -> s
 
 
 def agree(record: Record, wanted: stats.Heads, *, ties: bool = False) -> None:
-    """`ties`: several logits may be the largest within rounding, so where it was is not asked."""
+    """`ties`: several logits may be the largest within rounding, so its place is not compared."""
     for field in dataclasses.fields(stats.Heads):
         if ties and field.name in ("max_query", "max_key"):
             continue
@@ -209,7 +209,7 @@ def test_plain_torch_gives_the_cores_tally(
 
 
 class NoWaiting(TorchDispatchMode):
-    """Refuses what would make a device's queue run dry: reading a number off a tensor."""
+    """Refuses to read a number from a tensor, which would wait for a device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -243,7 +243,7 @@ def test_under_autocast_the_rounded_queries_are_looked_at_and_statistics_are_not
         agree(w.last.records[0], truth(*caught[0]), ties=True)
 
 
-# ---- where the largest logit is, and what a sample says
+# ---- the place of the largest logit, and samples of rows
 
 
 def test_the_largest_logit_has_its_batch_row_query_and_key() -> None:

@@ -1,7 +1,7 @@
 """Two runs of the same architecture, head by head: what changed, the largest change first.
 
-Describes; whether a change is for the better is not asked. Runs of different architectures have no
-heads in common and are refused.
+A description: whether a change is an improvement is not decided. Runs of different architectures have no heads in
+common and are refused.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from levelhead import stats
@@ -83,20 +83,8 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """As what `json` can write; a number that is none is null."""
 
-        return {
-            "before": self.before,
-            "after": self.after,
-            "changes": [
-                {
-                    "module": change.module,
-                    "head": change.head,
-                    "level": list(change.level),
-                    "normalised_entropy": json_value(change.normalised_entropy),
-                    "max_logit": json_value(change.max_logit),
-                }
-                for change in self.changes
-            ],
-        }
+        changes = [{name: json_value(x) for name, x in asdict(change).items()} for change in self.changes]
+        return {"before": self.before, "after": self.after, "changes": changes}
 
 
 def compare(before: Run, after: Run) -> Comparison:
@@ -122,14 +110,14 @@ def _shape(run: Run) -> dict[str, tuple[int, int]]:
     return {record.module: (len(record.tally), record.facts.d_k) for record in run.latest}
 
 
-def _difference(wanted: dict[str, tuple[int, int]], found: dict[str, tuple[int, int]]) -> str:
+def _difference(wanted: dict[str, tuple[int, int]], other: dict[str, tuple[int, int]]) -> str:
     for module, (heads, d_k) in wanted.items():
-        if module not in found:
+        if module not in other:
             return f"there is no {module_title(module)}"
-        if found[module] != (heads, d_k):
-            given, width = found[module]
+        if other[module] != (heads, d_k):
+            given, width = other[module]
             return f"{module_title(module)} has {given} heads of width {width}, not {heads} of {d_k}"
-    extra = next(module for module in found if module not in wanted)
+    extra = next(module for module in other if module not in wanted)
     return f"there is also {module_title(extra)}"
 
 

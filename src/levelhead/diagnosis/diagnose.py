@@ -24,8 +24,8 @@ def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Finding
 
     Args:
         what: a watch, a `Run`, an `Observation`, or the path of a file that one was saved to.
-        expected_scale: the scale that is right for this model, a number or the name of a rule,
-            where that is not 1/√d_k.
+        expected_scale: the scale that is right for this model, a number or the name of a rule, where that is not
+            1/√d_k.
 
     >>> import numpy as np
     >>> from levelhead import observe

@@ -21,7 +21,7 @@ SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")  # from the mild
 MARKS: Mapping[str, str] = {"error": "✖", "warning": "▲", "note": "·"}
 
 PAGE = "docs/health.md"
-SHOWN = 8  # places listed of findings that say the same
+SHOWN = 8  # places listed of one group of findings
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Group:
 
 
 def groups(findings: Iterable[Finding]) -> list[Group]:
-    """The findings, the gravest first, with those that say the same together."""
+    """The findings in groups, the gravest first."""
     alike: dict[tuple[Severity, str, str, str, str], list[str]] = {}
     for f in sorted(findings, key=lambda f: -SEVERITIES.index(f.severity)):
         alike.setdefault((f.severity, f.kind, f.why, f.advice, f.link), []).append(f"{f.where}: {f.numbers}")

@@ -1,10 +1,9 @@
-"""Logit growth: whether a head's largest |logit| is on its way to where training breaks.
+"""Logit growth: whether a head's largest |logit| approaches values where training breaks.
 
-In any training logits rise and level off, so neither a level nor a rise alone is an alarm. A rise
-counts if it is beyond luck (Mann-Kendall) and, kept up at its present pace (Theil-Sen, which
-outliers do not move), arrives where the loss suffers before long. Windows of all lengths at the
-end of the curve are asked, so that a late blow-up is not drowned in a calm past. A curve knows no
-model: it can be judged again at any earlier point, which is how lead times are measured.
+In any training logits rise and level off, so neither a level nor a rise alone is an alarm. A rise counts if it is
+significant (Mann-Kendall) and, at its present pace (Theil-Sen, which ignores outliers), soon reaches values where the
+loss suffers. Windows of all lengths at the end of the curve are tested, so that a calm past does not hide a late
+blow-up. A curve can be tested at any earlier point, too: this is how lead times are measured.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Curve:
     values: Floats  # (N, H); NaN: nothing seen
 
     def until(self, points: int) -> Curve:
-        """As it was known after so many points."""
+        """The first points of it."""
         return Curve(self.steps[:points], self.values[:points])
 
 
@@ -51,19 +50,19 @@ class Pace:
 
     @property
     def sure(self) -> bool:
-        """Of many windows one rises by luck now and then; not by this much."""
+        """Whether the rise is too large for chance: one of many windows rises now and then."""
         clear = self.end - self.start >= thresholds.CLEAR * self.scatter
         steady = clear and self.points >= 2 * thresholds.POINTS
         return steady or self.end >= thresholds.GROWN * self.start
 
-    def meets(self, level: float) -> float:
-        """The step at which the line arrives at a level."""
+    def reaches(self, level: float) -> float:
+        """The step at which the line reaches a level."""
         return self.last_step + max(level - self.end, 0.0) / self.slope
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A head that gives reason for a finding."""
+    """A head that needs a finding."""
 
     head: int
     severity: Severity
@@ -72,10 +71,10 @@ class Alarm:
 
 
 def largest(record: Record) -> Floats:
-    """(H,) the largest |logit|; NaN where nothing was seen.
+    """(H,) the largest |logit|; NaN where nothing was recorded.
 
-    A mask or bias that is merely large, -1e4 or ALiBi's, is part of the least logit and harms
-    nobody. So the least counts only where nothing can have been added.
+    A mask or bias that is merely large, -1e4 or ALiBi's, is part of the least logit and does no harm. So the least
+    counts only where nothing can have been added.
     """
     heads = record.heads
     high = np.where(heads.rows > 0, np.abs(heads.max_logit), np.nan)
@@ -100,13 +99,13 @@ def curves(run: Run) -> dict[str, Curve]:
 
 
 def alarms(curve: Curve) -> list[Alarm]:
-    """The heads of a curve that give reason for a finding at its end."""
+    """The heads of a curve that need a finding at its end."""
     if not len(curve.steps):
         return []
     now = curve.values[-1]
     high = np.flatnonzero(now >= thresholds.ORDINARY)  # the others are fine whatever they do
-    found = (_alarm(curve, int(head), float(now[head])) for head in high)
-    return [alarm for alarm in found if alarm]
+    candidates = (_alarm(curve, int(head), float(now[head])) for head in high)
+    return [alarm for alarm in candidates if alarm]
 
 
 def first_alarm(run: Run) -> tuple[int, str, int] | None:
@@ -124,10 +123,10 @@ def first_alarm(run: Run) -> tuple[int, str, int] | None:
 def check(run: Run) -> Iterator[Finding]:
     """One finding per module and severity."""
     for name, curve in curves(run).items():
-        found = alarms(curve)
+        all_alarms = alarms(curve)
         for severity in ("error", "warning"):
             for growing in (True, False):
-                same = [a for a in found if a.severity == severity and bool(a.pace) == growing]
+                same = [a for a in all_alarms if a.severity == severity and bool(a.pace) == growing]
                 if same:
                     yield _finding(name, same)
 
@@ -149,14 +148,14 @@ def _alarm(curve: Curve, head: int, level: float) -> Alarm | None:
             return Alarm(head, "warning", level, pace)
     if rising and all(paces[:2]):  # over half of the watch, and still over its last quarter
         half, lately = rising[0], float(np.median(values[-thresholds.POINTS // 2 :]))
-        # Both: a line runs past a rise that is over, and a few points may be high by luck.
+        # Both: a line continues a rise that is over, and a few points may be high by chance.
         if min(lately, half.end) >= max(thresholds.CLIPPED, thresholds.GROWN * half.start):
             return Alarm(head, "warning", level, half)
     return None
 
 
 def _windows(points: int) -> list[int]:
-    """Half of the curve, a quarter and so on, as long as a trend can be told; few: all of it."""
+    """Half of the curve, a quarter and so on, as long as there are enough points for a trend."""
     if points < thresholds.POINTS:
         return []
     sizes = [max(points // 2, thresholds.POINTS)]
@@ -166,7 +165,7 @@ def _windows(points: int) -> list[int]:
 
 
 def _pace(steps: Floats, values: Floats) -> Pace | None:
-    """The pace of a window; None: it does not rise beyond luck."""
+    """The pace of a window; None: it does not rise significantly."""
     steps, values = _thinned(steps), _thinned(values)
     n = len(values)
     earlier, later = _pairs(n)
@@ -209,7 +208,7 @@ def _finding(module: str, same: list[Alarm]) -> Finding:
         evidence |= {"growth_per_1000_steps": pace.slope * 1e3, "step": pace.last_step}
         for name, level in _LANDMARKS.items():
             if worst.level < level:
-                evidence[name] = float(round(pace.meets(level)))
+                evidence[name] = float(round(pace.reaches(level)))
     else:
         why += " Whether it grows is not known: that takes more steps."
     head = worst_heads(sorted(alarm.head for alarm in same))

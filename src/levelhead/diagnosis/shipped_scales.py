@@ -1,8 +1,7 @@
-"""Architectures that mean another scale than 1/√d_k, by their Hugging Face `model_type`.
+"""Architectures that use another scale than 1/√d_k on purpose, by their Hugging Face `model_type`.
 
-Read in the modelling sources of transformers 5.22. Only what multiplies the logits on purpose is
-here; placements that come to 1/√d_k in the end (before the product, half on each side) need no
-entry. An architecture that is not listed is judged like any other.
+From the modelling sources of transformers 5.22. Only deliberate factors of the logits are here; other places of the
+same 1/√d_k (before the product, half on each side) need no entry. An architecture that is not listed gets no exception.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shipped:
-    """What an architecture uses; a rule of None: whatever its configuration says."""
+    """The scale of an architecture; a rule of None: its configuration sets it."""
 
     rule: str | None
     why: str

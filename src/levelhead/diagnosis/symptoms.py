@@ -1,7 +1,7 @@
-"""The checks that one look at a head can answer, one function per kind of finding.
+"""Checks of heads, one function per kind of finding.
 
-Each reads records and yields findings, heads of a module that share one together. Low entropy is
-not sickness: levels and sinks are notes, and only what stops learning, or breaks numbers, is more.
+Each reads records and yields findings; heads of a module with the same finding are one. Low entropy is no fault: levels
+and sinks are notes, and only what stops learning, or breaks numbers, is more.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def _most(x: NDArray[Any], among: NDArray[np.bool_]) -> float:
     return float(np.max(x[among])) if among.any() else np.nan
 
 
-def _levels(record: Record, level: str) -> NDArray[np.bool_]:
-    return np.array([found == level for found in record.heads.levels], bool)
+def _levels(record: Record, wanted: str) -> NDArray[np.bool_]:
+    return np.array([level == wanted for level in record.heads.levels], bool)
 
 
-# ---- numbers that are none
+# ---- broken numbers
 
 
 def not_finite(run: Run) -> Iterator[Finding]:
-    """Rows with a NaN or +inf logit, in any step: the first one is where to look."""
+    """Rows with a NaN or +inf logit, in any step; the first one is the place to look at."""
     seen = set()
     for snapshot in run.snapshots:
         for record in snapshot.records:
@@ -152,7 +152,7 @@ def not_learning(run: Run) -> Iterator[Finding]:
         return
     stuck = [_stuck(records) for records in steps]
     for record in steps[-1]:
-        masks = [found[record.module] for found in stuck if record.module in found]
+        masks = [heads[record.module] for heads in stuck if record.module in heads]
         if not masks or any(len(mask) != len(record.tally) for mask in masks):
             continue
         chosen = np.logical_and.reduce(masks)
@@ -181,18 +181,18 @@ def _stuck(records: Iterable[Record]) -> dict[str, NDArray[np.bool_]]:
         known = np.concatenate(others)
         known = known[np.isfinite(known)]
         typical[name] = float(np.median(known)) if len(known) else np.nan
-    found = {}
+    stuck_heads = {}
     for record in watched:
         heads, stuck = record.heads, saturated[record.module]
         for name, norm in typical.items():
-            # Where every head is saturated, the values' gradients say what is usual: they pass.
+            # If every head is saturated, the values' gradients are the reference: these pass.
             reference = heads.dv_norm if np.isnan(norm) else np.full(len(stuck), norm)
             stuck = stuck & (getattr(heads, name) < thresholds.NO_GRADIENT * reference)
-        found[record.module] = stuck
-    return found
+        stuck_heads[record.module] = stuck
+    return stuck_heads
 
 
-# ---- what was not looked at
+# ---- what was not recorded
 
 
 def not_seen(run: Run) -> Iterator[Finding]:

@@ -1,9 +1,8 @@
-"""The scale a module really used, against the one it should have used.
+"""Compares the scale that a module used with the one it should use.
 
-Judged on the effective scale, from the outputs of the projections to the logits: where the
-multiplication sits does not matter then, and a scale applied twice shows. The spread of logits
-decides nothing here (Xavier's initialisation alone halves it). `shipped` knows which architectures
-mean to differ.
+The effective scale counts, from the outputs of the projections to the logits: the place of the multiplication does not
+matter then, and a scale applied twice shows. The spread of logits is not used (Xavier's initialisation alone halves
+it). Architectures that differ on purpose are in `shipped_scales`.
 """
 
 from __future__ import annotations
@@ -66,12 +65,12 @@ def check(run: Run, wanted: float | str | None) -> Iterator[Finding]:
     """One finding per module and scale that it used on the way: branches may differ."""
     if wanted in _NOT_ONE_NUMBER:
         return
-    told_already = set()
+    reported = set()
     for snapshot in reversed(run.snapshots):
         for record in snapshot.records:
-            finding = _judged(record, wanted)
-            if finding and (finding.module, finding.why) not in told_already:
-                told_already.add((finding.module, finding.why))
+            finding = _compared(record, wanted)
+            if finding and (finding.module, finding.why) not in reported:
+                reported.add((finding.module, finding.why))
                 yield finding
 
 
@@ -94,15 +93,15 @@ def _same(a: float, b: float) -> bool:
     return a > 0 and b > 0 and abs(math.log(a / b)) <= math.log(SCALE_TOLERANCE)
 
 
-def _judged(record: Record, wanted: float | str | None) -> Finding | None:
-    facts, found = record.facts, record.facts.effective_scale
+def _compared(record: Record, wanted: float | str | None) -> Finding | None:
+    facts, scale = record.facts, record.facts.effective_scale
     known = facts.scale_reading == "projections" and facts.d_k > 0
-    if not known or found is None or not math.isfinite(found):
+    if not known or scale is None or not math.isfinite(scale):
         return None
     heads = len(record.tally)
     right = 1.0 / math.sqrt(facts.d_k)
-    like = looks_like(found, heads=heads, d_k=facts.d_k, width=facts.model_width)
-    evidence = {"effective_scale": found, "right_scale": right, "ratio": found / right}
+    like = looks_like(scale, heads=heads, d_k=facts.d_k, width=facts.model_width)
+    evidence = {"effective_scale": scale, "right_scale": right, "ratio": scale / right}
     evidence |= {"d_k": float(facts.d_k), "heads": float(heads)}
     if wanted is not None:
         return _against(record, wanted, like, evidence)
@@ -115,7 +114,7 @@ def _judged(record: Record, wanted: float | str | None) -> Finding | None:
     if not like:
         return _note(UNUSUAL, record, evidence, _UNUSUAL_WHY, _UNUSUAL_ADVICE)
     why = f"This looks like {', or like '.join(_LOOKS_LIKE[name] for name in like)}. "
-    why += _TOO_LARGE if found > right else _TOO_SMALL
+    why += _TOO_LARGE if scale > right else _TOO_SMALL
     advice = " ".join(_REMEDY[name] for name in like)
     return Finding(WRONG, "warning", record.module, None, evidence, why, advice, link(WRONG))
 
@@ -129,7 +128,7 @@ _UNUSUAL_ADVICE = "If it is meant, pass it as expected_scale; if not, look for a
 
 
 def _against(record: Record, wanted: float | str, like: list[str], evidence: dict[str, float]) -> Finding | None:
-    """What there is to say where the user told which scale is right."""
+    """The finding if the user has passed the right scale."""
     heads, d_k = len(record.tally), record.facts.d_k
     if isinstance(wanted, str):
         rule = scaling.rule(wanted)

@@ -1,7 +1,7 @@
 """A real model for the lab: MiniLM, what it reads, and the queries and keys of its heads.
 
-It reads passages of the documentation that every Python carries, chosen by the seed. Where the
-model or what opens it is not installed, a claim about it is undecided, with the command that installs it.
+It reads passages of the documentation that every Python contains, chosen by the seed. If the model, or a package that
+opens it, is not installed, a claim about it is undecided, and the error names the command to run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Remedies: what brings attention back to level, and proves that it does.
 
-`qk_norm`, `softcap` and `rescale` hold until they are undone; `QKClip` is called after each step of
-the optimiser. Each has `verify(batch)`, which looks at what reaches the softmax.
+`qk_norm`, `softcap` and `rescale` hold until they are undone; `QKClip` is called after each step of the optimiser. Each
+has `verify(batch)`, which looks at what reaches the softmax.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """QK-clip: after the optimiser's step, weights of heads whose logits exceed τ are scaled back.
 
-With S the largest logit that a head was seen to have since the last step, and γ = min(1, τ / S),
-its rows of the q and k projections are multiplied by √γ each (Kimi K2, arXiv:2507.20534). Where
-query heads share a key head, or the rows of k cannot be told, those of q take the whole of γ, which
-changes the logits just as much. Heads below τ keep their bits, and the optimiser its state. A norm
-of q or k in between would take the scaling back: refused.
+With S the largest logit that a head was seen to have since the last step, and γ = min(1, τ / S), its rows of the q and
+k projections are multiplied by √γ each (Kimi K2, arXiv:2507.20534). Where query heads share a key head, or the rows of
+k are not known, those of q take the whole of γ, which changes the logits just as much. Heads below τ keep their bits,
+and the optimiser its state. A norm of q or k in between would take the scaling back: refused.
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ class QKClip(Remedy):
     Args:
         watched: the model, which is then watched, or a watch of it (of all query rows).
         tau: no head's largest logit is to exceed it.
-        batch: what to call the model with once, to find out which rows belong to which head; else
-            the first forward pass tells, unless it is compiled.
+        batch: what to call the model with once, to find out which rows belong to which head; else the first forward
+            pass shows it, unless it is compiled.
         group: of processes, whose maxima count together; None: all, where there are several.
 
-    A logit is what reaches the softmax, the scale included. Later modules of a deep model see other
-    inputs after earlier ones were clipped: their maxima then land near τ, not at it.
+    A logit is what reaches the softmax, the scale included. Later modules of a deep model see other inputs after
+    earlier ones were clipped: their maxima then land near τ, not at it.
 
     Example:
         >>> import torch, levelhead as lh
@@ -117,19 +116,19 @@ class QKClip(Remedy):
                 raise
             self._seen = {}
 
-    def _called(self, place: WatchedModule, call: Call, found: Tensor, q: Tensor, k: Tensor) -> None:
-        self.modules[place.name] = place.module
+    def _called(self, watched: WatchedModule, call: Call, heads: Tensor, q: Tensor, k: Tensor) -> None:
+        self.modules[watched.name] = watched.module
         new = _Seen(
-            found[:, tally.LARGEST].detach().clone(),
-            found[:, tally.INDEX["nan_rows"]].sum(),
+            heads[:, tally.LARGEST].detach().clone(),
+            heads[:, tally.INDEX["nan_rows"]].sum(),
             _biased(call),
             call.scoring.softcap,
         )
-        old = self._seen.get(place.name)
+        old = self._seen.get(watched.name)
         if old is not None and old.largest.shape == new.largest.shape:
             new.largest = torch.maximum(old.largest, new.largest)
             new.bad_rows, new.biased = old.bad_rows + new.bad_rows, old.biased | new.biased
-        self._seen[place.name] = new
+        self._seen[watched.name] = new
 
     def _undo(self) -> None:
         self._probe.close()
@@ -191,19 +190,19 @@ class QKClip(Remedy):
         if not largest > tau * (1 + _ROUNDING):
             return 1.0
         if softcap is not None:
-            almost = 1 - 1e-6  # beyond, the logit itself cannot be told
+            almost = 1 - 1e-6  # beyond, the logit itself is not known
             largest, tau = (math.atanh(min(x / softcap, almost)) for x in (largest, tau))
         return tau / largest
 
     def _sources(self, name: str) -> Sources:
-        found = self._probe.found.get(name)
-        if found is None or isinstance(found.q, Unknown):
-            unknown = None if found is None else found.q
+        sources = self._probe.found.get(name)
+        if sources is None or isinstance(sources.q, Unknown):
+            unknown = None if sources is None else sources.q
             why = unknown.why if isinstance(unknown, Unknown) else "none was seen at first"
             given = f"{name or 'the model'!r}, where {why}"
             advice = "Give QKClip batch=..., so that it sees an uncompiled forward pass"
             raise LevelheadValueError(expected("model", "rows that belong to heads", given, advice))
-        return found
+        return sources
 
     def _refuse_unless_clippable(self) -> None:
         if not self._seen and not self._probe.found:
@@ -234,7 +233,7 @@ class QKClip(Remedy):
 
 
 def _largest(sight: Sight) -> float:
-    return max(float(found[:, tally.LARGEST].max()) for _, found, _, _ in sight.calls)
+    return max(float(heads[:, tally.LARGEST].max()) for _, heads, _, _ in sight.calls)
 
 
 def _biased(call: Call) -> Tensor:
@@ -285,10 +284,10 @@ class _Plan:
 
 def _plain(module: nn.Module, name: str) -> Tensor:
     """A parameter that keeps what is written into it."""
-    found = module._parameters.get(name)
-    plain = found is not None and type(found) in (nn.Parameter, Tensor)
-    if found is None or not plain or parametrize.is_parametrized(module, name):
+    parameter = module._parameters.get(name)
+    plain = parameter is not None and type(parameter) in (nn.Parameter, Tensor)
+    if parameter is None or not plain or parametrize.is_parametrized(module, name):
         given = f"{name} of {type(module).__name__}, which is computed or sharded"
         advice = "Clip before it is parametrised, quantised or sharded"
         raise LevelheadValueError(expected("model", "projections of plain weights", given, advice))
-    return found
+    return parameter

@@ -1,8 +1,7 @@
 """Remedies of the call itself: `softcap` bounds the logits, `rescale` changes what multiplies them.
 
-Weights stay as they are. The call is met where the model makes it: torch's function, torch's own
-module, or transformers' interface; levelhead's module is told by its options. A softmax that is
-written by hand is out of reach, and refused.
+Weights stay as they are. The call is changed where the model makes it: torch's function, torch's own module, or
+transformers' interface; levelhead's module gets other options. A softmax written by hand is refused.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ class _OfTheCall(Remedy):
                 amend.amend(module, **{self._field: value})
 
     def _carried(self, module: nn.Module) -> Any:
-        found = amend.of(module)
-        return None if found is None else getattr(found, self._field)
+        amendment = amend.of(module)
+        return None if amendment is None else getattr(amendment, self._field)
 
     def _undo(self) -> None:
         for own, before in self._options:
@@ -68,7 +67,7 @@ class softcap(_OfTheCall):  # noqa: N801  a verb, as `patch` is
     On the logits as scaled, before masks and biases; computed by levelhead, with its gradients.
 
     Args:
-        model: any model that asks a function for its attention.
+        model: any model that calls a function for its attention.
         cap: the bound; Gemma 2 ships with 50.
 
     Example:
@@ -80,7 +79,7 @@ class softcap(_OfTheCall):  # noqa: N801  a verb, as `patch` is
     """
 
     _field = _option = "softcap"
-    _advice = "The softmax is not asked for through a function that the remedy reaches"
+    _advice = "The softmax is not computed by a function that the remedy reaches"
 
     def __init__(self, model: nn.Module, cap: float) -> None:
         self.cap = positive("cap", cap, "Gemma 2 ships with 50, Grok-1 with 30")
@@ -89,9 +88,9 @@ class softcap(_OfTheCall):  # noqa: N801  a verb, as `patch` is
 
     def _wrong(self, name: str, sight: Sight) -> str | None:
         assert sight.record is not None
-        found = sight.record.facts.softcap
-        if found is None or abs(found - self.cap) > _CLOSE * self.cap:
-            return f"the softcap of its call is {found}"
+        cap = sight.record.facts.softcap
+        if cap is None or abs(cap - self.cap) > _CLOSE * self.cap:
+            return f"the softcap of its call is {cap}"
         largest, bound = _largest(sight), self.cap + _largest_bias(sight)
         if not largest <= bound * (1 + _CLOSE):
             return f"a logit of {largest:.6g} in magnitude exceeds {bound:.6g}"
@@ -105,12 +104,11 @@ class rescale(_OfTheCall):  # noqa: N801  a verb, as `patch` is
     """Another scale for every head, in place of the one that the call passes, until `undo()`.
 
     Args:
-        model: any model that asks a function for its attention.
-        rule: as `scale` of `levelhead.attention`: "1/sqrt(d_k)", "1/d_k", "none", "cosine",
-            "log-n", a number, one per head, or a rule with its parameters.
+        model: any model that calls a function for its attention.
+        rule: as `scale` of `levelhead.attention`: "1/sqrt(d_k)", "1/d_k", "none", "cosine", "log-n", a number, one per
+            head, or a rule with its parameters.
 
-    What a model multiplies its queries with before the call stays: `watch` reads the effective
-    scale of both together.
+    What a model multiplies its queries with before the call stays: `watch` reads the effective scale of both together.
 
     Example:
         >>> import torch, levelhead as lh
@@ -122,7 +120,7 @@ class rescale(_OfTheCall):  # noqa: N801  a verb, as `patch` is
     """
 
     _field, _option = "rule", "scale"
-    _advice = "The softmax is not asked for through a function that the remedy reaches"
+    _advice = "The softmax is not computed by a function that the remedy reaches"
 
     def __init__(self, model: nn.Module, rule: Any) -> None:
         if rule is None:
@@ -137,7 +135,7 @@ class rescale(_OfTheCall):  # noqa: N801  a verb, as `patch` is
 
     def _wrong(self, name: str, sight: Sight) -> str | None:
         assert sight.record is not None
-        for call, found, q, k in sight.calls:
+        for call, heads, q, k in sight.calls:
             wanted = scaling.resolve(self.rule, heads=q.shape[1], d_k=q.shape[3])
             one = len(set(wanted.factor.tolist())) == 1
             if one and not (wanted.cosine or wanted.log_n):
@@ -147,7 +145,7 @@ class rescale(_OfTheCall):  # noqa: N801  a verb, as `patch` is
                     return f"the scale of its call is {scale}, not {factor:.6g}"
                 continue
             expected_max = _maxima(call, self.rule, q, k)
-            seen_max = found[:, tally.LARGEST].double().cpu().numpy()
+            seen_max = heads[:, tally.LARGEST].double().cpu().numpy()
             if not np.allclose(seen_max, expected_max, rtol=1e-3, atol=1e-5):
                 return f"its largest logits are {seen_max}, by the rule {expected_max}"
         return None
@@ -195,7 +193,7 @@ def _maxima(call: Call, rule: Any, q: Tensor, k: Tensor) -> Any:
 def _reachable(model: nn.Module) -> dict[str, nn.Module]:
     """The attention modules whose calls can be amended, or an error that names the others."""
     inner = unwrapped(model)
-    found: dict[str, nn.Module] = {
+    modules: dict[str, nn.Module] = {
         clean(name): module for name, module in inner.named_modules() if isinstance(module, MultiHeadAttention)
     }
     wrong: dict[str, str] = {}
@@ -203,7 +201,7 @@ def _reachable(model: nn.Module) -> dict[str, nn.Module]:
         if isinstance(one.module, MultiHeadAttention):
             continue
         name = clean(one.name)
-        found[name] = one.module
+        modules[name] = one.module
         if isinstance(one.module, nn.MultiheadAttention):
             continue
         kind = type(one.module).__name__
@@ -213,10 +211,10 @@ def _reachable(model: nn.Module) -> dict[str, nn.Module]:
         strange = [f.__name__ for f in eager_functions(one.module) if not understood(f)]
         if one.interface and implementation == "eager" and strange:
             wrong[name] = f"{kind} computes something else in {', '.join(strange)}"
-    if not found:
+    if not modules:
         raise no_attention(model)
     if wrong:
-        given = f"{len(wrong)} of {len(found)} that do not:\n{listed(wrong)}\n"
+        given = f"{len(wrong)} of {len(modules)} that do not:\n{listed(wrong)}\n"
         wanted = "attention modules that ask a function for their attention"
         raise LevelheadValueError(expected("model", wanted, given, "Nothing was changed"))
-    return found
+    return modules

@@ -1,8 +1,8 @@
 """QK-norm: queries and keys of every head divided by their root mean square, times learned gains.
 
-Applied where the projections end, before rotations, as models that ship with it do; a module that
-keeps identities called q_norm and k_norm for the purpose gets the norms there, and torch's own at
-its call. It bounds a logit by √D times the gains, and takes the growth of weights out of it.
+Applied after the projections, before rotations, as in models that ship with it; a module with identities called q_norm
+and k_norm gets the norms there, and torch's own module at its call. It bounds a logit by √D times the gains, whatever
+the weights are.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def in_order(columns: Tensor, features: int) -> bool:
 class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
     """Normalises queries and keys per head, with learned gains, until `undo()`.
 
-    Call it before the optimiser is made: every attention module gets children `q_norm` and
-    `k_norm` (`nn.RMSNorm` of a head's width), whose weights are parameters like any other.
+    Call it before the optimiser is made: every attention module gets children `q_norm` and `k_norm` (`nn.RMSNorm` of a
+    head's width), whose weights are parameters like any other.
 
     Args:
         model: any model whose attention `watch` sees.
@@ -61,8 +61,8 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
         eps: added to the mean square.
 
     Raises:
-        LevelheadValueError: nothing attends, a module is normalised already, or its layout cannot
-            be told; every such module is named, and nothing is changed.
+        LevelheadValueError: nothing attends, a module is normalised already, or its layout is not known; every such
+            module is named, and nothing is changed.
 
     Example:
         >>> import torch, levelhead as lh
@@ -84,14 +84,14 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
     def __init__(self, model: nn.Module, batch: Any, *, gain: float = 1.0, eps: float = 1e-6) -> None:
         self._gain = positive("gain", gain, "1.0 is the usual")
         self._eps = positive("eps", eps, "1e-6 is the usual")
-        found = _probed(checked(model), batch)
-        super().__init__(model, {name: module for name, (module, _) in found.items()})
+        probed = _probed(checked(model), batch)
+        super().__init__(model, {name: module for name, (module, _) in probed.items()})
         self._ratios: dict[str, tuple[float, float]] = {}
         self._taken: list[tuple[nn.Module, str, nn.Module | None]] = []
         self._hooks: list[Any] = []
         self._amended: list[nn.Module] = []
         hooks: dict[nn.Module, Normed] = {}
-        for name, (module, sources) in found.items():
+        for name, (module, sources) in probed.items():
             self._install(name, module, sources, hooks)
         for projection, hook in hooks.items():
             self._hooks.append(projection.register_forward_hook(hook))
@@ -178,14 +178,14 @@ def _probed(model: nn.Module, batch: Any) -> dict[str, tuple[nn.Module, Sources]
         raise no_attention(model)
     wrong = {line.module: line.how for line in unseen}
     for name, sources in probe.found.items():
-        why = _refused(probe.places[name].module, sources)
+        why = _refused(probe.modules[name].module, sources)
         if why is not None:
             wrong[name] = why
     if wrong:
         wanted = "attention whose queries and keys come straight from projections"
         given = f"{len(wrong)} that are not:\n{listed(wrong)}\n"
         raise LevelheadValueError(expected("model", wanted, given, "Nothing was changed"))
-    return {name: (probe.places[name].module, sources) for name, sources in probe.found.items()}
+    return {name: (probe.modules[name].module, sources) for name, sources in probe.found.items()}
 
 
 def _refused(module: nn.Module, sources: Sources) -> str | None:

@@ -1,11 +1,10 @@
 """Which outputs of which projection are the heads of q and of k: found by measurement.
 
-Layouts of joint projections differ, and names do not tell them. So what came out of every
-projection is compared with q and k as they reached the softmax, token by token and head by head,
-by norm: rotations keep it, a constant factor is allowed, and any other layout misses it. Where
-nothing fits (a norm in between, a cache, an adapter that adds to the projection) or two layouts
-fit as well, there is no answer, and why: never wrong rows. torch's own module is known by its
-definition.
+Layouts of joint projections differ, and names do not show them. So the output of every projection is compared with q
+and k as they reached the softmax, token by token and head by head, by norm: rotations keep it, a constant factor is
+allowed, and any other layout misses it. If nothing fits (a norm in between, a cache, an adapter that adds to the
+projection) or two layouts fit, the result is `Unknown` with a reason, never wrong rows. torch's own module is known by
+its definition.
 """
 
 from __future__ import annotations
@@ -67,11 +66,11 @@ class Sources:
 
 
 class Probe:
-    """Listens to a watch until it knows the sources of every module; `close` ends it."""
+    """Listens to a watch until the sources of every module are known; `close` ends it."""
 
     def __init__(self, watch: Any) -> None:
         self.found: dict[str, Sources] = {}
-        self.places: dict[str, WatchedModule] = {}
+        self.modules: dict[str, WatchedModule] = {}
         self._tries: dict[str, int] = {}
         self._out: dict[nn.Module, tuple[Tensor, int]] = {}  # since the last attention call
         self._names = {module: name for name, module in watch.model.named_modules()}
@@ -94,21 +93,22 @@ class Probe:
         return bool(self.found) and all(self._is_settled(name) for name in self.found)
 
     def _is_settled(self, name: str) -> bool:
-        found = self.found.get(name)
-        whole = found is not None and isinstance(found.q, Source) and isinstance(found.k, Source)
+        sources = self.found.get(name)
+        whole = sources is not None and isinstance(sources.q, Source) and isinstance(sources.k, Source)
         return whole or self._tries.get(name, 0) >= _TRIES
 
     def _ran(self, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and not torch.compiler.is_compiling():
             self._out[module] = (output.detach(), output._version)
 
-    def _called(self, place: WatchedModule, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
-        if not self._is_settled(place.name):
-            self._tries[place.name] = self._tries.get(place.name, 0) + 1
-            self.places[place.name] = place
-            found, known = self._sources(place.module, q, k), self.found.get(place.name)
-            if known is None or isinstance(found.q, Source):
-                self.found[place.name] = found
+    def _called(self, watched: WatchedModule, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
+        name = watched.name
+        if not self._is_settled(name):
+            self._tries[name] = self._tries.get(name, 0) + 1
+            self.modules[name] = watched
+            sources = self._sources(watched.module, q, k)
+            if name not in self.found or isinstance(sources.q, Source):
+                self.found[name] = sources
         self._out.clear()
 
     def _sources(self, module: nn.Module, q: Tensor, k: Tensor) -> Sources:
@@ -164,7 +164,7 @@ def _source(role: str, ran: list[tuple[str, nn.Module, Tensor]], x: Tensor) -> S
     named = [one for one in ran if role in (effective_scale.role(one[0]) or "")]
     others = [one for one in ran if all(one is not other for other in named)]
     fits: list[_Fit] = []
-    for some in (named, others):  # numbers decide; names only say where to look first
+    for some in (named, others):  # numbers decide; names only set the order
         if not fits:
             fits = [
                 _Fit(error, ratio, module, columns)
@@ -235,12 +235,12 @@ def _token_orders(out: Tensor, B: int, T: int) -> Iterator[Tensor]:
 def _layouts(features: int, heads: int, D: int) -> Iterator[Tensor]:
     """(heads, D) columns: blocks of heads, in one or several groups, anywhere; or spread."""
     every = torch.arange(features)
-    met: set[tuple[int, ...]] = set()
+    yielded: set[tuple[int, ...]] = set()
     for own in (n for n in range(heads, 0, -1) if heads % n == 0):  # keys may have been repeated
         for columns in _blocks(every, own, D):
             rows = tuple(columns[:, 0].tolist())
-            if rows not in met:
-                met.add(rows)
+            if rows not in yielded:
+                yielded.add(rows)
                 yield columns.repeat_interleave(heads // own, 0)
         if features % (own * D) == 0 and D > 1:
             parts = features // (own * D)

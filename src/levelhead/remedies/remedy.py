@@ -1,8 +1,7 @@
 """What all remedies share: they can be undone, and they can be proved to be in force.
 
-A proof runs the model on a batch under a watch and looks at what reached the softmax of every
-module that the remedy is for; a module that was not seen is not proved. What a remedy changes, and
-what its proof must find, is said by each.
+A proof runs the model on a batch under a watch and checks what reached the softmax of every remedied module; a module
+that was not observed is not proved. Each remedy defines what it changes and what its proof must find.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ class Remedy:
         """Runs the model on a batch and proves that the remedy is in force, or raises.
 
         Args:
-            batch: what the model is called with: a tensor, a tuple of arguments, or a dictionary
-                of keywords. The model runs as in evaluation, without gradients.
+            batch: what the model is called with: a tensor, a tuple of arguments, or a dictionary of keywords. The model
+                runs as in evaluation, without gradients.
 
         Raises:
             NotInForceError: with the names of the modules where it is not, and what was seen.
@@ -85,7 +84,7 @@ class Remedy:
             raise NotInForceError(expected(repr(self), "to be in force", given, self._advice))
         return Verified(self._name, right)
 
-    # ---- what each says
+    # ---- what each remedy defines
 
     _advice = "Something between the remedy and the softmax goes around it"
     _name = "remedy"
@@ -141,7 +140,7 @@ def positive(name: str, value: Any, advice: str) -> float:
 def attention_modules(model: nn.Module) -> Iterator[nn.Module]:
     """What attends, by its code or by its name."""
     inner = unwrapped(model)
-    yield from (found.module for found in attending_modules(inner))
+    yield from (attending.module for attending in attending_modules(inner))
     yield from (module for module in inner.modules() if sounds_like_attention(module))
 
 
@@ -159,9 +158,9 @@ def no_attention(model: nn.Module) -> LevelheadValueError:
 def needs_deep(model: nn.Module) -> bool:
     """Whether only a dispatch mode sees some of its attention."""
     return any(
-        found.by_hand and not (found.sdpa or found.interface)
-        for found in attending_modules(unwrapped(model))
-        if not isinstance(found.module, (nn.MultiheadAttention, MultiHeadAttention))
+        attending.by_hand and not (attending.sdpa or attending.interface)
+        for attending in attending_modules(unwrapped(model))
+        if not isinstance(attending.module, (nn.MultiheadAttention, MultiHeadAttention))
     )
 
 
@@ -183,8 +182,8 @@ def sights(model: nn.Module, batch: Any, watch: Watch) -> dict[str, Sight]:
     """What every attention module of a watched model did with a batch."""
     seen: dict[str, Sight] = {}
 
-    def listen(place: WatchedModule, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
-        seen.setdefault(place.name, Sight()).calls.append((call, tally, q, k))
+    def listen(watched: WatchedModule, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
+        seen.setdefault(watched.name, Sight()).calls.append((call, tally, q, k))
 
     watch.listeners.append(listen)
     try:

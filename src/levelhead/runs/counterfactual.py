@@ -1,6 +1,6 @@
 """The same heads under every scale rule: how many would be flat, level, sharp, saturated.
 
-Sums up what a watch measured beside the real scale; it computes no attention itself.
+Counts what a watch measured under other scales; no attention is computed here.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class Counterfactual:
             )
             for line in lines
         ]
-        said = [self.sentence(rule) for rule in self.rules if rule != AS_IT_IS]
-        return "\n".join([*table, *said])
+        return "\n".join([*table, *(self.sentence(rule) for rule in self.rules if rule != AS_IT_IS)])
 
 
 def counterfactual(run: Run) -> Counterfactual:
@@ -75,5 +74,5 @@ def _under(rule: str, records: Iterable[Record]) -> Iterable[Floats]:
 
 
 def _levels(tallies: Iterable[Floats]) -> dict[str, int]:
-    found = Counter(level for x in tallies for level in tally.read(x).levels)
-    return {level: found[level] for level in LEVELS}
+    counts = Counter(level for x in tallies for level in tally.read(x).levels)
+    return {level: counts[level] for level in LEVELS}

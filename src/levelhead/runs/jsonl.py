@@ -1,8 +1,8 @@
 """JSON lines: a line per snapshot, on the disk before the next step begins. Needs no package.
 
-A session begins with a line that says format, version and columns. Numbers are written so that
-reading gives the same bits. The file is only ever appended to, with one exception: half a line
-that a killed process left behind is cut off before a new session writes after it.
+A session begins with a line of format, version and columns. Numbers are written so that reading gives the same bits.
+The file is only appended to, with one exception: half a line of a killed process is cut off before a new session
+writes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class JSONL:
     def __init__(self, path: str | os.PathLike[str], *, model: str = "") -> None:
         self.path = Path(path)
         if self.path.exists() and self.path.stat().st_size:
-            read_header(self.path)  # before anything is touched: it may be somebody else's file
+            read_header(self.path)  # before anything is changed: it may be another file
             _cut_half_a_line(self.path)
         self._file = self.path.open("a", encoding="utf-8")
         self._write(sessions.header(FORMAT, model, __version__))
@@ -44,9 +44,9 @@ class JSONL:
     def __call__(self, snapshot: Snapshot) -> None:
         self._write(snapshot_out(snapshot))
 
-    def _write(self, found: dict[str, Any]) -> None:
+    def _write(self, line: dict[str, Any]) -> None:
         # In one piece, so that a process killed here leaves half a line at most.
-        self._file.write(json.dumps(found, allow_nan=False, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class JSONL:
 
 
 def read(path: str | os.PathLike[str]) -> Run:
-    """The run in the file; half a last line is left out, and the run's notes say so."""
+    """The run in the file; half a last line is left out, with a note in the run."""
     path = Path(path)
     read_header(path)
     parts: list[tuple[dict[str, Any], list[Snapshot]]] = []
@@ -65,11 +65,11 @@ def read(path: str | os.PathLike[str]) -> Run:
         notes.append(f"line {len(lines)} was cut off while it was written, and is left out")
     for number, line in enumerate(lines[:-1], 1):
         try:
-            found = json.loads(line)
-            if "format" in found:
-                parts.append((sessions.check(found, FORMAT, path), []))
+            content = json.loads(line)
+            if "format" in content:
+                parts.append((sessions.check(content, FORMAT, path), []))
             else:
-                parts[-1][1].append(snapshot_in(found))
+                parts[-1][1].append(snapshot_in(content))
         except LevelheadValueError:
             raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -84,10 +84,10 @@ def read_header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         line = file.readline(1 << 16)
     try:
-        found = json.loads(line) if line.endswith(b"\n") else None
+        header = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
-        found = None
-    return sessions.check(found, FORMAT, path)
+        header = None
+    return sessions.check(header, FORMAT, path)
 
 
 def _cut_half_a_line(path: Path) -> None:

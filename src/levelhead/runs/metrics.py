@@ -5,11 +5,10 @@
     attention/{module}/head_{h}/{statistic}    one head
     attention/{module}/{projection}/grad_norm  where gradients are watched
 
-Statistics are named as in `tally.Heads`. What holds for several heads is read off their joined
-tally, so a maximum is the maximum, a mean runs over all their query rows, and a share is a share of
-those rows. A statistic that nothing was seen of (NaN or infinite) is left out, never reported as 0.
-Names hold letters, digits, `_ . - /` and spaces, which every logger takes. This file judges
-nothing and sends nothing anywhere.
+Statistics are named as in `tally.Heads`. What holds for several heads is read off their joined tally, so a maximum is
+the maximum, a mean runs over all their query rows, and a share is a share of those rows. A statistic that nothing was
+seen of (NaN or infinite) is left out, never reported as 0. Names hold letters, digits, `_ . - /` and spaces, which
+every logger takes. This file judges nothing and sends nothing anywhere.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ def metrics(snapshot: Snapshot, *, heads: bool = True, prefix: str = "attention"
     >>> metrics(Snapshot(0, ()))
     {}
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for record, name in zip(snapshot.records, names(snapshot), strict=True):
         at = f"{prefix}/{name}"
-        found |= {f"{at}/{key}": value for key, value in _module(record)}
+        numbers |= {f"{at}/{key}": value for key, value in _module(record)}
         if heads:
             columns = statistics(record.heads)
             for head in range(len(record.tally)):
                 values = _at(head, columns, record.facts.sinks)
-                found |= {f"{at}/head_{head}/{key}": value for key, value in values}
+                numbers |= {f"{at}/head_{head}/{key}": value for key, value in values}
     if snapshot.records:
-        found |= {f"{prefix}/{ALL}/{key}": value for key, value in _together(snapshot.records)}
-    return found
+        numbers |= {f"{prefix}/{ALL}/{key}": value for key, value in _together(snapshot.records)}
+    return numbers
 
 
 def statistics(heads: Heads) -> dict[str, Floats]:
@@ -66,12 +65,12 @@ def statistics(heads: Heads) -> dict[str, Floats]:
 
 def names(snapshot: Snapshot) -> list[str]:
     """A name for each record that every logger takes; no two are alike."""
-    found = [ALL]
+    taken = [ALL]
     for record in snapshot.records:
         name = clean(record.module) or ROOT
         spellings = (f"{name}-{n}" if n > 1 else name for n in itertools.count(1))
-        found.append(next(spelling for spelling in spellings if spelling not in found))
-    return found[1:]
+        taken.append(next(spelling for spelling in spellings if spelling not in taken))
+    return taken[1:]
 
 
 def clean(name: str) -> str:

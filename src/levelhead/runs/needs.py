@@ -1,4 +1,4 @@
-"""Packages that only one destination needs: imported when it is asked for, or named in an error."""
+"""Packages that only one destination needs: imported when it is made, or named in an error."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ SINKS = 'pip install "levelhead[sinks]"'
 
 
 class MissingPackageError(LevelheadError, ImportError):
-    """A sink was asked for whose package is not installed."""
+    """The package of a sink is not installed."""
 
 
 def need(sink: str, *modules: str, install: str = SINKS) -> Any:
-    """The first of these modules that is there; an error that says how to get it if none is."""
+    """The first of these modules that is installed; else an error with the command that installs it."""
     for module in modules:
         try:
             return importlib.import_module(module)

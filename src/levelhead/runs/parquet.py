@@ -1,10 +1,9 @@
 """Parquet: a tidy table, a row per step, module and head, that DuckDB, Polars and pandas read.
 
-A directory of parts. Each part appears in one go when it is whole, so a killed process leaves
-every earlier part readable and loses at most the snapshots since. Columns: step, module, head; the
-facts of the module; the statistics of `metrics`, and the level; then the raw tally as `tally_…`,
-the counterfactual tallies and the projections' gradient norms, from which `read` gives the same run
-back, bit for bit.
+A directory of parts. Each part appears in one go when it is whole, so a killed process leaves every earlier part
+readable and loses at most the snapshots since. Columns: step, module, head; the facts of the module; the statistics of
+`metrics`, and the level; then the raw tally as `tally_…`, the counterfactual tallies and the projections' gradient
+norms, from which `read` gives the same run back, bit for bit.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from levelhead.runs.record import Facts, Record, Run, Snapshot
 FORMAT = "levelhead-parquet"
 KEY = b"levelhead"  # of a part's metadata: the session, and how its rows fall into snapshots
 PART = re.compile(r"part-(\d{6})\.parquet")
-ROWS = 1 << 17  # a part is written when it has so many, whatever flush_every says: 75 MB in memory
+ROWS = 1 << 17  # a part is written at this size at the latest, whatever flush_every is: 75 MB in memory
 
 FACTS = tuple(field.name for field in fields(Facts))
 
@@ -52,8 +51,8 @@ class Parquet:
         self.path.mkdir(exist_ok=True)
         self.flush_every = flush_every
         self._next = 1 + max((_number(part) for part in known), default=-1)
-        self._session = self._next  # sessions are told apart by their first part
-        self._said = sessions.header(FORMAT, model, __version__)
+        self._session = self._next  # a session has the number of its first part
+        self._header = sessions.header(FORMAT, model, __version__)
         self._waiting: list[Snapshot] = []
         self._rows = 0
 
@@ -68,8 +67,8 @@ class Parquet:
         if not self._waiting:
             return
         layout = [[snapshot.step, [len(record.tally) for record in snapshot.records]] for snapshot in self._waiting]
-        said = {**self._said, "session": self._session, "snapshots": layout}
-        table = _table(self._waiting).replace_schema_metadata({KEY: json.dumps(said).encode()})
+        header = {**self._header, "session": self._session, "snapshots": layout}
+        table = _table(self._waiting).replace_schema_metadata({KEY: json.dumps(header).encode()})
         part = self.path / f"part-{self._next:06}.parquet"
         # Readers of directories pass over names with a dot in front.
         draft = part.with_name(f".{part.name}.{os.getpid()}")
@@ -90,15 +89,15 @@ class Parquet:
 def read(path: str | os.PathLike[str]) -> Run:
     """The run in the directory, or in a single part of it."""
     parquet = need("Parquet", "pyarrow.parquet")
-    found: dict[int, tuple[dict[str, Any], list[Snapshot]]] = {}
+    parts: dict[int, tuple[dict[str, Any], list[Snapshot]]] = {}
     for part in _parts(Path(path)):
-        said = _header(part)
-        _, snapshots = found.setdefault(int(said["session"]), (said, []))
-        snapshots.extend(_snapshots(parquet.read_table(part), said["snapshots"]))
-    if not found:
+        header = _header(part)
+        _, snapshots = parts.setdefault(int(header["session"]), (header, []))
+        snapshots.extend(_snapshots(parquet.read_table(part), header["snapshots"]))
+    if not parts:
         advice = "Nothing was flushed before the process ended; record again"
         raise LevelheadValueError(expected(str(path), "parts of a run", "none", advice))
-    return sessions.join(found.values())
+    return sessions.join(parts.values())
 
 
 # ---- parts
@@ -139,7 +138,7 @@ def _table(snapshots: list[Snapshot]) -> Any:
     heads = np.array([len(record.tally) for _, record in pairs], np.int64)
 
     def each(of: Callable[[Record], Any], kind: Any) -> Any:
-        """What a record says once, in every row of its heads."""
+        """A value of the record, repeated for each of its heads."""
         values = pa.array([of(record) for _, record in pairs], kind)
         return values.take(pa.array(np.repeat(np.arange(len(pairs)), heads)))
 
@@ -154,7 +153,7 @@ def _table(snapshots: list[Snapshot]) -> Any:
         columns[field.name] = each(_getter(field.name), _arrow(pa, str(field.type)))
     measured = [statistics(record.heads) for _, record in pairs]
     for name in STATISTICS:
-        columns[name] = pa.array(_stack([found[name] for found in measured]))
+        columns[name] = pa.array(_stack([columns[name] for columns in measured]))
     levels = [level for _, record in pairs for level in record.heads.levels]
     columns["level"] = pa.array(levels, pa.string()).dictionary_encode()
     raw = np.concatenate([tally.nothing(0), *(record.tally for _, record in pairs)])
@@ -183,15 +182,15 @@ def _record(rows: Any, raw: tally.Floats) -> Record:
     once = rows.slice(0, 1).select(["module", *FACTS, "weights"]).to_pylist()[0]
     facts = {name: once[name] for name in FACTS}
     facts = {name: tuple(x) if isinstance(x, list) else x for name, x in facts.items()}
-    found = [dict(rules) for rules in rows["counterfactual"].to_pylist()]
-    rules = {rule: np.array([head[rule] for head in found]) for rule in found[0]}
+    by_head = [dict(rules) for rules in rows["counterfactual"].to_pylist()]
+    rules = {rule: np.array([head[rule] for head in by_head]) for rule in by_head[0]}
     return Record(once["module"], Facts(**facts), raw, rules, dict(once["weights"]))
 
 
 def _rules(record: Record) -> Iterator[list[tuple[str, list[float]]]]:
     """Per head, what other scale rules would have made of it."""
     for head in range(len(record.tally)):
-        yield [(rule, found[head].tolist()) for rule, found in record.counterfactual.items()]
+        yield [(rule, heads[head].tolist()) for rule, heads in record.counterfactual.items()]
 
 
 def _arrow(pa: Any, annotation: str) -> Any:

@@ -1,7 +1,7 @@
-"""What a watch leaves behind: records of modules, in snapshots of steps, in one `Run`.
+"""What a watch records: records of modules, in snapshots of steps, in one `Run`.
 
-Plain data that is written to a file and read back without loss; whoever judges, prints, plots or
-ships statistics reads these, never a model. Made by `watch` and by `doctor`; nothing here measures.
+Plain data, written to a file and read back without loss. Checks, reports, plots and sinks read these, never a model.
+`watch` and `doctor` make them; nothing is measured here.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Facts:
-    """What a module asked of its softmax, as it really did; None: not known, or not so."""
+    """The facts of a module's calls; None: not known, or not used."""
 
     kind: str  # the module's class
-    how: str  # through what it was seen: "sdpa", "huggingface:eager", "levelhead", "deep" …
+    how: str  # the path it was observed on: "sdpa", "huggingface:eager", "levelhead", "deep" …
     d_k: int
     kv_heads: int
     queries: int  # of the last call
@@ -95,7 +95,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One step: the record of every module that was seen in it."""
+    """One step: the record of every module that was observed in it."""
 
     step: int
     records: tuple[Record, ...]
@@ -127,40 +127,38 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Seen:
-    """A line of the coverage report: an attention module, and whether it was seen."""
+    """A line of the coverage report: an attention module, and whether it was observed."""
 
     module: str
     kind: str
     seen: bool
-    how: str  # through what, or why not
+    how: str  # the path, or the reason why not
     calls: int
-    note: str = ""  # such as a fast path that had to be switched off
+    note: str = ""  # such as a fast path that was switched off
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that was watched: snapshots in the order of their steps, coverage and cost."""
+    """Everything recorded: snapshots in the order of their steps, coverage and cost."""
 
     model: str
     snapshots: tuple[Snapshot, ...] = ()
     coverage: tuple[Seen, ...] = ()
     notes: tuple[str, ...] = ()  # about the run as a whole
     cost: Mapping[str, float] = field(default_factory=dict)
-    expected_scale: float | str | None = None  # what the user says is right
+    expected_scale: float | str | None = None  # the right one, if the user has passed it
     version: str = __version__
 
     @property
     def last(self) -> Snapshot:
-        """The latest step; empty if nothing was seen."""
+        """The latest step; empty if nothing was recorded."""
         return self.snapshots[-1] if self.snapshots else Snapshot(0, ())
 
     @cached_property
     def latest(self) -> tuple[Record, ...]:
         """The last record of every module: not each of them runs in every step."""
-        found: dict[str, Record] = {}
-        for snapshot in self.snapshots:
-            found |= {record.module: record for record in snapshot.records}
-        return tuple(found.values())
+        by_module = {record.module: record for snapshot in self.snapshots for record in snapshot.records}
+        return tuple(by_module.values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything as JSON, whole or not at all."""
@@ -170,13 +168,13 @@ class Run:
 def load(path: str | os.PathLike[str]) -> Run:
     """Reads what `Run.save` wrote."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         given, advice = error.strerror or str(error), "Check the path"
     except ValueError:  # of json, or of an encoding
         given, advice = "one that is not", "It was cut off, or is another file; record it again"
     else:
-        return from_json(found)
+        return from_json(content)
     raise LevelheadValueError(expected(f"{os.fspath(path)}", "a JSON file", given, advice))
 
 
@@ -204,31 +202,31 @@ def snapshot_out(snapshot: Snapshot) -> dict[str, Any]:
     return {"step": snapshot.step, "records": [_record_out(r) for r in snapshot.records]}
 
 
-def snapshot_in(found: Mapping[str, Any]) -> Snapshot:
+def snapshot_in(content: Mapping[str, Any]) -> Snapshot:
     """The snapshot that `snapshot_out` wrote; KeyError, TypeError or ValueError if it did not."""
-    return Snapshot(int(found["step"]), tuple(_record_in(r) for r in found["records"]))
+    return Snapshot(int(content["step"]), tuple(_record_in(r) for r in content["records"]))
 
 
-def from_json(found: Any) -> Run:
+def from_json(content: Any) -> Run:
     """The run that `to_json` wrote; anything else is refused."""
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         advice = "Give a file that watch(...).save or levelhead doctor --json wrote"
         raise LevelheadValueError(expected("run", f'JSON with "format": "{FORMAT}"', "another", advice))
-    if found.get("format_version") != FORMAT_VERSION or found.get("columns") != list(tally.COLUMNS):
-        given = f"version {found.get('format_version')} of levelhead {found.get('version')}"
+    if content.get("format_version") != FORMAT_VERSION or content.get("columns") != list(tally.COLUMNS):
+        given = f"version {content.get('format_version')} of levelhead {content.get('version')}"
         advice = "Record it again with this version of levelhead"
         raise LevelheadValueError(expected("run", f"format version {FORMAT_VERSION}", given, advice))
     try:
-        snapshots = tuple(snapshot_in(snapshot) for snapshot in found["snapshots"])
-        coverage = tuple(Seen(**seen) for seen in found["coverage"])
+        snapshots = tuple(snapshot_in(snapshot) for snapshot in content["snapshots"])
+        coverage = tuple(Seen(**seen) for seen in content["coverage"])
         return Run(
-            str(found["model"]),
+            str(content["model"]),
             snapshots,
             coverage,
-            tuple(found["notes"]),
-            dict(found["cost"]),
-            found["expected_scale"],
-            str(found["version"]),
+            tuple(content["notes"]),
+            dict(content["cost"]),
+            content["expected_scale"],
+            str(content["version"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         advice = "The file was cut off or changed; record it again"
@@ -245,8 +243,8 @@ def _record_out(record: Record) -> dict[str, Any]:
     }
 
 
-def _record_in(found: Mapping[str, Any]) -> Record:
-    facts = dict(found["facts"])
+def _record_in(content: Mapping[str, Any]) -> Record:
+    facts = dict(content["facts"])
     for name in ("norms_present", "norms_idle"):
         facts[name] = tuple(facts[name])
     for name in ("scale", "effective_scale", "softcap"):
@@ -254,9 +252,9 @@ def _record_in(found: Mapping[str, Any]) -> Record:
     known = {f.name for f in fields(Facts)}
     if set(facts) != known:
         raise ValueError(f"facts {sorted(set(facts) ^ known)}")
-    rules = {rule: _in(x) for rule, x in found["counterfactual"].items()}
-    weights = {name: number_from_json(x) for name, x in found["weights"].items()}
-    return Record(str(found["module"]), Facts(**facts), _in(found["tally"]), rules, weights)
+    rules = {rule: _in(x) for rule, x in content["counterfactual"].items()}
+    weights = {name: number_from_json(x) for name, x in content["weights"].items()}
+    return Record(str(content["module"]), Facts(**facts), _in(content["tally"]), rules, weights)
 
 
 def _out(rows: Floats) -> list[list[Any]]:

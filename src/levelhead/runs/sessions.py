@@ -1,9 +1,7 @@
 """One run out of a file that was written in several sessions.
 
-A training run that is killed and resumed from a checkpoint writes to the same file again, and its
-first steps there were written before. The later session is right about them: it led to the model
-that there is. Both lossless sinks read their files through this; neither the writing nor the
-formats are here.
+A training run that is killed and resumed from a checkpoint writes to the same file again, and repeats some steps. The
+later session counts: it led to the present model. Both lossless sinks use this; writing and formats are elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ FORMAT_VERSION = 1
 
 
 def header(kind: str, model: str, version: str) -> dict[str, Any]:
-    """What a session says about itself before its first snapshot."""
+    """The first entry of a session."""
     return {
         "format": kind,
         "format_version": FORMAT_VERSION,
@@ -31,22 +29,22 @@ def header(kind: str, model: str, version: str) -> dict[str, Any]:
     }
 
 
-def check(found: Any, kind: str, path: Path) -> dict[str, Any]:
+def check(header: Any, kind: str, path: Path) -> dict[str, Any]:
     """The header if this version of levelhead can read what follows it."""
-    if not isinstance(found, dict) or found.get("format") != kind:
+    if not isinstance(header, dict) or header.get("format") != kind:
         advice = "Give a path that this sink wrote"
         raise LevelheadValueError(expected(str(path), f'"format": "{kind}"', "another", advice))
-    right = found.get("format_version") == FORMAT_VERSION
-    if not right or found.get("columns") != list(tally.COLUMNS):
-        given = f"version {found.get('format_version')} of levelhead {found.get('version')}"
+    right = header.get("format_version") == FORMAT_VERSION
+    if not right or header.get("columns") != list(tally.COLUMNS):
+        given = f"version {header.get('format_version')} of levelhead {header.get('version')}"
         advice = "Read it with that version, or write to another path with this one"
         want = f"format version {FORMAT_VERSION} with the same columns"
         raise LevelheadValueError(expected(str(path), want, given, advice))
-    return found
+    return header
 
 
 def join(sessions: Iterable[tuple[dict[str, Any], list[Snapshot]]], notes: Iterable[str] = ()) -> Run:
-    """The run: each session replaces what earlier ones said of its first step and after."""
+    """The run: each session replaces the snapshots of earlier ones from its first step on."""
     sessions = list(sessions)
     snapshots: list[Snapshot] = []
     replaced = []
@@ -57,6 +55,6 @@ def join(sessions: Iterable[tuple[dict[str, Any], list[Snapshot]]], notes: Itera
             count = len(snapshots) - len(kept)
             replaced.append(f"{count} snapshots from step {first} on were written again later")
         snapshots = kept + later
-    said = sessions[-1][0]
-    model, version = str(said["model"]), str(said["version"])
+    header = sessions[-1][0]
+    model, version = str(header["model"]), str(header["version"])
     return Run(model, tuple(snapshots), notes=(*notes, *replaced), version=version)

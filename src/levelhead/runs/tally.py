@@ -1,10 +1,9 @@
 """The tally of a head: what any number of calls leave behind, in columns that merge.
 
-A row of numbers per head. Each column is a sum, a minimum or a maximum over query rows, or says
-where the largest logit was; so tallies of batches, micro-batches, ranks and runs join exactly, in
-any number and in order. Rows with a NaN are counted and kept out of everything else. This file
-names the columns, sums rows up, joins tallies and reads statistics off them. Sums and joins are written
-once for NumPy and torch: `xp` is the namespace of the arrays.
+A row of numbers per head. Each column is a sum, a minimum or a maximum over query rows, or the place of the largest
+logit; so tallies of batches, micro-batches, ranks and runs join exactly, in any number and in order. Rows with a NaN
+are counted and kept out of everything else. This file names the columns, sums rows up, joins tallies and reads
+statistics off them. Sums and joins are written once for NumPy and torch: `xp` is the namespace of the arrays.
 """
 
 from __future__ import annotations
@@ -100,11 +99,11 @@ def of_rows(rows: Mapping[str, Any], xp: Any = np, *, length: int | None = None,
         length: of a sequence, if several of them lie one after another along T.
         positions: of the rows, if they are only some of their sequence.
     """
-    real, count, wrong = rows["mean"].dtype, rows["count"], xp.isnan(rows["logsumexp"])
+    count, wrong = rows["count"], xp.isnan(rows["logsumexp"])
     some, several = (count > 0) & ~wrong, (count > 1) & ~wrong
     real_rows = ~wrong & rows["exists"] if "exists" in rows else ~wrong
     B, H, T = count.shape
-    ones, log_count = xp.ones_like(count), xp.log(xp.asarray(xp.where(count > 2, count, 2), dtype=real))
+    ones = xp.ones_like(rows["mean"])  # counts times these have the rows' precision
     summed = {name: (rows[name], some) for name in _MEANS} | {
         "rows": (ones, some),
         "lone_rows": (ones, ~several & real_rows),
@@ -112,10 +111,10 @@ def of_rows(rows: Mapping[str, Any], xp: Any = np, *, length: int | None = None,
         "nan_rows": (ones, wrong),
         "several": (ones, several),
         "saturated": (ones, several & (rows["top1"] >= stats.SATURATED_ROW)),
-        "normalised_entropy": (rows["entropy"] / log_count, several),
+        "normalised_entropy": (rows["entropy"] / xp.log(xp.where(count > 2, count, 2) * ones), several),
         "effective_keys": (xp.exp(rows["entropy"]), several),
     }
-    columns = {name: xp.asarray(xp.where(kept, x, 0), dtype=real).sum((0, 2)) for name, (x, kept) in summed.items()}
+    columns = {name: xp.where(kept, x, 0).sum((0, 2)) for name, (x, kept) in summed.items()}
     for name, field in _EXTREMES.items():
         sign = -1.0 if name in MINIMA else 1.0
         columns[name] = xp.amax(xp.where(some, rows[field] * sign, -np.inf), (0, 2)) * sign
@@ -128,9 +127,9 @@ def of_rows(rows: Mapping[str, Any], xp: Any = np, *, length: int | None = None,
     head = xp.cumsum(xp.ones_like(at), 0) - 1  # on the device of the arrays
     place = (batch, row if positions is None else positions[row], by_head(rows["argmax"])[head, at])
     seen = by_head(some).any(1)
-    columns |= {name: xp.where(seen, x, -1) for name, x in zip(PLACES, place, strict=True)}
+    columns |= {name: xp.where(seen, x, -1) * ones[0, :, 0] for name, x in zip(PLACES, place, strict=True)}
     nothing = xp.zeros_like(columns["rows"])
-    return xp.stack([xp.asarray(columns.get(name, nothing), dtype=real) for name in COLUMNS], 1)
+    return xp.stack([columns.get(name, nothing) for name in COLUMNS], 1)
 
 
 def over_heads(tally: Floats) -> Floats:
@@ -146,7 +145,7 @@ def over_heads(tally: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Heads(stats.Heads):
-    """Statistics per head, (H,) each, as `stats.Heads` has them, and what only a watch knows."""
+    """Statistics per head, (H,) each, as in `stats.Heads`, and those that only a watch has."""
 
     nan_rows: Floats
     mean_max: Floats  # mean of the rows' largest logits
@@ -159,57 +158,31 @@ class Heads(stats.Heads):
 
     @property
     def levels(self) -> list[stats.Level]:
-        """Where each head's bubble stands."""
+        """The level of each head."""
         pairs = zip(self.normalised_entropy, self.saturated, strict=True)
         return [stats.level(float(entropy), float(share)) for entropy, share in pairs]
 
 
 def read(tally: Floats) -> Heads:
-    """The statistics a tally (H, columns) holds; NaN where nothing was seen."""
+    """The statistics of a tally (H, columns); NaN where nothing was recorded."""
     column = dict(zip(COLUMNS, np.asarray(tally, np.float64).T, strict=True))
     with np.errstate(all="ignore"):
 
-        def mean(name: str, over: str = "rows") -> Floats:
-            found: Floats = column[name] / column[over]
-            return found
+        def mean(name: str, over: str = "rows") -> Any:
+            return column[name] / column[over]
 
-        def norm(name: str) -> Floats:
-            found: Floats = np.sqrt(mean(name, "gradients"))
-            return found
-
-        whole = {name: column[name].astype(np.int64) for name in _WHOLE}
-        seen = column["rows"] > 0
-
-        def extreme(name: str) -> Floats:
-            return np.where(seen, column[name], np.nan)
-
+        extremes = ("min_logsumexp", "max_logsumexp", "min_entropy", "max_entropy", "max_top1")
         return Heads(
-            **whole,
-            mean_logit=mean("mean"),
-            var_logit=mean("var"),
+            **{name: column[name].astype(np.int64) for name in _WHOLE},
+            **{name: np.where(column["rows"] > 0, column[name], np.nan) for name in extremes},
+            **{name: mean(name, "several") for name in ("saturated", "normalised_entropy", "effective_keys")},
+            **{f"{name}_norm": np.sqrt(mean(f"{name}_squares", "gradients")) for name in ("dq", "dk", "dv")},
+            **{f"{name}_rms": np.sqrt(mean(f"{name}_squares", f"{name}_count")) for name in ("q", "k")},
+            **{f"{name}_logit": mean(name) for name in ("mean", "var")},
+            **{f"mean_{name}": mean(name) for name in _MEANS if name not in ("mean", "var")},
             min_logit=column["min_logit"],
             max_logit=column["max_logit"],
-            mean_logsumexp=mean("logsumexp"),
-            min_logsumexp=extreme("min_logsumexp"),
-            max_logsumexp=extreme("max_logsumexp"),
-            mean_entropy=mean("entropy"),
-            min_entropy=extreme("min_entropy"),
-            max_entropy=extreme("max_entropy"),
-            mean_top1=mean("top1"),
-            max_top1=extreme("max_top1"),
-            mean_sum_p2=mean("sum_p2"),
             gradient=1.0 - mean("sum_p2"),
-            mean_first=mean("first"),
-            mean_sink=mean("sink"),
-            saturated=mean("saturated", "several"),
-            normalised_entropy=mean("normalised_entropy", "several"),
-            effective_keys=mean("effective_keys", "several"),
-            mean_max=mean("max"),
-            q_rms=np.sqrt(mean("q_squares", "q_count")),
-            k_rms=np.sqrt(mean("k_squares", "k_count")),
-            dq_norm=norm("dq_squares"),
-            dk_norm=norm("dk_squares"),
-            dv_norm=norm("dv_squares"),
         )
 
 

@@ -1,7 +1,7 @@
 """The spirit level drawn as SVG: one vial, and a grid of them for a model's heads.
 
-Shapes only: colours are CSS classes (`html.css`), and nothing is referred to by address, so that a
-drawing works wherever it is pasted.
+Shapes only: colours are CSS classes (`html.css`), and no address is used, so that a drawing works wherever it is
+pasted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MARKS = {
 
 
 def picture(level: stats.Level, normalised_entropy: float = math.nan) -> str:
-    """One vial on its own; without an entropy the bubble stands where it does for most."""
+    """One vial; without an entropy the bubble is in the middle of its level."""
     at = _TYPICAL.get(level)
     if not math.isnan(normalised_entropy):
         at = stats.bubble(normalised_entropy, level)
@@ -64,7 +64,7 @@ def _row(record: Record, left: int, marks: Mapping[tuple[str, int | None], str],
     for h, level in enumerate(record.heads.levels):
         severity = marks.get((record.module, h))
         at = stats.bubble(float(record.heads.normalised_entropy[h]), level)
-        inside = f"<title>{escape(_told(record, h))}</title>{_vial(level, at)}"
+        inside = f"<title>{escape(_tooltip(record, h))}</title>{_vial(level, at)}"
         inside += _MARKS[severity] if severity else ""
         shift = f'transform="translate({left + _PITCH_X * h} 0)"'
         anchor = anchors.get(record.module)
@@ -75,7 +75,7 @@ def _row(record: Record, left: int, marks: Mapping[tuple[str, int | None], str],
     return "".join(cells)
 
 
-def _told(record: Record, head: int) -> str:
+def _tooltip(record: Record, head: int) -> str:
     heads = record.heads
     bound = "at least " if record.facts.sampled else ""
     return (

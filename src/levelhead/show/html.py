@@ -1,8 +1,7 @@
 """A run as one HTML file, and as a smaller drawing for notebooks.
 
-Self-contained: its style is inlined from `html.css`, its pictures are inline SVG, it has no script
-and asks the network for nothing. Every string that comes from a model or a file is escaped. What is
-said is `view`'s business; the same run as text: `report`.
+Self-contained: its style is inlined from `html.css`, its pictures are inline SVG, and it has no script and no network
+access. Every string from a model or a file is escaped. `view` chooses the words; `text` shows the same run as text.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _OPEN = 100  # heads up to which every table starts unfolded
 
 @cache
 def style() -> str:
-    """What every page of levelhead looks like, as CSS."""
+    """The CSS of every page of levelhead."""
     return Path(__file__).with_name("html.css").read_text(encoding="utf-8")
 
 
@@ -56,7 +55,7 @@ def document(title: str, css: str, body: str) -> str:
 
 
 def notebook(run: Run, findings: Sequence[Finding] = ()) -> str:
-    """The map and what was found, for `_repr_html_`; it takes the notebook's own ink and paper."""
+    """The map and the findings, for `_repr_html_`, in the notebook's own colours."""
     items = "".join(f"<li><b>{escape(group.title)}</b>: {escape(group.places[0])}</li>" for group in groups(findings))
     closing = "".join(f'<p class="soft">{escape(line)}</p>' for line in (*view.coverage(run), *view.cost(run)))
     return (
@@ -135,7 +134,7 @@ def _finding(group: Group) -> str:
 
 
 def _link(link: str) -> str:
-    """Somewhere to read on; only what is plainly a web address can be clicked."""
+    """Where to read; only a web address can be clicked."""
     if not link:
         return ""
     shown = escape(link)
@@ -150,17 +149,17 @@ def _scales(run: Run) -> str:
         return ""
     bars = "".join(_bar(rule, counts) for rule, counts in rules.items())
     tried = counterfactual(run)
-    said = "; ".join(tried.sentence(rule) for rule in tried.rules if rule != AS_IT_IS)
+    sentences = "; ".join(tried.sentence(rule) for rule in tried.rules if rule != AS_IT_IS)
     return (
         '<section>\n<h2>The same heads under other scales</h2>\n<p class="soft">Same queries, same '
-        f"keys; only the number that multiplies q·k is another: {escape(said)}.</p>\n"
+        f"keys; only the number that multiplies q·k is another: {escape(sentences)}.</p>\n"
         f'<figure><div class="bars">\n{bars}</div></figure>\n</section>\n'
     )
 
 
 def _bar(name: str, counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
-    said = ", ".join(f"{n} {level}" for level, n in counts.items() if n)
+    label = ", ".join(f"{n} {level}" for level, n in counts.items() if n)
     parts = "".join(
         f'<i class="{level}" style="width:{100 * n / total:.2f}%" title="{n} {level}">'
         f"{n if n / total > 0.04 else ''}</i>"
@@ -168,7 +167,7 @@ def _bar(name: str, counts: Mapping[str, int]) -> str:
         if n
     )
     kind = ' class="now"' if name == AS_IT_IS else ""
-    return f'<div{kind}>{escape(name)}</div><div class="bar" role="img" aria-label="{said}">{parts}</div>\n'
+    return f'<div{kind}>{escape(name)}</div><div class="bar" role="img" aria-label="{label}">{parts}</div>\n'
 
 
 def _compared(comparison: Comparison | None) -> str:
@@ -219,14 +218,14 @@ def _word(title: str) -> str:
 
 
 def _coverage(run: Run) -> str:
-    said = (*view.coverage(run), *run.notes, *view.cost(run))
-    if not said:
+    lines = (*view.coverage(run), *run.notes, *view.cost(run))
+    if not lines:
         return ""
-    return f"<section>\n<h2>What was seen, and what it cost</h2>\n{_items(said)}</section>\n"
+    return f"<section>\n<h2>What was seen, and what it cost</h2>\n{_items(lines)}</section>\n"
 
 
-def _items(said: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in said)}</ul>\n"
+def _items(lines: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>\n"
 
 
 def _footer(run: Run) -> str:

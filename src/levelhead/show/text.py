@@ -1,7 +1,7 @@
-"""A run as text, for a terminal or a log: a map of all heads, a line per head, what was covered.
+"""A run as text, for a terminal or a log: a map of all heads, a line per head, findings and coverage.
 
-Lines keep to the width they are given, except for a module's full name, which is never cut in the
-table. Colour only repeats what a glyph says. The same run as a page: `page`.
+Lines keep to the width, except for a module's full name, which is never cut in the table. Colour only repeats what a
+glyph shows. `html` shows the same run as a page.
 """
 
 from __future__ import annotations
@@ -27,19 +27,16 @@ def text(
     """All of it: map, table, findings, scales tried, coverage, notes and cost.
 
     Args:
-        run: what `watch` or `doctor` saw; its last snapshot is shown.
-        findings: what `diagnose` said about it.
+        run: what `watch` or `doctor` recorded; its last snapshot is shown.
+        findings: what `diagnose` returned for it.
         colour: with terminal colours.
-        width: columns to keep to; None asks the terminal. At least 80.
+        width: columns; None: those of the terminal. At least 80.
         table: with a line per head; the map has them all in any case.
     """
-    return "\n".join(lines(run, findings, colour=colour, width=width, table=table))
+    return "\n".join(_lines(run, findings, colour, width, table))
 
 
-def lines(
-    run: Run, findings: Sequence[Finding] = (), *, colour: bool = False, width: int | None = None, table: bool = True
-) -> Iterator[str]:
-    """The lines of `text`."""
+def _lines(run: Run, findings: Sequence[Finding], colour: bool, width: int | None, table: bool) -> Iterator[str]:
     wide = width_of(width)
     yield from _wrap(paint(f"{run.model}: {view.opening(run)}", "bold", colour), wide)
     records = run.latest
@@ -75,7 +72,7 @@ def _wrap(words: str, width: int, indent: str = "", hang: str = "") -> list[str]
 
 
 def heads_map(run: Run, findings: Sequence[Finding] = (), *, colour: bool, width: int) -> Iterator[str]:
-    """One glyph per head, a line per module; a mark beside it where something was found."""
+    """One glyph per head, a line per module; a mark beside those with an alarm."""
     marked = view.marks(findings)
     for block in view.blocks(run.latest):
         yield from _block(block, marked, colour, width)
@@ -115,7 +112,7 @@ def _cell(level: stats.Level, severity: str | None, colour: bool) -> str:
 
 
 def middle(name: str, width: int) -> str:
-    """The name, shortened in its middle if it is longer: both of its ends tell most."""
+    """The name, shortened in its middle if it is longer: its ends matter most."""
     if len(name) <= width:
         return name
     left = (width - 1) // 2
@@ -213,11 +210,11 @@ def scale_lines(run: Run, *, colour: bool, width: int) -> Iterator[str]:
     if not rules:
         return
     yield "The same heads under other scales:"
-    said = {rule: ", ".join(f"{n} {level}" for level, n in counts.items() if n) for rule, counts in rules.items()}
+    words = {rule: ", ".join(f"{n} {level}" for level, n in counts.items() if n) for rule, counts in rules.items()}
     room = max(map(len, rules))
-    cells = min(24, width - room - 6 - max(map(len, said.values())))
+    cells = min(24, width - room - 6 - max(map(len, words.values())))
     for rule, counts in rules.items():
-        yield f"  {rule:<{room}}  {_bar(counts, cells, colour)}  {said[rule]}"
+        yield f"  {rule:<{room}}  {_bar(counts, cells, colour)}  {words[rule]}"
 
 
 def _bar(counts: Mapping[str, int], cells: int, colour: bool) -> str:

@@ -1,7 +1,7 @@
 """What is shown of a run, in words and cells: the same on a terminal, in a file, in a notebook.
 
-Decides what is said; `report` and `page` decide how it looks. It judges nothing (`diagnose` does),
-and a level here is a description: healthy models have saturated heads on purpose.
+This file chooses the words, `text` and `html` the looks. A level is a description, not a finding: healthy models have
+saturated heads on purpose.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MEANINGS: Mapping[stats.Level, str] = {
 
 
 def columns(record: Record, *, digits: int = 3) -> dict[str, list[str]]:
-    """Title to cells, one cell per head. Columns that would say nothing are left out."""
+    """Title to cells, one cell per head. Empty columns are left out."""
     heads, facts = record.heads, record.facts
     levels = heads.levels
     entropies = heads.normalised_entropy
@@ -68,8 +68,8 @@ def columns(record: Record, *, digits: int = 3) -> dict[str, list[str]]:
 def place(record: Record, head: int) -> str:
     """Where the largest logit was: batch row, query, key."""
     heads = record.heads
-    found = [int(x[head]) for x in (heads.max_batch, heads.max_query, heads.max_key)]
-    return ",".join(map(str, found)) if found[1] >= 0 else "-"
+    batch, query, key = (int(x[head]) for x in (heads.max_batch, heads.max_query, heads.max_key))
+    return f"{batch},{query},{key}" if query >= 0 else "-"
 
 
 def short(x: float) -> str:
@@ -82,9 +82,9 @@ def _numbers(values: Iterable[float], digits: int) -> list[str]:
 
 
 def levels(records: Iterable[Record]) -> dict[stats.Level, int]:
-    """How many heads stand at each level, in the order of MEANINGS."""
-    found = Counter[str](level for record in records for level in record.heads.levels)
-    return {level: found[level] for level in MEANINGS}
+    """How many heads are at each level, in the order of MEANINGS."""
+    counts = Counter[str](level for record in records for level in record.heads.levels)
+    return {level: counts[level] for level in MEANINGS}
 
 
 def rules(run: Run) -> dict[str, Mapping[str, int]]:
@@ -128,7 +128,7 @@ def _block(pattern: list[str], group: list[Record]) -> Block:
 
 
 def facts(record: Record) -> str:
-    """What the module asked of its softmax, as one line of words."""
+    """The facts of a module's calls, in one line."""
     f = record.facts
     heads = f"{len(record.tally)} heads"
     if f.kv_heads != len(record.tally):
@@ -154,8 +154,7 @@ def scale(record: Record) -> str:
     f = record.facts
     passed, effective = (None if x is None else _scale(x, record) for x in (f.scale, f.effective_scale))
     if effective is None:
-        found = "unknown" if passed is None else passed
-        return f"scale {found} (in effect: {f.scale_reading})"
+        return f"scale {passed or 'unknown'} (in effect: {f.scale_reading})"
     if passed in (None, effective):
         return f"scale {effective} in effect"
     return f"scale {passed}, in effect {effective}"
@@ -176,7 +175,7 @@ def rule(name: str) -> str:
 
 
 def opening(run: Run) -> str:
-    """How much was seen, and how exactly."""
+    """How much was recorded, and how exactly."""
     records = run.latest
     if not records:
         return "no attention was seen"
@@ -219,15 +218,15 @@ def cost(run: Run) -> Iterator[str]:
 def shares(counts: Mapping[str, int], cells: int) -> dict[str, int]:
     """The counts in proportion, as whole cells of a bar; whatever there is gets one at least."""
     total = sum(counts.values())
-    given = {level: max(1, n * cells // total) if n else 0 for level, n in counts.items()}
+    cells_of = {level: max(1, n * cells // total) if n else 0 for level, n in counts.items()}
     largest_rest = sorted(counts, key=lambda level: -(counts[level] * cells % max(total, 1)))
     for level in largest_rest:
-        if sum(given.values()) < cells and counts[level]:
-            given[level] += 1
-    excess = sum(given.values()) - cells
+        if sum(cells_of.values()) < cells and counts[level]:
+            cells_of[level] += 1
+    excess = sum(cells_of.values()) - cells
     if excess > 0:
-        given[max(given, key=lambda level: given[level])] -= excess
-    return given
+        cells_of[max(cells_of, key=lambda level: cells_of[level])] -= excess
+    return cells_of
 
 
 # ---- findings ---------------------------------------------------------------
@@ -235,13 +234,13 @@ def shares(counts: Mapping[str, int], cells: int) -> dict[str, int]:
 
 def alarms(findings: Iterable[Finding]) -> list[Finding]:
     """The warnings and errors."""
-    return [found for found in findings if found.severity != "note"]
+    return [finding for finding in findings if finding.severity != "note"]
 
 
 def marks(findings: Iterable[Finding]) -> dict[tuple[str, int | None], Severity]:
     """The gravest alarm of each module (head None) and head that has one."""
-    found: dict[tuple[str, int | None], Severity] = {}
-    for one in sorted(alarms(findings), key=lambda one: SEVERITIES.index(one.severity)):
-        for head in one.head if isinstance(one.head, tuple) else (one.head,):
-            found[one.module, head] = one.severity
-    return found
+    gravest: dict[tuple[str, int | None], Severity] = {}
+    for finding in sorted(alarms(findings), key=lambda finding: SEVERITIES.index(finding.severity)):
+        for head in finding.head if isinstance(finding.head, tuple) else (finding.head,):
+            gravest[finding.module, head] = finding.severity
+    return gravest

@@ -1,7 +1,7 @@
 """Where a watch sends its snapshots: files, dashboards, and the callbacks of trainers.
 
-A sink is anything that can be called with a `Snapshot`; what has a `close` is closed when the watch
-is detached. Packages are imported when the sink that needs them is made, not before.
+A sink is anything that can be called with a `Snapshot`; what has a `close` is closed when the watch is detached.
+Packages are imported when the sink that needs them is made, not before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hugging Face: a `TrainerCallback` that watches the model while `Trainer` trains it.
 
-The trainer tells nobody when training ends in an exception; use the callback in a `with`, or call
-its `detach`, where the model lives on after one. Reporters are callbacks as well and come before
-those a user passes, so `install` puts this one in front of them.
+The trainer calls no hook when training ends in an exception; use the callback in a `with`, or call its `detach`, if the
+model is used afterwards. Reporters are callbacks as well and precede those that a user passes, so `install` puts this
+one in front of them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def hf_callback(
 ) -> Any:
     """A callback for `transformers.Trainer`; further options go to `watch`.
 
-    Snapshots have the trainer's numbers of steps: every=50 looks at steps 50, 100 and so on.
-    Evaluations in between are not looked at, unless training_only=False.
+    Snapshots have the trainer's numbers of steps: every=50 looks at steps 50, 100 and so on. Evaluations in between are
+    not looked at, unless training_only=False.
 
-    The metrics of the latest snapshot join the training logs, and so reach
-    `trainer.state.log_history`; with `callback.install(trainer)` instead of `callbacks=[callback]`
-    they reach the trainer's reporters too. `after_step(watch)` runs right after the optimiser.
+    The metrics of the latest snapshot join the training logs, and so reach `trainer.state.log_history`; with
+    `callback.install(trainer)` instead of `callbacks=[callback]` they reach the trainer's reporters too.
+    `after_step(watch)` runs right after the optimiser.
 
         callback = hf_callback(every=50, sinks=[JSONL("run.jsonl")])
         with callback:
@@ -70,9 +70,9 @@ class HuggingFaceHooks(Training):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         if logs is None or "loss" not in logs:  # an evaluation, or the summary at the end
             return
-        found = self.fresh()
-        logs.update(found)
-        state.log_history[-1].update(found)  # it was copied from the logs before this call
+        new = self.fresh()
+        logs.update(new)
+        state.log_history[-1].update(new)  # it was copied from the logs before this call
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.detach()

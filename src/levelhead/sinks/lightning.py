@@ -25,11 +25,11 @@ def lightning_callback(
 ) -> Any:
     """A callback for Lightning's `Trainer`; further options go to `watch`.
 
-    Snapshots have the trainer's numbers of steps: every=50 looks at steps 50, 100 and so on.
-    Evaluations in between are not looked at, unless training_only=False.
+    Snapshots have the trainer's numbers of steps: every=50 looks at steps 50, 100 and so on. Evaluations in between are
+    not looked at, unless training_only=False.
 
-    The metrics of each new snapshot go through the module's `log_dict`, so loggers get them, and
-    callbacks may monitor them. `after_step(watch)` runs after each step of the optimiser.
+    The metrics of each new snapshot go through the module's `log_dict`, so loggers get them, and callbacks may monitor
+    them. `after_step(watch)` runs after each step of the optimiser.
 
         trainer = Trainer(callbacks=[lightning_callback(every=50)])
     """
@@ -55,9 +55,9 @@ class LightningHooks(Training):
             return
         self._done = trainer.global_step
         self.step()
-        found = self.fresh()
-        if found:
-            pl_module.log_dict(found, on_step=True, on_epoch=False)
+        new = self.fresh()
+        if new:
+            pl_module.log_dict(new, on_step=True, on_epoch=False)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.detach()

@@ -29,9 +29,9 @@ UNSEEN = (200, 200, 200)
 def histograms(snapshot: Snapshot) -> Iterator[tuple[str, Floats, NDArray[np.int64], Floats]]:
     """For each module and statistic: "module/statistic", the heads' values, counts and edges."""
     for record, name in zip(snapshot.records, names(snapshot), strict=True):
-        found = statistics(record.heads)
+        by_name = statistics(record.heads)
         for statistic in HISTOGRAMS:
-            values = found[statistic][np.isfinite(found[statistic])]
+            values = by_name[statistic][np.isfinite(by_name[statistic])]
             if not len(values):
                 continue
             bounds = (0.0, 1.0) if statistic in SHARES else None
@@ -44,10 +44,10 @@ def histograms(snapshot: Snapshot) -> Iterator[tuple[str, Floats, NDArray[np.int
 def entropy_map(snapshot: Snapshot) -> Floats:
     """Normalised entropy, a row per module and a column per head; NaN where there is none."""
     rows = [record.heads.normalised_entropy for record in snapshot.records]
-    found = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
-    for into, row in zip(found, rows, strict=True):
+    entropies = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for into, row in zip(entropies, rows, strict=True):
         into[: len(row)] = row
-    return found
+    return entropies
 
 
 def coloured(entropies: Floats, cell: int = CELL) -> NDArray[np.uint8]:

@@ -1,6 +1,6 @@
 """TensorBoard: a scalar per module and statistic, histograms over heads, a map of all heads.
 
-Per-head scalars only on request: a chart each for thousands of heads is nothing anybody looks at.
+Per-head scalars only on request: thousands of charts would be of no use.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TensorBoard:
         self._snapshots += 1
 
     def close(self) -> None:
-        """Closes its own writer; somebody else's is only flushed."""
+        """Closes a writer that it made; any other is only flushed."""
         if self._own:
             self.writer.close()
         else:

@@ -1,7 +1,7 @@
 """A watch for the length of one training: what the callbacks of every framework share.
 
-Begins, steps, and ends whatever happens; knows no framework. The hook `after_step` runs when a step
-has been counted and its optimiser is through, which is the place of QK-clip.
+It begins, steps, and ends in any case; no framework is used here. `after_step` runs after a step is counted and its
+optimiser has finished, which is the place of QK-clip.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from levelhead.runs.record import Snapshot
 
 
 class Watcher(Protocol):
-    """What a callback asks of a watch."""
+    """What a callback needs of a watch."""
 
     @property
     def last(self) -> Snapshot: ...
@@ -27,7 +27,7 @@ class Watcher(Protocol):
 
 
 def watch(model: Any, **options: Any) -> Watcher:
-    """The watch itself, which evaluations between steps do not concern."""
+    """The watch itself, without evaluations between steps."""
     from levelhead.watching.watch import Watch  # with a model in hand: a file needs no torch
 
     return Watch(model, **{"training_only": True, **options})
@@ -53,7 +53,7 @@ class Training:
         self.prefix, self.heads = prefix, heads
         self._make, self._options = make, options
         self._attached = False
-        self._told: Snapshot | None = None
+        self._reported: Snapshot | None = None
 
     def begin(self, model: Any, done: int) -> None:
         """Starts a watch after `done` steps; one that an exception left behind is detached first.
@@ -61,7 +61,7 @@ class Training:
         A snapshot then has the trainer's number for its step, in a resumed training too.
         """
         self.detach()
-        self.watch, self._told = self._make(model, **self._options), None
+        self.watch, self._reported = self._make(model, **self._options), None
         self.watch.attach()
         self._attached = True
         self.watch.start_at(done + 1)
@@ -76,9 +76,9 @@ class Training:
     def fresh(self) -> dict[str, float]:
         """Metrics of the latest snapshot, once; empty if there is none since."""
         last = self.watch.last if self.watch is not None else None
-        if last is None or last is self._told or not last.records:
+        if last is None or last is self._reported or not last.records:
             return {}
-        self._told = last
+        self._reported = last
         return metrics(last, heads=self.heads, prefix=self.prefix)
 
     def detach(self) -> None:

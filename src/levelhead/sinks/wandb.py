@@ -1,9 +1,8 @@
-"""Weights & Biases: a scalar per module and statistic, histograms over heads; a map and a table
-of all heads on request.
+"""Weights & Biases: a scalar per module and statistic, histograms over heads; a map and a table of all heads on
+request.
 
-W&B asks for fewer than 10,000 distinct names in a project, and a model has thousands of heads: so
-never a scalar per head. Names share one axis of their own, the watch's steps, and nothing is
-forced on the run's step, which belongs to the training script.
+W&B recommends fewer than 10,000 distinct names in a project, and a model has thousands of heads: so never a scalar per
+head. Names share one axis of their own, the watch's steps; the run's step belongs to the training script.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from levelhead.sinks.pictures import coloured, entropy_map, histograms
 class WandB:
     """Logs to a run: the one given, the one that is active, or a new one made with `init`.
 
-    Only a run that was made here is finished here. `map_every` and `table_every` count snapshots;
-    0, the default, sends none.
+    Only a run that was made here is finished here. `map_every` and `table_every` count snapshots; 0, the default, sends
+    none.
     """
 
     def __init__(
@@ -46,17 +45,17 @@ class WandB:
         self._snapshots = 0
 
     def __call__(self, snapshot: Snapshot) -> None:
-        found: dict[str, Any] = dict(metrics(snapshot, heads=False, prefix=self.prefix))
+        values: dict[str, Any] = dict(metrics(snapshot, heads=False, prefix=self.prefix))
         for name, _, counts, edges in histograms(snapshot):
             histogram = self._wandb.Histogram(np_histogram=(counts, edges))
-            found[f"{self.prefix}/{name}/heads"] = histogram
+            values[f"{self.prefix}/{name}/heads"] = histogram
         if self._due(self.map_every) and snapshot.records:
             need("WandB(map_every=…)", "PIL")
             picture = self._wandb.Image(coloured(entropy_map(snapshot)))
-            found[f"{self.prefix}/all/normalised_entropy/map"] = picture
+            values[f"{self.prefix}/all/normalised_entropy/map"] = picture
         if self._due(self.table_every):
-            found[f"{self.prefix}/all/table"] = self._table(snapshot)
-        self.run.log({**found, self._step: snapshot.step})
+            values[f"{self.prefix}/all/table"] = self._table(snapshot)
+        self.run.log({**values, self._step: snapshot.step})
         self._snapshots += 1
 
     def _due(self, every: int) -> bool:
@@ -66,8 +65,8 @@ class WandB:
         rows = []
         for record, name in zip(snapshot.records, names(snapshot), strict=True):
             columns = [x.tolist() for x in statistics(record.heads).values()]
-            found = zip(record.heads.levels, *columns, strict=True)
-            rows += [[name, head, *values] for head, values in enumerate(found)]
+            lines = zip(record.heads.levels, *columns, strict=True)
+            rows += [[name, head, *values] for head, values in enumerate(lines)]
         return self._wandb.Table(columns=["module", "head", "level", *STATISTICS], data=rows)
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
 """What a remedy has changed about a module's attention calls, looked up while the module runs.
 
-A remedied module carries an `Amendment`; hooks keep a stack of those that are running, and the
-wrappers of `intercept` ask for the innermost. Here is said what a call then becomes, and who
-computes it: whoever did before, as long as only the scale is another number, else levelhead. Who
-may be remedied, and the proof that it works, is the business of `remedies`.
+A remedied module carries an `Amendment`; hooks keep a stack of the running ones, and the wrappers of `intercept` apply
+the innermost. If only the scale is another number, the same function computes the call as before, else levelhead. Which
+modules can be remedied, and the proof that a remedy works, is in `remedies`.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Amendment:
     def for_interface(self, name: str, module: nn.Module, query: Tensor, options: dict[str, Any]) -> dict[str, Any]:
         """The options of a call of transformers' interface, amended."""
         ours = is_ours(name, query)
-        if name == "sdpa" and not ours:  # asks torch's function, where the amendment is met again
+        if name == "sdpa" and not ours:  # calls torch's function, where the amendment applies
             return options
         given = options.get("scaling")
         terms = self.over(query, query, given, options.get("softcap"))
@@ -111,8 +110,8 @@ class Terms(NamedTuple):
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _resolved(rule: Any, heads: int, d_k: int) -> tuple[tuple[float, ...], bool, bool]:
-    found = scaling.resolve(rule, heads=heads, d_k=d_k)
-    return tuple(found.factor.tolist()), found.cosine, found.log_n
+    resolved = scaling.resolve(rule, heads=heads, d_k=d_k)
+    return tuple(resolved.factor.tolist()), resolved.cosine, resolved.log_n
 
 
 def is_ours(name: str, query: Tensor) -> bool:
@@ -125,7 +124,7 @@ def has_no_description(options: dict[str, Any]) -> bool:
     return "cosine" in options or isinstance(options.get("scaling"), tuple)
 
 
-# ---- who is running
+# ---- which module is running
 
 
 class _Stack(threading.local):
@@ -134,11 +133,11 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
-_traced: list[Amendment | None] = []  # while torch.compile looks: it knows lists, not threads
+_traced: list[Amendment | None] = []  # while Dynamo traces, which supports lists but no thread-locals
 
 
 def current() -> Amendment | None:
-    """Of the innermost remedied module that is running."""
+    """That of the innermost remedied module that is running."""
     if torch.compiler.is_compiling():
         return _traced[-1] if _traced else None
     # A graph that broke within a module leaves its entry with the traced ones.
@@ -147,9 +146,9 @@ def current() -> Amendment | None:
 
 
 def of(module: nn.Module) -> Amendment | None:
-    """What a module carries."""
-    found: Amendment | None = module.__dict__.get(ATTRIBUTE)
-    return found
+    """That of a module; None: it is not remedied."""
+    amendment: Amendment | None = module.__dict__.get(ATTRIBUTE)
+    return amendment
 
 
 def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -177,25 +176,25 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def amend(module: nn.Module, **fields: Any) -> None:
-    """Has a module carry these changes, beside those it carries."""
-    found = of(module)
-    if found is None:
+    """Adds these changes to a module's amendment."""
+    amendment = of(module)
+    if amendment is None:
         before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
         after = module.register_forward_hook(leave, always_call=True)
-        found = Amendment(hooks=(before, after))
-        object.__setattr__(module, ATTRIBUTE, found)
+        amendment = Amendment(hooks=(before, after))
+        object.__setattr__(module, ATTRIBUTE, amendment)
     for name, value in fields.items():
-        setattr(found, name, value)
+        setattr(amendment, name, value)
 
 
 def restore(module: nn.Module, *names: str) -> None:
-    """Takes these changes back, and with the last one the hooks."""
-    found = of(module)
-    if found is None:
+    """Removes these changes, and with the last one the hooks."""
+    amendment = of(module)
+    if amendment is None:
         return
     for name in names:
-        setattr(found, name, None)
-    if found.empty:
-        for hook in found.hooks:
+        setattr(amendment, name, None)
+    if amendment.empty:
+        for hook in amendment.hooks:
             hook.remove()
         del module.__dict__[ATTRIBUTE]

@@ -1,10 +1,9 @@
-"""`deep=True`: softmax attention written by hand, seen below the level of Python functions.
+"""`deep=True`: softmax attention written by hand, observed below the level of Python functions.
 
-A dispatch mode follows products of two activations through scaling, bias, masks and changes of
-shape to the softmax that takes them in; there the logits are read as they are, with the factors
-met on the way. A product with a parameter on its right is a projection, which is noted, and a
-softmax over one is a classifier, which is not. `torch.compile` switches itself off under such a
-mode, hence it is asked for, and on only while an observed step runs.
+A dispatch mode follows products of two activations through scaling, bias, masks and changes of shape to their softmax;
+there the logits are read as they are, with the factors on the way. A product with a parameter on its right is a
+projection, which is stored; a softmax over one is a classifier, which is ignored. `torch.compile` is off under such a
+mode, hence the option, and the mode is active only while an observed step runs.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from levelhead.watching import effective_scale
 from levelhead.watching.measure import from_scores, plain
-from levelhead.watching.module_stack import ATTRIBUTE, Frame, current
+from levelhead.watching.module_stack import ATTRIBUTE, Frame, Product, current
 
-HOW = "softmax by hand"
-Factor: TypeAlias = float | Tensor | None  # None: not one number; a tensor of one is read later
+PATH = "softmax by hand"
+Factor: TypeAlias = float | Tensor | None  # None: not one number; a tensor of one element is read later
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,9 @@ class Deep(TorchDispatchMode):
         if name in _SOFTMAX:
             self._softmax(frame, args)
         elif isinstance(out, Tensor) and plain(out):
-            found = self._follow(frame, name, args, kwargs or {}, out)
-            if found is not None:
-                self._scores[out] = found
+            product = self._follow(frame, name, args, kwargs or {}, out)
+            if product is not None:
+                self._scores[out] = product
         return out
 
     def _follow(
@@ -90,8 +89,8 @@ class Deep(TorchDispatchMode):
             left = _PRODUCTS[name]
             alpha = float(kwargs.get("alpha", 1))
             return self._product(frame, args[left], args[left + 1], alpha, out)
-        given = args[0] if name == "cat" else args[:3]
-        known = [self._scores.get(x) for x in given if isinstance(x, Tensor)]
+        inputs = args[0] if name == "cat" else args[:3]
+        known = [self._scores.get(x) for x in inputs if isinstance(x, Tensor)]
         before: _Product | None = next((x for x in known if x is not None), None)
         if before is None:
             return None
@@ -113,31 +112,31 @@ class Deep(TorchDispatchMode):
             a, b = (x.detach() if x.dim() == 3 else x.detach()[None] for x in (a, b))
             return _Product(a, b, factor)
         name, owner = weight
-        if owner is frame.watched.module:  # else its own hook tells
+        if owner is frame.watched.module:  # else its own hook stores it
             frame.ran.append(effective_scale.columns(name, None, a.shape[-1], out))
         return None
 
     def _softmax(self, frame: Frame, args: tuple[Any, ...]) -> None:
         scores = args[0]
-        found = self._scores.get(scores)
-        if found is None or scores.dim() < 2 or args[1] not in (-1, scores.dim() - 1):
+        product = self._scores.get(scores)
+        if product is None or scores.dim() < 2 or args[1] not in (-1, scores.dim() - 1):
             return
         T, S = scores.shape[-2:]
         heads = scores.shape[-3] if scores.dim() > 3 else frame.watched.heads or 1
         rows = scores.numel() // max(S, 1)
-        if rows == 0 or found.left.numel() != rows * found.left.shape[-1]:
+        if rows == 0 or product.left.numel() != rows * product.left.shape[-1]:
             return
         heads = 1 if rows % (heads * T) else heads
-        frame.busy = True  # what is measured now is not to be followed
+        frame.busy = True  # the measurement itself is not followed
         try:
             logits = scores.detach().reshape(-1, heads, T, S)
-            q = found.left.reshape(-1, heads, T, found.left.shape[-1])
-            k = found.right.mT
+            q = product.left.reshape(-1, heads, T, product.left.shape[-1])
+            k = product.right.mT
             each = k.shape[0] // q.shape[0] or 1
             each = each if heads % each == 0 and k.shape[0] % each == 0 else 1
             k = k.reshape(-1, each, *k.shape[1:])
             call = from_scores(logits)
-            frame.watch.record_scores(frame, HOW, call, (q, k), found.factor)
+            frame.watch.record_call(frame, PATH, call, Product(q, k, product.factor))
         finally:
             frame.busy = False
 
@@ -161,7 +160,7 @@ def _number(x: Any) -> float | Tensor | None:
     return float(x) if isinstance(x, int | float) else None
 
 
-# ---- on while the model runs
+# ---- active while the model runs
 
 
 class _Running(threading.local):
@@ -177,7 +176,7 @@ def begin(module: nn.Module, args: Any) -> None:
     watched = getattr(module, ATTRIBUTE, None)
     if torch.compiler.is_compiling() or watched is None or watched.module is not module:
         return
-    end(watched.number)  # a run that Ctrl-C ended has left its mode: no hook ran then
+    end(watched.number)  # after Ctrl-C no hook ran, and an old mode remains
     if watched.watch.wanted():
         mode = _running.modes[watched.number] = Deep(module)
         mode.__enter__()  # type: ignore[no-untyped-call]
@@ -191,7 +190,7 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def end(number: int) -> None:
-    """Takes the mode off, if it is still there."""
+    """Removes the mode, if it is still active."""
     mode = _running.modes.pop(number, None)
     if mode is not None and _get_current_dispatch_mode() is mode:
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]

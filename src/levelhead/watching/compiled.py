@@ -1,8 +1,7 @@
-"""Watching inside compiled graphs: two operators that compile takes as they are.
+"""Watching inside compiled graphs: two operators that the compiler keeps as they are.
 
-They change nothing but a handle, which is how compile learns that they must not be left out; what
-they do happens in Python when the graph runs. A watched module is found by its number, so a graph that
-outlives its watch does no harm.
+They change a handle, and nothing else, so that the compiler does not remove them; their work happens in Python when the
+graph runs. A watched module is found by its number, so a graph that outlives its watch does no harm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`doctor`: opens a model of this machine, has it read a text, and says how its heads are.
+"""`doctor`: opens a model of this machine, runs it on a text, and diagnoses its heads.
 
-Puts together what others do: `models` opens, `watch` looks, `diagnose` judges, `compare` compares.
-It changes no weight, trains nothing, and prints nothing.
+`models` opens it, `watch` records, `diagnose` finds, `compare` compares. Nothing is trained or printed, and no weight
+changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WINDOW = 512  # tokens read at once, where the model can; what encoders of text were made for
-TOKENS = 4096  # of a long text that are read, unless more are asked for
+TOKENS = 4096  # of a long text that are read by default
 _BATCH = 4  # windows side by side
 _WARM_UP = 16  # tokens, so that no timing holds what happens once
 
@@ -38,7 +38,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Examination:
-    """What the doctor saw and says."""
+    """The result of `doctor`."""
 
     run: Run  # one snapshot: the whole text
     findings: Findings
@@ -88,7 +88,7 @@ def doctor(
         deep: also see attention that is written out by hand.
         threads: of torch meanwhile; None: as many as it has.
         expected_scale: the scale that is right for this model, where that is not 1/√d_k.
-        tell: is told what is being done, for a line of progress.
+        tell: called with what is being done, for a line of progress.
     """
     for name, value in (("tokens", tokens), ("rows", rows), ("threads", threads)):
         wanted, advice = "an integer of at least 1", "Leave it out for the usual"
@@ -159,9 +159,9 @@ def _windows(opened: models.Opened, text: str, limit: int) -> tuple[list[Tensor]
 
 
 def _positions(model: Any) -> int:
-    """How many tokens the model can tell apart by position."""
-    found = getattr(model.config, "max_position_embeddings", None)
-    return found if isinstance(found, int) and found > 0 else WINDOW
+    """How many positions the model has."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else WINDOW
 
 
 def _framed(tokenizer: Any, ids: list[int], special: bool) -> list[int]:
@@ -185,7 +185,7 @@ def _watched(
     expected_scale: float | str | None,
     say: Tell,
 ) -> tuple[Run, dict[str, float]]:
-    """Has the model read, watched and then alone."""
+    """Runs the model on the text, watched and then alone."""
     import torch
 
     from levelhead.watching.watch import watch
@@ -201,10 +201,10 @@ def _watched(
 
     with torch.inference_mode(False), torch.no_grad():
         read("warming up", [windows[0][:1, :_WARM_UP]])
-        with watch(model, rows=rows, deep=deep, counterfactual=True, expected_scale=expected_scale) as seen:
+        with watch(model, rows=rows, deep=deep, counterfactual=True, expected_scale=expected_scale) as watched_model:
             watched = read("reading, watched", windows)
         alone = read("reading, alone", windows)
-    run = seen.run()
+    run = watched_model.run()
     if not run.latest:
         looked = ", ".join(f"{line.module} ({line.how})" for line in run.coverage[:4])
         given = f"none that was seen: {looked}" if looked else f"{type(model).__name__} without any"
@@ -216,7 +216,7 @@ def _watched(
 
 
 def _options(model: Any) -> dict[str, Any]:
-    """What spares work that no statistic needs: a cache, and logits over the vocabulary."""
+    """Options that avoid work which no statistic needs: a cache, and logits over the vocabulary."""
     known = inspect.signature(model.forward).parameters
     wanted = {"use_cache": False, "logits_to_keep": 1}
     return {name: value for name, value in wanted.items() if name in known}

@@ -1,10 +1,9 @@
-"""Reads the scale that is really in force: from the outputs of the projections to the logits.
+"""The effective scale: the whole factor from the outputs of the projections to the logits.
 
-A model may scale its queries before the product, its logits after it, both or neither; only the
-whole counts. It is the scale passed, times what became of q and k between their projections and
-the call, by root mean squares (rotations keep those). Where a norm sits in between, there is no
-such number: the reading is "normalised". Logits themselves cannot decide it: their spread depends
-on how the weights were drawn.
+A model may scale its queries before the product, its logits after it, both or neither; only the whole counts. It is the
+scale passed, times the change of q and k between their projections and the call, by root mean squares (rotations keep
+those). With a norm in between there is no such number: the reading is "normalised". The spread of the logits does not
+give it: that depends on how the weights were drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 FROM_PROJECTIONS, NORMALISED, BY_DEFINITION = "projections", "normalised", "torch's own module"
 
-# What projections are called, once the words around the letter are gone.
+# Names of projections, after the words around the letter are removed.
 _AROUND = {"proj", "projection", "linear", "lin", "layer", "to", "w", "fc", "attn", "attention"}
 _AROUND |= {"self", "c", "net", "map", "dense", "weight", "0", "in", "b"}
 _ROLES = {"q": "q", "query": "q", "queries": "q", "wq": "q", "k": "k", "key": "k", "keys": "k"}
@@ -30,7 +29,7 @@ _ROLES |= {"qkv": "qkv", "wqkv": "qkv", "query key value": "qkv", "q k v": "qkv"
 
 @dataclass(frozen=True)
 class Ran:
-    """What ran inside an attention module, and came out of it, as squares per column."""
+    """A child that ran inside an attention module, and the squares of its output per column."""
 
     name: str  # within the module
     module: nn.Module | None  # None: a product with a parameter of the module itself
@@ -46,14 +45,14 @@ class Ran:
 
 
 def ran(name: str, module: nn.Module, output: Tensor) -> Ran:
-    """A child ran. Squared at once: what comes may overwrite the output."""
+    """Of a child. Squared at once: later code may overwrite the output."""
     if isinstance(module, nn.Conv1d | nn.Conv2d):  # a projection by a convolution
         output = output.movedim(1 if output.dim() > module.weight.dim() - 1 else 0, -1)
     return columns(name, module, _reads(module), output)
 
 
 def columns(name: str, module: nn.Module | None, reads: int | None, output: Tensor) -> Ran:
-    """The same of anything whose last dimension is its features."""
+    """Of any output whose last dimension is its features."""
     x = output.detach()
     features = x.shape[-1]
     tokens = x.numel() // features if features else 0
@@ -63,7 +62,7 @@ def columns(name: str, module: nn.Module | None, reads: int | None, output: Tens
 
 
 class Reading(NamedTuple):
-    """How the scale in force was read, and what it is."""
+    """The effective scale, and how it was read."""
 
     scale: float | None
     how: str
@@ -71,7 +70,7 @@ class Reading(NamedTuple):
 
 
 def is_norm(name: str, module: nn.Module) -> bool:
-    """Whether a child normalises what it is given."""
+    """Whether a child normalises its input."""
     kind = type(module).__name__.lower()
     return "norm" in kind or (("norm" in name.lower()) and not isinstance(module, nn.Identity))
 
@@ -84,7 +83,7 @@ def qk_norms(module: nn.Module) -> list[str]:
 
 
 def role(name: str) -> str | None:
-    """What a projection is for, by its name: "q", "k", "v", "kv" or "qkv"."""
+    """The role of a projection by its name: "q", "k", "v", "kv" or "qkv"."""
     words = [word for word in _words(name) if word != "weight"]
     if words == ["c", "attn"] or words[-2:] == ["in", "proj"]:
         return "qkv"
@@ -107,22 +106,22 @@ def read(
     k_rms: float,
     tokens: int,
 ) -> Reading:
-    """The scale in force at a call of `tokens` keys in all, from what ran in the module before."""
-    found = _projections(ran, heads, kv_heads, d_k)
-    if not found:
+    """The effective scale of a call of `tokens` keys in all, from what ran in the module before it."""
+    parts = _projections(ran, heads, kv_heads, d_k)
+    if not parts:
         return Reading(None, "no projections were found")
-    width = found["q"].ran.reads if "q" in found else None
-    first = min(ran.index(part.ran) for part in found.values())
+    width = parts["q"].ran.reads if "q" in parts else None
+    first = min(ran.index(part.ran) for part in parts.values())
     sizes = {d_k, heads * d_k, kv_heads * d_k}
     if any(child.norm and child.features in sizes for child in ran[first + 1 :]):
         return Reading(None, NORMALISED, width)
-    if scale is None or not {"q", "k"} <= found.keys():
+    if scale is None or not {"q", "k"} <= parts.keys():
         why = "the scale is not known" if scale is None else "a projection was not found"
         return Reading(None, why, width)
-    if found["k"].ran.tokens != tokens:
+    if parts["k"].ran.tokens != tokens:
         return Reading(None, "keys come from a cache", width)
     choices = []
-    for layout in _layouts(found, heads, kv_heads, d_k):
+    for layout in _layouts(parts, heads, kv_heads, d_k):
         if min(q_rms, k_rms, *layout) > 0 and math.isfinite(sum(layout) + q_rms + k_rms):
             of_q, of_k = q_rms / layout[0], k_rms / layout[1]
             choices.append((abs(math.log(of_k)), of_q, of_k))
@@ -140,23 +139,23 @@ class _Part(NamedTuple):
 
 
 def _projections(ran: Sequence[Ran], H: int, G: int, D: int) -> dict[str, _Part]:
-    """By role; by name where names tell, else by size and order."""
+    """By role: from names where these are known, else from size and order."""
     plain = [child for child in ran if not child.norm and child.reads is not None]
-    found: dict[str, _Part] = {}
+    parts: dict[str, _Part] = {}
     for child in plain:
         name = role(child.name)
         if name == "qkv" or (name is None and child.features == (H + 2 * G) * D):
-            found |= {each: _Part(child, joint=True) for each in "qkv"}
+            parts |= {each: _Part(child, joint=True) for each in "qkv"}
         elif name == "kv":
-            found |= {each: _Part(child, joint=True) for each in "kv"}
+            parts |= {each: _Part(child, joint=True) for each in "kv"}
         elif name is not None:
-            found[name] = _Part(child)
-    if {"q", "k"} & found.keys():
-        return found
+            parts[name] = _Part(child)
+    if {"q", "k"} & parts.keys():
+        return parts
     nameless = [c for c in plain if c.features in (H * D, G * D) and role(c.name) is None][-3:]
     if [c.features for c in nameless] == [H * D, G * D, G * D]:  # the last three before the call
         return {name: _Part(c) for name, c in zip("qkv", nameless, strict=True)}
-    return found
+    return parts
 
 
 def _reads(module: nn.Module) -> int | None:
@@ -175,9 +174,9 @@ def _reads(module: nn.Module) -> int | None:
     return int(widths[0]) if widths else None
 
 
-def _layouts(found: dict[str, _Part], H: int, G: int, D: int) -> Iterator[tuple[float, float]]:
+def _layouts(parts: dict[str, _Part], H: int, G: int, D: int) -> Iterator[tuple[float, float]]:
     """Root mean squares of the q and k projections, for every way joint columns may be laid out."""
-    q, k = found["q"], found["k"]
+    q, k = parts["q"], parts["k"]
     squares = {"q": q.ran.squares, "k": k.ran.squares}
     if not k.joint:
         yield _rms(squares["q"], q.ran.tokens), _rms(squares["k"], k.ran.tokens)

@@ -127,8 +127,8 @@ def _sdpa_over(original: Function) -> Function:
 
         def describe() -> Call:
             heads = frame.watched.heads
-            found = described(query, key, value, mask, is_causal, scale, enable_gqa, heads)
-            return found if terms is None else terms.described(found)
+            call = described(query, key, value, mask, is_causal, scale, enable_gqa, heads)
+            return call if terms is None else terms.described(call)
 
         path = frame.via or usual
         if torch.compiler.is_compiling():

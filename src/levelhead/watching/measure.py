@@ -1,8 +1,8 @@
-"""From what a call asked of its softmax to the tally of its heads.
+"""From the description of a call to the tally of its heads.
 
-On the CPU the core makes one pass that computes statistics only; elsewhere plain torch does, some
-rows at a time, on the tensors' own device and without ever waiting for it. Both give the same
-fields per query row, which are summed up in one place. Nothing here knows of modules or steps.
+On the CPU the core makes one pass that computes statistics only; elsewhere plain torch does, some rows at a time, on
+the tensors' own device and without waiting for it. Both give the same fields per query row, and `tally.of_rows` sums
+them up. Modules and steps are unknown here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def call_of(q: Tensor, k: Tensor, scale: float | Tensor, start: int | None = Non
 
 
 def plain(x: Tensor) -> bool:
-    """Whether there are numbers to look at: no nested, sparse, meta, traced or vmapped tensor."""
+    """Whether its numbers can be read: no nested, sparse, meta, traced or vmapped tensor."""
     if x.is_nested or x.layout is not torch.strided or x.is_meta:
         return False
     return type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
@@ -77,7 +77,7 @@ def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = No
 
     `by_torch` forces the path for other devices.
     """
-    with torch.autocast(call.q.device.type, enabled=False):  # statistics are not to be rounded
+    with torch.autocast(call.q.device.type, enabled=False):  # statistics must not be rounded
         return _tallied(call, sample, by_torch)
 
 
@@ -105,13 +105,13 @@ def from_core(
     return found
 
 
-def fill_squares(found: Tensor, q: Tensor, k: Tensor) -> None:
-    """What rms(q) and rms(k) are read off, for all heads of a tally."""
+def fill_squares(heads: Tensor, q: Tensor, k: Tensor) -> None:
+    """Sets the sums of q² and k² of all heads of a tally."""
     for name, x in (("q", q.detach()), ("k", k.detach())):
         squares = x.to(_wide(x)).square().sum((0, 2, 3))
-        shared = found.shape[0] // max(x.shape[1], 1)
-        found[:, tally.INDEX[f"{name}_squares"]] = squares.repeat_interleave(shared).to(found)
-        found[:, tally.INDEX[f"{name}_count"]] = x.shape[0] * x.shape[2] * x.shape[3]
+        shared = heads.shape[0] // max(x.shape[1], 1)
+        heads[:, tally.INDEX[f"{name}_squares"]] = squares.repeat_interleave(shared).to(heads)
+        heads[:, tally.INDEX[f"{name}_count"]] = x.shape[0] * x.shape[2] * x.shape[3]
 
 
 def folded(into: Tensor, new: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,14 @@ class Observed:
     shard: Any = None  # of `levelhead.distributed`: the rows of this rank
 
 
+class Product(NamedTuple):
+    """Scores that are `factor` times q kᵀ, bias and mask aside."""
+
+    q: Tensor  # (B, H, T, D)
+    k: Tensor
+    factor: float | Tensor | None  # None: not one number
+
+
 class Recorder(Protocol):
     """What hooks and wrappers need of the watch whose model is running."""
 
@@ -55,13 +63,8 @@ class Recorder(Protocol):
     def begin_forward(self) -> None:
         """A forward pass of the whole model begins."""
 
-    def record_call(self, frame: Frame, path: str, call: Call) -> None:
-        """Measures a call that other code computed."""
-
-    def record_scores(
-        self, frame: Frame, path: str, call: Call, operands: tuple[Tensor, Tensor], factor: float | Tensor | None
-    ) -> None:
-        """Measures a softmax over `factor` times the product of the operands, bias and mask included."""
+    def record_call(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> None:
+        """Measures a call that other code computed; `product`: what its ready-made scores were computed from."""
 
     def record_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """Adds a call that levelhead computed together with its statistics."""

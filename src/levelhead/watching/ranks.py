@@ -1,8 +1,8 @@
 """One step of all ranks together: one packed tensor, gathered once.
 
-Called at log time, never while a model runs. Ranks that watch the same heads add up (data and
-context parallelism); those that have some heads each are put side by side (tensor parallelism).
-Ranks whose modules differ are refused on every rank alike, because what each packed says so.
+Called at log time, never while a model runs. Tallies of ranks that watch the same heads add up (data and context
+parallelism); ranks with heads of their own are put side by side (tensor parallelism). If modules differ, every rank
+raises the same error, because each has the layouts of all.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from levelhead.runs.record import Record, Snapshot
 def gathered(snapshot: Snapshot, group: Any = None, *, heads: str = "same") -> Snapshot:
     """The snapshots of all ranks of a group as one, in the order of the ranks.
 
-    A rank that saw nothing in this step must still call; it adds nothing, and gets nothing.
+    A rank that recorded nothing in this step must still call; it adds nothing, and gets nothing.
 
     Args:
-        heads: "same": every rank's rows of the same heads add up. "split": each rank has heads of
-            its own, as many as the others.
+        heads: "same": every rank's rows of the same heads add up. "split": each rank has heads of its own, as many as
+            the others.
     """
     import torch.distributed as dist
 
@@ -47,14 +47,14 @@ def gathered(snapshot: Snapshot, group: Any = None, *, heads: str = "same") -> S
     sizes = [zlib.crc32(names.encode()), sum(map(len, parts)), watched]
     layout = torch.tensor(sizes, device=device)
     layouts = [torch.empty_like(layout) for _ in range(world)]
-    dist.all_gather(layouts, layout, group=group)  # three numbers, so that a mistake is no hang
-    seen = [tuple(x.tolist()) for x in layouts]
-    kinds = {kind for kind in seen if kind[1]}
+    dist.all_gather(layouts, layout, group=group)  # three numbers first, so that a mistake is an error, not a hang
+    sizes_by_rank = [tuple(x.tolist()) for x in layouts]
+    kinds = {kind for kind in sizes_by_rank if kind[1]}
     if len(kinds) > 1:
-        given = ", ".join(f"{n} heads on rank {rank}" for rank, (_, _, n) in enumerate(seen))
+        given = ", ".join(f"{n} heads on rank {rank}" for rank, (_, _, n) in enumerate(sizes_by_rank))
         advice = "Watch the same model with the same options on every rank"
         raise LevelheadValueError(expected("ranks", "the same modules everywhere", given, advice))
-    total = max(n for _, n, _ in seen)
+    total = max(n for _, n, _ in sizes_by_rank)
     packed = torch.from_numpy(np.concatenate(parts or [tally.nothing(total)])).to(device)
     everything = [torch.empty_like(packed) for _ in range(world)]
     dist.all_gather(everything, packed, group=group)
@@ -82,5 +82,5 @@ def _joined(record: Record, rest: Iterator[tally.Floats], times: int) -> Record:
 
 
 def _device(dist: Any, group: Any) -> torch.device:
-    """Where the group's back end wants its tensors."""
+    """The device that the group's back end needs."""
     return torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")

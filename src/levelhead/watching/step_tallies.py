@@ -26,7 +26,7 @@ from levelhead.watching import effective_scale, measure
 from levelhead.watching.effective_scale import Ran, Reading
 from levelhead.watching.intercept_softmax import WEIGHTS
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import Frame, Observed, WatchedModule
+from levelhead.watching.module_stack import Frame, Observed, Product, WatchedModule
 
 RULES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)")
 
@@ -104,16 +104,8 @@ class Ledger:
 
     # ---- calls come in
 
-    def add(
-        self,
-        frame: Frame,
-        path: str,
-        call: Call,
-        *,
-        operands: tuple[Tensor, Tensor] | None = None,
-        scale: float | Tensor | None = None,
-    ) -> None:
-        """Measures a call. If it consists of ready-made scores, these are `scale` times the product of `operands`."""
+    def add(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> None:
+        """Measures a call; `product`: what its ready-made scores were computed from, if that is known."""
         rows = self.watch.rows
 
         def at(times: float) -> Tensor:
@@ -121,10 +113,9 @@ class Ledger:
             return measure.tallied(changed, sample=rows, by_torch=self.watch.plain_torch)
 
         tallied = at(1.0)
-        q, k = (call.q, call.k) if operands is None else operands
-        if operands is not None:
+        q, k, factor = product or Product(call.q, call.k, None if call.ready else call.scale)
+        if product is not None:
             measure.fill_squares(tallied, q, k)
-        factor = scale if call.ready else call.scale
         sampled = rows is not None and rows < call.q.shape[2]
         self._enter(frame, _Measured(path, call, tallied, q, k, factor, self._rules(q, at), sampled))
 

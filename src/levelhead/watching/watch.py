@@ -1,8 +1,8 @@
 """`watch(model)`: exact statistics of every head of any PyTorch model, without changing it.
 
-Hooks say which module runs, wrappers around the attention functions what it asks of its softmax;
-here calls become tallies, tallies snapshots of steps, and snapshots go to the sinks. Outputs and
-gradients keep their bits; detaching leaves nothing behind. Nothing is judged here (`diagnose`).
+Hooks report which module runs, wrappers around the attention functions describe its calls. Here calls become tallies,
+tallies become snapshots of steps, and snapshots go to the sinks. Outputs and gradients keep their bits; detaching
+leaves nothing behind. `diagnose` evaluates what was recorded.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from levelhead.watching import by_hand as deep
 from levelhead.watching import compiled, coverage, module_stack
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import ATTRIBUTE, WATCHED_MODULES, Frame, Observed, WatchedModule
+from levelhead.watching.module_stack import ATTRIBUTE, WATCHED_MODULES, Frame, Observed, Product, WatchedModule
 from levelhead.watching.step_tallies import Ledger
 
-_PASSES_OF_A_STEP = 64  # more micro-batches than anybody accumulates before a first step
-KEPT_SNAPSHOTS = 256  # then every second one goes: trends stay, memory does not grow
+_PASSES_OF_A_STEP = 64  # more micro-batches than are accumulated before a first step
+KEPT_SNAPSHOTS = 256  # beyond, every second one is dropped: trends stay, memory does not grow
 
 
 def _root_begins(module: nn.Module, args: Any) -> None:
@@ -45,7 +45,7 @@ def _root_begins(module: nn.Module, args: Any) -> None:
 
 
 class Watch:
-    """Watches from its making until `detach()`, or the end of the `with`; see `watch`."""
+    """Watches a model until `detach()`, or the end of the `with`."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class Watch:
         self._sinks, self._history = _checked_sinks(sinks), max(history, 2)
         self.listeners: list[Callable[..., None]] = []  # (watched, call, tally, q, k) of every call
         self._snapshots: list[Snapshot] = []
-        self._held: list[Snapshot] = []  # that the sinks have not heard of yet
-        self._carried: Snapshot | None = None  # what passes before the first `step()` belong to
+        self._held: list[Snapshot] = []  # not yet passed to the sinks
+        self._carried: Snapshot | None = None  # passes before the first `step()`, as one step
         self._ledgers: dict[int, Ledger] = {}  # by the number of the watched module
         self.watched_modules: list[WatchedModule] = []
         self.child_names: dict[int, str] = {}
@@ -97,7 +97,7 @@ class Watch:
         self.lock = threading.RLock()  # several threads may run the model
         self.attach()
 
-    # ---- coming and going
+    # ---- attaching and detaching
 
     def attach(self) -> Watch:
         """Begins, or begins again after `detach`."""
@@ -132,7 +132,7 @@ class Watch:
         return self
 
     def detach(self) -> None:
-        """Ends, and leaves the model as it was; what was seen stays readable."""
+        """Ends, and leaves the model as it was; what was recorded stays readable."""
         if not self.attached:
             return
         assert self._since is not None
@@ -183,7 +183,7 @@ class Watch:
         self._step = step
 
     def begin_forward(self) -> None:
-        """The whole model runs (the root's hook says so)."""
+        """A forward pass of the whole model begins: the root's hook calls this."""
         if self._by_hand or _in_backward():
             return
         with self.lock:
@@ -194,11 +194,11 @@ class Watch:
 
     @property
     def observing(self) -> bool:
-        """Whether this step is looked at."""
+        """Whether this step is measured."""
         return self._step % self.every == 0
 
     def wanted(self) -> bool:
-        """Whether a call that runs now is to be measured: a recomputed one was already."""
+        """Whether a call that runs now is measured: a recomputed one was already."""
         idle = self.training_only and not self.model.training  # an evaluation between two steps
         return self.observing and not idle and not _in_backward()
 
@@ -218,8 +218,8 @@ class Watch:
         if len(self._snapshots) > self._history:
             self._snapshots = [*self._snapshots[:-1:2], self._snapshots[-1]]
         self._held.append(snapshot)
-        # In training the next thing may be the first `step()`, which makes one step of several
-        # passes: sinks hear of them once that is unlikely.
+        # In training the first `step()` may follow, which makes one step of several passes: sinks wait until that is
+        # unlikely.
         waits = not self._by_hand and self.model.training and self.attached
         if not waits or len(self._held) > _PASSES_OF_A_STEP:
             self._deliver()
@@ -231,13 +231,13 @@ class Watch:
                 sink(snapshot)
 
     def _pending(self) -> Snapshot | None:
-        """What this step has seen so far."""
+        """What this step has recorded so far."""
         with self.lock:
             records = [r for ledger in self._ledgers.values() for r in ledger.records()]
-        found = Snapshot(self._step, tuple(records)) if records else None
+        snapshot = Snapshot(self._step, tuple(records)) if records else None
         if self._carried is None:
-            return found
-        return self._carried if found is None else self._carried.merged(found)
+            return snapshot
+        return self._carried if snapshot is None else self._carried.merged(snapshot)
 
     # ---- called by hooks and wrappers while the model runs: see `module_stack.Recorder`
 
@@ -256,15 +256,9 @@ class Watch:
             yield
         self._spent += time.perf_counter() - started
 
-    def record_call(self, frame: Frame, path: str, call: Call) -> None:
+    def record_call(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> None:
         with self._timed():
-            self._ledger(frame).add(frame, path, call)
-
-    def record_scores(
-        self, frame: Frame, path: str, call: Call, operands: tuple[Tensor, Tensor], factor: float | Tensor | None
-    ) -> None:
-        with self._timed():
-            self._ledger(frame).add(frame, path, call, operands=operands, scale=factor)
+            self._ledger(frame).add(frame, path, call, product)
 
     def record_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         with self._timed():
@@ -280,20 +274,20 @@ class Watch:
         if self.gradients and self.observing and torch.is_grad_enabled():
             self._ledger(frame).follow_gradients(frame, q, k, v, parts)
 
-    # ---- what one reads
+    # ---- results
 
     @property
     def last(self) -> Snapshot:
-        """The latest step that was looked at, unfinished or not."""
+        """The latest step that was measured, unfinished or not."""
         return self._pending() or (self._snapshots[-1] if self._snapshots else Snapshot(0, ()))
 
     def coverage(self) -> tuple[Seen, ...]:
-        """Which modules attend, and whether and how each was seen."""
+        """Which modules attend, and whether and how each was observed."""
         return coverage.report(self.model, self.watched_modules, compiled=self.compiled, deep=self.deep)
 
     @property
     def cost(self) -> dict[str, float]:
-        """What watching took: seconds, steps, and the share of the time it was attached."""
+        """The cost of watching: seconds, steps, and the share of the time it was attached."""
         now = 0.0 if self._since is None else time.perf_counter() - self._since
         elapsed = self._elapsed + now
         observed = self._observed + bool(self._pending())
@@ -306,7 +300,7 @@ class Watch:
         }
 
     def run(self) -> Run:
-        """Everything seen so far, as plain data."""
+        """Everything recorded so far, as plain data."""
         pending = self._pending()
         snapshots = (*self._snapshots, *([] if pending is None else [pending]))
         name = type(self.model).__name__
@@ -319,17 +313,17 @@ class Watch:
         return metrics(self.last, heads=heads)
 
     def save(self, path: Any) -> None:
-        """Writes everything seen so far to a file that `diagnose` and the page read."""
+        """Writes everything recorded so far to a file that `diagnose` and the page read."""
         self.run().save(path)
 
     def gather(self, group: Any = None, *, heads: str = "same") -> Snapshot:
-        """The latest step of all ranks together; every rank calls it, and gets the same.
+        """The latest step of all ranks together; every rank calls it, and gets the same result.
 
         Args:
             group: of torch.distributed; None is all ranks.
-            heads: "same" where every rank has all heads (data and context parallelism): their rows
-                add up. "split" where each has some (tensor parallelism): they are put side by
-                side, in rank order. For both at once `health.ranks.gathered` takes a snapshot.
+            heads: "same" where every rank has all heads (data and context parallelism): their rows add up. "split"
+                where each has some (tensor parallelism): they are put side by side, in rank order. For both at once
+                `health.ranks.gathered` takes a snapshot.
         """
         from levelhead.watching.ranks import gathered
 
@@ -358,11 +352,11 @@ def _checked_sinks(sinks: Any) -> list[Callable[[Snapshot], Any]]:
     what, advice = "callables that take a snapshot", "Give a list, such as sinks=[print]"
     if not isinstance(sinks, Iterable) or isinstance(sinks, str):
         raise LevelheadTypeError(expected("sinks", what, checks.told(sinks), advice))
-    found = list(sinks)
-    for sink in found:
+    listed = list(sinks)
+    for sink in listed:
         if not callable(sink):
             raise LevelheadTypeError(expected("sinks", what, checks.told(sink), advice))
-    return found
+    return listed
 
 
 _NUMBERS = {
@@ -374,8 +368,8 @@ _NUMBERS = {
 
 
 def _hooked(register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> Any:
-    """Registers a hook under a number of its own. torch.compile guards on these numbers, so equal
-    blocks share a graph only if theirs are equal, and a graph serves the next watch, too."""
+    """Registers a hook under a number of its own. torch.compile guards on these numbers: with equal numbers, equal
+    blocks share a graph, and a graph serves the next watch, too."""
     next_, RemovableHandle.next_id = RemovableHandle.next_id, _NUMBERS[hook]
     try:
         return register(hook, **options)
@@ -384,5 +378,5 @@ def _hooked(register: Callable[..., Any], hook: Callable[..., Any], **options: A
 
 
 def _in_backward() -> bool:
-    """Whether autograd is at work: what runs then was run before (checkpointing)."""
+    """Whether backward is running: a forward inside it is recomputed (checkpointing)."""
     return bool(torch._C._current_graph_task_id() != -1)

@@ -3,7 +3,7 @@
 The contract is that of `sdpa_attention_forward` and of the models' eager functions. Under "sdpa" a
 mask is boolean or missing, and missing may mean causal; under "eager" it is additive with the
 lowest number for hidden, and missing means that nothing is hidden. An option outside the contract
-is refused. Whose calls come here is decided in `huggingface`.
+is refused. Which calls come here is decided in `serving`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.torch import sdpa
 from levelhead.torch.masks import hides
 
-# What transformers' own functions take notice of nowhere: bookkeeping of other implementations.
+# Options that transformers' own functions ignore: bookkeeping of other implementations.
 _SILENT = (
     "cache_position",
     "cu_seq_lens_k",
@@ -50,7 +50,7 @@ def attention(
     position_bias: Tensor | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    sliding_window: int | None = None,  # the mask already says it
+    sliding_window: int | None = None,  # the mask contains it
     output_attentions: bool | None = None,
     cosine: bool = False,  # these two, and a scale per head, are levelhead's own
     log_n: bool = False,
@@ -69,11 +69,11 @@ def attention(
         given = f"{type(module).__name__} with sinks that it does not pass on"
         raise LevelheadValueError(expected("s_aux", "the sinks", given, "undo() first"))
     if eager:
-        causal = False  # the mask says it
+        causal = False  # the mask contains it
         dropout = dropout if module.training else 0.0
     else:
         wanted = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        # One query is the newest, not the first; a mask says it itself.
+        # One query is the newest, not the first; a mask contains causality.
         causal = bool(query.shape[2] > 1 and attention_mask is None and wanted)
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling, 1.0

@@ -1,9 +1,8 @@
-"""Which modules of a model attend, and how each of them gets at its attention.
+"""Which modules of a model attend, and through which functions.
 
-Read off the code, before anything runs: the names that the compiled functions of a module's class
-use. A module either asks transformers' attention interface for a function, or calls
-`F.scaled_dot_product_attention` itself, or forms its softmax by hand. This file only looks; what
-can be served, and how, is `huggingface`'s business.
+Read from the code, before anything runs: the names that the functions of a module's class use. A module either gets a
+function from transformers' attention interface, or calls `F.scaled_dot_product_attention` itself, or forms its softmax
+by hand. Which of them can be served is decided in `serving`.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ class Attending(NamedTuple):
 
     name: str  # within the model
     module: nn.Module
-    interface: bool  # asks transformers' interface for its attention function
+    interface: bool  # gets its function from transformers' interface
     sdpa: bool  # calls torch's function itself
     by_hand: bool  # has a softmax of its own, perhaps beside the others
 
 
 def attending_modules(model: nn.Module) -> Iterator[Attending]:
     """Every module of the model that attends, in the model's order."""
-    seen: dict[type, tuple[bool, bool, bool]] = {}
+    by_class: dict[type, tuple[bool, bool, bool]] = {}
     for name, module in model.named_modules():
         kind = type(module)
-        if kind not in seen:
-            seen[kind] = _ways(kind)
-        interface, sdpa, by_hand = seen[kind]
+        if kind not in by_class:
+            by_class[kind] = _paths(kind)
+        interface, sdpa, by_hand = by_class[kind]
         if not interface and not sdpa and not by_hand:
             # nn.Softmax may also be a child, which the class only calls.
             children = any(isinstance(child, nn.Softmax) for child in module.children())
@@ -46,13 +45,13 @@ def attending_modules(model: nn.Module) -> Iterator[Attending]:
             yield Attending(name, module, interface, sdpa, by_hand)
 
 
-def _ways(kind: type) -> tuple[bool, bool, bool]:
-    if issubclass(kind, nn.MultiheadAttention):  # torch's own: a fast path nobody sees into
+def _paths(kind: type) -> tuple[bool, bool, bool]:
+    if issubclass(kind, nn.MultiheadAttention):  # torch's own: its fast path calls no function
         return False, False, True
     words = {word for function in _functions(kind) for word in _words(function)}
     interface, sdpa = bool(words & _INTERFACE), _SDPA in words
     own = {word for function in _functions(kind, helpers=False) for word in _words(function)}
-    # Helpers of an interface's module are its eager functions: no second way.
+    # Helpers of a module that uses the interface are its eager functions: no second path.
     by_hand = _normalises(own if interface else words) and _is_called_attention(kind)
     return interface, sdpa, by_hand
 
@@ -74,22 +73,22 @@ def eager_functions(module: nn.Module) -> Iterator[FunctionType]:
 
 def _functions(kind: type, *, helpers: bool = True) -> Iterator[FunctionType]:
     """A class's methods, and the functions of its file that they name, and those these name."""
-    found = [
+    left = [
         function
         for base in kind.__mro__
         if not base.__module__.startswith(_LIBRARY) and base is not object
         for value in vars(base).values()
         if (function := _plain(value)) is not None
     ]
-    met = set(found)
-    while found:
-        function = found.pop()
+    known = set(left)
+    while left:
+        function = left.pop()
         yield function
         for word in _words(function) if helpers else ():
             helper = _plain(function.__globals__.get(word))
-            if helper and helper not in met and helper.__module__ == function.__module__:
-                met.add(helper)
-                found.append(helper)
+            if helper and helper not in known and helper.__module__ == function.__module__:
+                known.add(helper)
+                left.append(helper)
 
 
 def _plain(value: Any) -> FunctionType | None:
@@ -102,12 +101,12 @@ def _plain(value: Any) -> FunctionType | None:
 
 def _words(function: FunctionType) -> set[str]:
     codes: list[CodeType] = [function.__code__]
-    found: set[str] = set()
+    names: set[str] = set()
     while codes:
         code = codes.pop()
-        found.update(code.co_names)
+        names.update(code.co_names)
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return found
+    return names
 
 
 # Names in eager functions that compute two products, a softmax, dropout, shared heads, a cap, and a sink as one more
