@@ -16,7 +16,7 @@ from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
 from levelhead.call.options import ADDITIVE, Options, documented, known, shape_of
 from levelhead.call.prepare import described, for_core, team_for
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.observation import ArrayT
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def additive_attention(
     weights = [arrays.alike(n, x, origin) for n, x in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v))]
     check_weights(seen_q.shape, seen_k.shape, *(x.shape for x in weights))
     if origin.dtype == "bfloat16":
-        advice = "Use float32, float16 or float64"
-        raise LevelheadTypeError(expected("q", "a dtype NumPy multiplies", "bfloat16", advice))
+        raise bad_type("q", "a dtype NumPy multiplies", "bfloat16", "Use float32, float16 or float64")
     wide_q, wide_k, wide_v = (x.astype(origin.wide, copy=False) for x in weights)
     octaves = origin.wide.type(OCTAVES)
     projected_q = seen_q.astype(origin.wide, copy=False) @ wide_q.T * octaves
@@ -97,8 +96,8 @@ def check_weights(
     """The three weights fit each other, and the queries and keys."""
     advice = "w_q is (A, D), w_k (A, Dk), w_v (A,)"
     if len(w_v) != 1:
-        raise LevelheadValueError(expected("w_v", "one dimension", f"shape {w_v}", advice))
+        raise bad_value("w_v", "one dimension", f"shape {w_v}", advice)
     for name, shape, width in (("w_q", w_q, q[-1]), ("w_k", w_k, k[-1])):
         wanted = (w_v[0], width)
         if shape != wanted:
-            raise LevelheadValueError(expected(name, f"shape {wanted}", f"shape {shape}", advice))
+            raise bad_value(name, f"shape {wanted}", f"shape {shape}", advice)

@@ -7,12 +7,14 @@ Each returns the value in one normal form or raises an error with the argument's
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 
 
 def told(value: object) -> str:
@@ -28,8 +30,7 @@ def flag(argument: str, value: object) -> bool:
     """A Python or NumPy bool; an int or None is more likely a mistake than a flag."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    message = expected(argument, "True or False", told(value), "Pass a bool")
-    raise LevelheadTypeError(message)
+    raise bad_type(argument, "True or False", told(value), "Pass a bool")
 
 
 def reals(argument: str, value: object, what: str, advice: str) -> NDArray[np.float64]:
@@ -37,37 +38,41 @@ def reals(argument: str, value: object, what: str, advice: str) -> NDArray[np.fl
     array = as_array(argument, value, what, advice)
     # an empty list is float64 to NumPy, and ml_dtypes' bfloat16 is of kind "V"
     if array.dtype.kind not in "iuf" and array.dtype.name != "bfloat16":
-        raise LevelheadTypeError(expected(argument, what, told(value), advice))
+        raise bad_type(argument, what, told(value), advice)
     return array.astype(np.float64)
 
 
-def number(argument: str, value: object, what: str, advice: str) -> float:
-    """A finite real number."""
+def number(
+    argument: str, value: object, what: str, advice: str, accepts: Callable[[float], bool] = math.isfinite
+) -> float:
+    """A finite real number that `accepts` finds in range."""
     array = reals(argument, value, what, advice)
     if array.ndim != 0:
-        raise LevelheadTypeError(expected(argument, what, told(value), advice))
+        raise bad_type(argument, what, told(value), advice)
     result = float(array)
-    if not math.isfinite(result):
-        raise LevelheadValueError(expected(argument, what, result, advice))
+    if not (math.isfinite(result) and accepts(result)):
+        raise bad_value(argument, what, result, advice)
     return result
 
 
-def integer(argument: str, value: object, what: str, advice: str) -> int:
-    """A whole number given as an integer type."""
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        return int(value)
-    array = as_array(argument, value, what, advice)
-    if array.ndim == 0 and array.dtype.kind in "iu":
-        return int(array)
-    raise LevelheadTypeError(expected(argument, what, told(value), advice))
+def integer(argument: str, value: object, what: str, advice: str, accepts: Callable[[int], bool] | None = None) -> int:
+    """A whole number given as an integer type, in the range that `accepts` states."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        array = as_array(argument, value, what, advice)
+        if array.ndim != 0 or array.dtype.kind not in "iu":
+            raise bad_type(argument, what, told(value), advice)
+        value = array
+    result = int(value)
+    if accepts is not None and not accepts(result):
+        raise bad_value(argument, what, result, advice)
+    return result
 
 
 def per_head(argument: str, value: object, heads: int, what: str, advice: str) -> NDArray[np.float64]:
     """float64 of shape (H,), one number per query head."""
     array = reals(argument, value, what, advice)
     if array.shape != (heads,):
-        given = f"shape {array.shape}"
-        raise LevelheadValueError(expected(argument, f"{what} of shape ({heads},)", given, advice))
+        raise bad_value(argument, f"{what} of shape ({heads},)", f"shape {array.shape}", advice)
     return array
 
 
@@ -75,34 +80,30 @@ def integers(argument: str, value: object, shape: tuple[int, ...], what: str, ad
     """int64, broadcast to `shape` (a read-only view)."""
     array = as_array(argument, value, what, advice)
     if array.dtype.kind not in "iu" and array.size:
-        raise LevelheadTypeError(expected(argument, what, told(value), advice))
+        raise bad_type(argument, what, told(value), advice)
     if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
-        given = f"a value of {int(array.max())}"
-        raise LevelheadValueError(expected(argument, f"{what} below 2**63", given, advice))
-    return np.broadcast_to(_fit(argument, array, shape, what, advice).astype(np.int64), shape)
-
-
-def _fit(argument: str, array: NDArray[Any], shape: tuple[int, ...], what: str, advice: str) -> NDArray[Any]:
-    """`array` itself, once it is known to broadcast to `shape`."""
-    sizes = zip(reversed(array.shape), reversed(shape), strict=False)
-    if array.ndim > len(shape) or any(n not in (1, full) for n, full in sizes):
-        wanted = f"{what} that broadcast to {shape}"
-        raise LevelheadValueError(expected(argument, wanted, f"shape {array.shape}", advice))
-    return array
+        raise bad_value(argument, f"{what} below 2**63", f"a value of {int(array.max())}", advice)
+    return broadcast(argument, array.astype(np.int64), shape, what, advice)
 
 
 def broadcast(argument: str, array: NDArray[Any], shape: tuple[int, ...], what: str, advice: str) -> NDArray[Any]:
     """A view of `array` with `shape`; nothing is copied."""
-    return np.broadcast_to(_fit(argument, array, shape, what, advice), shape)
+    sizes = zip(reversed(array.shape), reversed(shape), strict=False)
+    if array.ndim > len(shape) or any(n not in (1, full) for n, full in sizes):
+        raise bad_value(argument, f"{what} that broadcast to {shape}", f"shape {array.shape}", advice)
+    return np.broadcast_to(array, shape)
+
+
+def refuse_any(argument: str, refused: NDArray[Any], what: str, advice: str) -> None:
+    """Raises an error with the first of the refused values, if there is one."""
+    if refused.size:
+        raise bad_value(argument, what, refused[0], advice)
 
 
 def as_array(argument: str, value: object, what: str, advice: str) -> NDArray[Any]:
     """`value` as NumPy sees it; no copy of what already is an array."""
-    if value is None or isinstance(value, str | bytes):
-        raise LevelheadTypeError(expected(argument, what, told(value), advice))
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    if value is not None and not isinstance(value, str | bytes):
         # ragged lists, and arrays of other libraries that NumPy cannot convert
-        message = expected(argument, what, told(value), advice)
-    raise LevelheadTypeError(message)
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            return np.asarray(value)
+    raise bad_type(argument, what, told(value), advice)

@@ -17,7 +17,7 @@ from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
 from levelhead.call.options import Options, documented, known, shape_of
 from levelhead.call.prepare import described, for_core, team_for
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.observation import ArrayT
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def attention_backward(
     dlse = None if dlogsumexp is None else _per_row("dlogsumexp", dlogsumexp, rows, origin)
     if options.get("dropout") and options.get("seed") is None:
         what, advice = "the seed of the forward pass", "Give both calls the same seed"
-        raise LevelheadValueError(expected("seed", what, "None", advice))
+        raise bad_value("seed", what, "None", advice)
     keywords = for_core(described(shape, origin, options), shape)
     qkv = {"q": q_view, "k": k_view, "v": v_view}
     room = {name: _room(name, qkv, mask, shape.H, origin) for name in wanted}
@@ -97,16 +97,14 @@ def _names(wrt: Sequence[str], mask: Any, sinks: Any) -> list[str]:
     """The names in `wrt`, each known, given once and possible."""
     what, advice = f"names out of {', '.join(_NAMES)}", 'Pass for example wrt=("q", "k", "v")'
     if isinstance(wrt, str) or not all(isinstance(name, str) for name in wrt):
-        raise LevelheadTypeError(expected("wrt", f"a sequence of {what}", checks.told(wrt), advice))
+        raise bad_type("wrt", f"a sequence of {what}", checks.told(wrt), advice)
     if not set(wrt) <= set(_NAMES) or len(set(wrt)) < len(wrt):
-        raise LevelheadValueError(expected("wrt", f"different {what}", tuple(wrt), advice))
+        raise bad_value("wrt", f"different {what}", tuple(wrt), advice)
     for name, x in (("mask", mask), ("sinks", sinks)):
         if name in wrt and x is None:
-            raise LevelheadValueError(expected("wrt", "what was given", f"{name!r} without {name}", f"Give {name}"))
+            raise bad_value("wrt", "what was given", f"{name!r} without {name}", f"Give {name}")
     if "mask" in wrt and _is_boolean(mask):
-        raise LevelheadTypeError(
-            expected("wrt", "an additive mask", "a boolean one", "Only a float mask has a gradient")
-        )
+        raise bad_type("wrt", "an additive mask", "a boolean one", "Only a float mask has a gradient")
     return list(wrt)
 
 
@@ -116,7 +114,7 @@ def _is_boolean(mask: Any) -> bool:
 
 def _same_shape(name: str, given: tuple[int, ...], wanted: tuple[int, ...], advice: str) -> None:
     if given != wanted:
-        raise LevelheadValueError(expected(name, f"shape {wanted}", f"shape {given}", advice))
+        raise bad_value(name, f"shape {wanted}", f"shape {given}", advice)
 
 
 def _per_row(name: str, x: Any, rows: tuple[int, ...], origin: Origin) -> Array:
@@ -124,7 +122,7 @@ def _per_row(name: str, x: Any, rows: tuple[int, ...], origin: Origin) -> Array:
     view = arrays.option(name, x)
     what, advice = f"an array of floats of shape {rows}", "Use observe(...).logsumexp"
     if not isinstance(view, np.ndarray) or view.dtype.kind != "f":
-        raise LevelheadTypeError(expected(name, what, checks.told(x), advice))
+        raise bad_type(name, what, checks.told(x), advice)
     _same_shape(name, view.shape, rows, advice)
     return np.ascontiguousarray(view, origin.wide)
 

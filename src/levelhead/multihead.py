@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from levelhead.attention import attention
 from levelhead.call.options import PER_CALL, Options, documented, known
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 
 Array = NDArray[Any]
 
@@ -62,12 +62,11 @@ class MultiHeadAttention:
     def __post_init__(self) -> None:
         missing = [f"{x}.weight" for x in _PROJECTIONS if f"{x}.weight" not in self.weights]
         if missing:
-            raise LevelheadValueError(expected("weights", "all four projections", f"none for {missing}", "Add them"))
+            raise bad_value("weights", "all four projections", f"none for {missing}", "Add them")
         for name, heads in (("q_proj", self.heads), ("k_proj", self.kv_heads or self.heads)):
             rows = self.weights[f"{name}.weight"].shape[0]
             if heads < 1 or rows % heads:
-                wanted = f"{name}.weight with a multiple of {heads} rows"
-                raise LevelheadValueError(expected("weights", wanted, rows, "Check the heads"))
+                raise bad_value("weights", f"{name}.weight with a multiple of {heads} rows", rows, "Check the heads")
 
     @documented(PER_CALL)
     def __call__(

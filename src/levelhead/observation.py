@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from levelhead import _core, stats
 from levelhead.call.arrays import Origin
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.state import State, identity
 
 if TYPE_CHECKING:
@@ -56,13 +56,11 @@ class Observation(Generic[ArrayT]):
         """(..., H, T, E) in q's dtype and family, with the bits of `attention`."""
         acc = self.state.acc
         if acc is None:
-            raise LevelheadValueError(
-                expected(
-                    "output",
-                    "an observation with values",
-                    "one made without v, which holds statistics only",
-                    "Call observe(q, k, v)",
-                )
+            raise bad_value(
+                "output",
+                "an observation with values",
+                "one made without v, which holds statistics only",
+                "Call observe(q, k, v)",
             )
         out = np.empty(acc.shape, self.origin.storage)
         _core.finish(acc, self.state.sums, self.sinks, out)
@@ -145,17 +143,15 @@ def merge(a: Observation[ArrayT], b: Observation[ArrayT]) -> Observation[ArrayT]
     """
     for name, part in (("a", a), ("b", b)):
         if not isinstance(part, Observation):
-            raise LevelheadTypeError(expected(name, "an Observation", type(part).__name__, "observe() makes one"))
+            raise bad_type(name, "an Observation", type(part).__name__, "observe() makes one")
     ours, theirs = _describe(a), _describe(b)
     for what, value in ours.items():
         if theirs[what] != value:
-            raise LevelheadValueError(
-                expected(
-                    "b",
-                    f"the {what} of a, {value}",
-                    theirs[what],
-                    "Observe the same queries with the same options over both ranges of keys",
-                )
+            raise bad_value(
+                "b",
+                f"the {what} of a, {value}",
+                theirs[what],
+                "Observe the same queries with the same options over both ranges of keys",
             )
     first, second = a.state, b.state
     sums, counts = np.empty_like(first.sums), np.empty_like(first.counts)

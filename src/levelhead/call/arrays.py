@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import _core
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import LevelheadTypeError, LevelheadValueError, bad_type, bad_value
 
 Array: TypeAlias = NDArray[Any]
 
@@ -194,9 +194,8 @@ def _floats(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin
         raise _bad_type(name, _KINDS, _kind_of(x), f"Convert it first, e.g. np.asarray({name})")
     view, origin = seen
     if origin.dtype not in ("float32", "float64", "float16", "bfloat16"):
-        given = f"{origin.dtype} ({origin.family})"
         advice = f"Convert {name} to a floating dtype first; levelhead never converts on its own"
-        raise _bad_type(name, f"a dtype of {_FLOATS}", given, advice)
+        raise _bad_type(name, f"a dtype of {_FLOATS}", f"{origin.dtype} ({origin.family})", advice)
     return view, origin
 
 
@@ -204,11 +203,9 @@ def alike(name: str, x: Any, origin: Origin) -> Array:
     """A view of another array of q's family and dtype."""
     view, theirs = _floats(name, x)
     if theirs.family != origin.family:
-        wanted = f"the family of q, {origin.family}"
-        raise _bad_type(name, wanted, theirs.family, "Pass q, k and v from one library")
+        raise _bad_type(name, f"the family of q, {origin.family}", theirs.family, "Pass q, k and v from one library")
     if theirs.dtype != origin.dtype:
-        wanted = f"the dtype of q, {origin.dtype}"
-        raise _bad_type(name, wanted, theirs.dtype, "Convert so that q, k and v agree")
+        raise _bad_type(name, f"the dtype of q, {origin.dtype}", theirs.dtype, "Convert so that q, k and v agree")
     return view
 
 
@@ -220,9 +217,8 @@ def _look(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin] 
     elif torch is not None and isinstance(x, getattr(torch, "Tensor", ())):
         view, origin = _torch(name, x, torch, in_place)
     elif any(c.__name__ == "Tracer" and c.__module__.startswith("jax") for c in type(x).__mro__):
-        given = f"a JAX tracer ({type(x).__name__})"
         advice = "Call levelhead outside jit, grad and vmap; it is not a JAX primitive"
-        raise _bad_type(name, "an array with memory", given, advice)
+        raise _bad_type(name, "an array with memory", f"a JAX tracer ({type(x).__name__})", advice)
     elif hasattr(type(x), "__dlpack__") and not isinstance(x, np.generic):
         view, origin = _dlpack(name, x)
     else:
@@ -237,14 +233,12 @@ def _look(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin] 
 def _numpy(name: str, x: Array) -> tuple[Array, Origin]:
     if type(x) is not np.ndarray and not isinstance(x, np.memmap):
         given = f"{_kind_of(x)}, a subclass with rules of its own"
-        advice = f"Pass np.asarray({name}), and what is hidden as mask="
-        raise _bad_type(name, "a plain numpy.ndarray", given, advice)
+        raise _bad_type(name, "a plain numpy.ndarray", given, f"Pass np.asarray({name}), and what is hidden as mask=")
     x = x.view(np.ndarray)
     dtype = x.dtype
     if not dtype.isnative:
         given = f"{dtype.str}, {dtype.name} in the other byte order"
-        advice = f"Convert it: {name}.astype({name}.dtype.newbyteorder('='))"
-        raise _bad_type(name, "native byte order", given, advice)
+        raise _bad_type(name, "native byte order", given, f"Convert it: {name}.astype({name}.dtype.newbyteorder('='))")
     if dtype.name == "bfloat16" and dtype.itemsize == 2:
         return x.view(UINT16), Origin("numpy", "bfloat16", dtype)
     return x, _NUMPY.get(dtype) or Origin("numpy", dtype.name, dtype)
@@ -300,8 +294,7 @@ def _dlpack(name: str, x: Any) -> tuple[Array, Origin]:
         view = np.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         given = f"{_kind_of(x)} of dtype {getattr(x, 'dtype', 'unknown')}"
-        advice = f"NumPy says: {error}"
-        raise _bad_type(name, "a DLPack exporter NumPy can read", given, advice) from error
+        raise _bad_type(name, "a DLPack exporter NumPy can read", given, f"NumPy says: {error}") from error
     find = getattr(x, "__array_namespace__", None)
     namespace = None if find is None else find()
     if not hasattr(namespace, "from_dlpack"):
@@ -331,11 +324,11 @@ def _refuse_overlap(out: Array, name: str, array: Array) -> None:
 
 
 def _bad_type(name: str, wanted: str, given: str, advice: str) -> LevelheadTypeError:
-    return LevelheadTypeError(expected(name, wanted, given, advice))
+    return bad_type(name, wanted, given, advice)
 
 
 def _bad_value(name: str, wanted: str, given: str, advice: str) -> LevelheadValueError:
-    return LevelheadValueError(expected(name, wanted, given, advice))
+    return bad_value(name, wanted, given, advice)
 
 
 def _kind_of(x: object) -> str:

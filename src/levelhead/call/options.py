@@ -22,11 +22,11 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.call.scaling import Scale, ScaleLike, resolve
+from levelhead.call.scaling import resolve
 from levelhead.call.segments import alibi_slopes, segment_ids, segment_pair
 from levelhead.call.shapes import Shape, shape_of
-from levelhead.checks import as_array, broadcast, flag, integer, integers, number, per_head, told
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.checks import as_array, broadcast, flag, integer, integers, number, per_head, refuse_any, told
+from levelhead.errors import bad_type, bad_value
 
 __all__ = ["Options", "Scoring", "Shape", "alibi_slopes", "describe", "documented", "segment_ids", "shape_of"]
 
@@ -162,26 +162,18 @@ class Scoring(NamedTuple):
         return seen
 
 
-KINDS: Mapping[str, str] = {
-    "scale": HEADS,
-    "mask": MASK,
-    "sinks": HEADS,
-    "alibi": HEADS,
-    "key_lengths": BATCH,
-    "query_lengths": BATCH,
-    "query_segments": TOKENS,
-    "key_segments": TOKENS,
-    "query_start": BATCH,
-    "seed": SEED,
-    "cosine": FLAG,
-    "log_n": FLAG,
-    "causal": FLAG,
-    "left": INTEGER,
-    "right": INTEGER,
-    "softcap": NUMBER,
-    "dropout": RATE,
+_BY_KIND = {
+    HEADS: ("scale", "sinks", "alibi"),
+    BATCH: ("key_lengths", "query_lengths", "query_start"),
+    TOKENS: ("query_segments", "key_segments"),
+    MASK: ("mask",),
+    SEED: ("seed",),
+    FLAG: ("cosine", "log_n", "causal"),
+    INTEGER: ("left", "right"),
+    NUMBER: ("softcap",),
+    RATE: ("dropout",),
 }
-
+KINDS: Mapping[str, str] = {name: kind for kind, names in _BY_KIND.items() for name in names}
 
 # How `explain` words what a call's options do between scale and softmax, in that order: when, and what.
 CHANGES: Mapping[str, tuple[Callable[[Scoring], bool], str]] = {
@@ -268,12 +260,13 @@ def describe(shape: Shape, *, dtype_name: str = "float32", queries: int | None =
     known("describe", options)
     given = {**DEFAULTS, **options}
     left, right = _window(given["window"])
-    rate = _dropout(given["dropout"])
+    rate = number("dropout", given["dropout"], "a rate with 0 <= rate < 1", "Pass 0 for no dropout", _is_rate)
     segments = given["segments"]
     query_segments, key_segments = (None, None) if segments is None else segment_pair(segments, shape)
     # Half types compute in float32, where a larger number would become inf.
     reach = float(np.finfo(np.float64).max) if dtype_name == "float64" else _HUGE
-    scale = _scale(given["scale"], shape, reach)
+    scale = resolve(given["scale"], heads=shape.H, d_k=shape.D)
+    _within("scale", scale.factor, reach, "Scale q or k down instead")
     return Scoring(
         scale=scale.factor,
         cosine=scale.cosine,
@@ -295,30 +288,20 @@ def describe(shape: Shape, *, dtype_name: str = "float32", queries: int | None =
     )
 
 
-def _scale(scale: ScaleLike, shape: Shape, reach: float) -> Scale:
-    result = resolve(scale, heads=shape.H, d_k=shape.D)
-    _within("scale", result.factor, reach, "Scale q or k down instead")
-    return result
-
-
 def _window(window: Any) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
-    what, advice = "(left, right)", "Give how many keys to either side, None for no limit"
-    if not isinstance(window, tuple | list):
-        raise LevelheadTypeError(expected("window", what, told(window), advice))
-    if len(window) != 2:
-        raise LevelheadValueError(expected("window", what, told(window), advice))
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        error = bad_value if isinstance(window, tuple | list) else bad_type
+        advice = "Give how many keys to either side, None for no limit"
+        raise error("window", "(left, right)", told(window), advice)
     return _reach("window left", window[0]), _reach("window right", window[1])
 
 
 def _reach(argument: str, value: Any) -> int | None:
     if value is None:
         return None
-    what, advice = "None or an integer of at least 0", "Pass None for no limit"
-    size = integer(argument, value, what, advice)
-    if size < 0:
-        raise LevelheadValueError(expected(argument, what, size, advice))
+    size = integer(argument, value, "None or an integer of at least 0", "Pass None for no limit", lambda n: n >= 0)
     # With positions within _FAR, a reach of 2·_FAR leaves nothing out.
     return size if size < 2 * _FAR else None
 
@@ -332,9 +315,9 @@ def _mask(mask: Any, shape: Shape, dtype_name: str) -> NDArray[Any]:
         name = "bfloat16"
     floats = name in ("float16", "bfloat16", "float32", "float64")
     if not array.dtype.isnative or (name != "bool" and not floats):
-        raise LevelheadTypeError(expected("mask", wanted, f"dtype {array.dtype}", advice))
+        raise bad_type("mask", wanted, f"dtype {array.dtype}", advice)
     if floats and name not in (dtype_name, "float32"):
-        raise LevelheadTypeError(expected("mask", wanted, f"dtype {name}", advice))
+        raise bad_type("mask", wanted, f"dtype {name}", advice)
     if name == "bfloat16":
         array = array.view(np.uint16)
     full = (*shape.batch, shape.H, shape.T, shape.S)
@@ -343,22 +326,17 @@ def _mask(mask: Any, shape: Shape, dtype_name: str) -> NDArray[Any]:
 
 
 def _softcap(softcap: Any, reach: float) -> float:
-    what, advice = "a finite number above 0", "Pass None for no cap"
-    cap = number("softcap", softcap, what, advice)
-    if cap <= 0:
-        raise LevelheadValueError(expected("softcap", what, cap, advice))
+    cap = number("softcap", softcap, "a finite number above 0", "Pass None for no cap", lambda x: x > 0)
     if reach == _HUGE and not _TINY <= cap <= _HUGE:
-        what = f"a number between {_TINY:.3g} and {_HUGE:.3g}"
-        raise LevelheadValueError(expected("softcap", what, cap, "Half types compute in float32"))
+        wanted = f"a number between {_TINY:.3g} and {_HUGE:.3g}"
+        raise bad_value("softcap", wanted, cap, "Half types compute in float32")
     return cap
 
 
 def _sinks(sinks: Any, shape: Shape, reach: float) -> NDArray[np.float64]:
-    what, advice = "one logit per query head", "Use -inf for a head without a sink"
-    values = per_head("sinks", sinks, shape.H, what, advice)
-    bad = values[np.isnan(values) | (values == np.inf)]
-    if bad.size:
-        raise LevelheadValueError(expected("sinks", "finite logits or -inf", bad[0], advice))
+    advice = "Use -inf for a head without a sink"
+    values = per_head("sinks", sinks, shape.H, "one logit per query head", advice)
+    refuse_any("sinks", values[np.isnan(values) | (values == np.inf)], "finite logits or -inf", advice)
     _within("sinks", values[np.isfinite(values)], reach, advice)
     return values
 
@@ -368,17 +346,15 @@ def _alibi(alibi: Any, shape: Shape, reach: float) -> NDArray[np.float64] | None
         return None
     if alibi is True:
         return alibi_slopes(shape.H)
-    what, advice = "one finite slope per query head", "Pass True for the standard slopes"
-    slopes = per_head("alibi", alibi, shape.H, what, advice)
+    advice = "Pass True for the standard slopes"
+    slopes = per_head("alibi", alibi, shape.H, "one finite slope per query head", advice)
     _within("alibi", slopes, reach, advice)
     return slopes
 
 
 def _within(argument: str, values: NDArray[np.float64], reach: float, advice: str) -> None:
-    bad = values[~(np.abs(values) <= reach)]
-    if bad.size:
-        what = f"finite numbers of magnitude up to {reach:.3g}"
-        raise LevelheadValueError(expected(argument, what, bad[0], advice))
+    what = f"finite numbers of magnitude up to {reach:.3g}"
+    refuse_any(argument, values[~(np.abs(values) <= reach)], what, advice)
 
 
 def _lengths(argument: str, lengths: Any, shape: Shape, most: int) -> NDArray[np.int64] | None:
@@ -386,40 +362,28 @@ def _lengths(argument: str, lengths: Any, shape: Shape, most: int) -> NDArray[np
     if lengths is None:
         return None
     tokens, array = ("keys", "k") if argument == "key_lengths" else ("queries", "q")
-    what, advice = "integers", f"Give the number of {tokens} of each batch row"
-    values = integers(argument, lengths, shape.batch or (1,), what, advice)
-    bad = values[(values < 0) | (values > most)]
-    if bad.size:
-        what = f"lengths from 0 to the {most} {tokens} of {array}"
-        raise LevelheadValueError(expected(argument, what, bad[0], advice))
+    advice = f"Give the number of {tokens} of each batch row"
+    values = integers(argument, lengths, shape.batch or (1,), "integers", advice)
+    outside = values[(values < 0) | (values > most)]
+    refuse_any(argument, outside, f"lengths from 0 to the {most} {tokens} of {array}", advice)
     return values.reshape(shape.B)
 
 
 def _query_start(query_start: Any, shape: Shape) -> NDArray[np.int64]:
     if query_start is None:
         return np.full(shape.B, shape.S - shape.T, np.int64)
-    what, advice = "integers", "Give the position of the first query, one or one per batch row"
-    start = integers("query_start", query_start, shape.batch or (1,), what, advice)
-    bad = start[(start < -_FAR) | (start > _FAR)]
-    if bad.size:
-        what = "positions between -2**61 and 2**61"
-        raise LevelheadValueError(expected("query_start", what, bad[0], advice))
+    advice = "Give the position of the first query, one or one per batch row"
+    start = integers("query_start", query_start, shape.batch or (1,), "integers", advice)
+    refuse_any("query_start", start[(start < -_FAR) | (start > _FAR)], "positions between -2**61 and 2**61", advice)
     return start.reshape(shape.B)
 
 
-def _dropout(dropout: Any) -> float:
-    what, advice = "a rate with 0 <= rate < 1", "Pass 0 for no dropout"
-    rate = number("dropout", dropout, what, advice)
-    if not 0 <= rate < 1:
-        raise LevelheadValueError(expected("dropout", what, rate, advice))
-    return rate
+def _is_rate(rate: float) -> bool:
+    return 0 <= rate < 1
 
 
 def _seed(seed: Any, rate: float) -> int:
     if seed is None:
         return secrets.randbits(64) if rate > 0 else 0
-    what, advice = "an integer with 0 <= seed < 2**64", "Pass None for a fresh seed"
-    value = integer("seed", seed, what, advice)
-    if not 0 <= value < 2**64:
-        raise LevelheadValueError(expected("seed", what, value, advice))
-    return value
+    what = "an integer with 0 <= seed < 2**64"
+    return integer("seed", seed, what, "Pass None for a fresh seed", lambda n: 0 <= n < 2**64)

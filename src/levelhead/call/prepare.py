@@ -12,7 +12,6 @@ from levelhead import _core, checks
 from levelhead.call import arrays, options
 from levelhead.call.arrays import Origin
 from levelhead.call.options import Scoring, Shape
-from levelhead.errors import LevelheadValueError, expected
 
 _MOST_THREADS = 2**15  # a C int in the core, which itself stops at far fewer
 
@@ -42,8 +41,6 @@ def team_for(threads: int | None, origin: Origin) -> dict[str, Any]:
         if origin.family == "torch":
             return {"threads": sys.modules["torch"].get_num_threads(), "torchs_team": True}
         return {"threads": _core.default_threads()}
-    what, advice = "an integer of at least 1", "Leave it out to use what the machine allows"
-    team = checks.integer("threads", threads, what, advice)
-    if team < 1:
-        raise LevelheadValueError(expected("threads", what, team, advice))
+    advice = "Leave it out to use what the machine allows"
+    team = checks.integer("threads", threads, "an integer of at least 1", advice, lambda n: n >= 1)
     return {"threads": min(team, _MOST_THREADS)}

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.checks import integer, per_head, reals, told
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.checks import integer, per_head, reals, refuse_any, told
+from levelhead.errors import bad_type, bad_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +80,14 @@ def rule(name: str, *, width: int | None = None, factor: float | list[float] | N
     Rule(name='1/sqrt(d)', width=512, factor=None)
     """
     if not isinstance(name, str):
-        raise LevelheadTypeError(expected("scale", _NAMES, told(name), "Pass the rule's name"))
+        raise bad_type("scale", _NAMES, told(name), "Pass the rule's name")
     if name not in RULES:
-        raise LevelheadValueError(expected("scale", _NAMES, repr(name), "Check the spelling"))
+        raise bad_value("scale", _NAMES, repr(name), "Check the spelling")
     if width is not None:
         if name != "1/sqrt(d)":
             _refuse("width", "1/sqrt(d)", name)
-        what, advice = "an integer of at least 1", "Pass the model's width, heads x d_k"
-        width = integer("width", width, what, advice)
-        if width < 1:
-            raise LevelheadValueError(expected("width", what, width, advice))
+        advice = "Pass the model's width, heads x d_k"
+        width = integer("width", width, "an integer of at least 1", advice, lambda n: n >= 1)
     if factor is None:
         return Rule(name, width)
     if name != "cosine":
@@ -128,14 +126,10 @@ def _finite(argument: str, value: object) -> float | tuple[float, ...]:
     what = "a finite number, or one per query head"
     values = reals(argument, value, what, _ADVICE)
     if values.ndim > 1:
-        raise LevelheadValueError(expected(argument, what, f"shape {values.shape}", _ADVICE))
-    if not np.isfinite(values).all():
-        bad = values[~np.isfinite(values)].flat[0]
-        raise LevelheadValueError(expected(argument, what, float(bad), _ADVICE))
+        raise bad_value(argument, what, f"shape {values.shape}", _ADVICE)
+    refuse_any(argument, values[~np.isfinite(values)], what, _ADVICE)
     return float(values) if values.ndim == 0 else tuple(values.tolist())
 
 
 def _refuse(parameter: str, owner: str, name: str) -> None:
-    wanted = f'no value for the rule "{name}"'
-    advice = f'Only "{owner}" takes a {parameter}'
-    raise LevelheadValueError(expected(parameter, wanted, "one", advice))
+    raise bad_value(parameter, f'no value for the rule "{name}"', "one", f'Only "{owner}" takes a {parameter}')

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from levelhead.call.shapes import Shape
 from levelhead.checks import as_array, integer, integers, told
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 
 
 def segment_ids(cu_seqlens: Any, total: int | None = None) -> NDArray[np.int64]:
@@ -30,17 +30,15 @@ def segment_ids(cu_seqlens: Any, total: int | None = None) -> NDArray[np.int64]:
     what = "integers that start at 0 and never fall"
     shape = as_array("cu_seqlens", cu_seqlens, what, advice).shape
     if len(shape) != 1 or shape[0] == 0:
-        raise LevelheadValueError(expected("cu_seqlens", what, f"shape {shape}", advice))
+        raise bad_value("cu_seqlens", what, f"shape {shape}", advice)
     ends = integers("cu_seqlens", cu_seqlens, shape, what, advice)
     if ends[0] != 0 or (np.diff(ends) < 0).any():
-        raise LevelheadValueError(expected("cu_seqlens", what, ends.tolist(), advice))
+        raise bad_value("cu_seqlens", what, ends.tolist(), advice)
     ids = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
     if total is None:
         return ids
     what, advice = f"an integer of at least {len(ids)}", "Pass the length of the packed array"
-    total = integer("total", total, what, advice)
-    if total < len(ids):
-        raise LevelheadValueError(expected("total", what, total, advice))
+    total = integer("total", total, what, advice, lambda n: n >= len(ids))
     return np.pad(ids, (0, total - len(ids)), constant_values=-1)
 
 
@@ -49,20 +47,17 @@ def segment_pair(segments: Any, shape: Shape) -> tuple[NDArray[np.int64], NDArra
     advice = "Pass a tuple (query_ids, key_ids), one integer per token"
     if isinstance(segments, tuple):
         if len(segments) != 2:
-            given = f"a tuple of {len(segments)}"
-            raise LevelheadValueError(expected("segments", "two arrays of ids", given, advice))
+            raise bad_value("segments", "two arrays of ids", f"a tuple of {len(segments)}", advice)
         query, key = segments
     elif shape.T != shape.S:
-        wanted = f"a pair of ids for {shape.T} queries and {shape.S} keys"
-        raise LevelheadValueError(expected("segments", wanted, "one array", advice))
+        raise bad_value("segments", f"a pair of ids for {shape.T} queries and {shape.S} keys", "one array", advice)
     else:
         query = key = segments
     result = []
     for name, ids, length in (("query", query, shape.T), ("key", key, shape.S)):
         # A lone number would broadcast: (0, 1) would hide every key, silently.
         if isinstance(ids, int | np.integer):
-            what = f"an array of {name} ids"
-            raise LevelheadTypeError(expected("segments", what, told(ids), advice))
+            raise bad_type("segments", f"an array of {name} ids", told(ids), advice)
         full = (*(shape.batch or (1,)), length)
         values = integers("segments", ids, full, f"integer {name} ids", advice)
         result.append(values.reshape(shape.B, length))

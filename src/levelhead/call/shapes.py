@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.state import SUMS
 
 # Elements per array: bytes and offsets of the widest element (8 bytes) then fit in int64.
@@ -36,51 +36,30 @@ def shape_of(q_shape: tuple[int, ...], k_shape: tuple[int, ...], v_shape: tuple[
     v = None if v_shape is None else tuple(v_shape)
     if len(q) < 2:
         advice = "Use (..., heads, tokens, d), or (tokens, d) for one head"
-        raise LevelheadValueError(expected("q", "at least 2 dimensions", f"shape {q}", advice))
+        raise bad_value("q", "at least 2 dimensions", f"shape {q}", advice)
     for name, other in (("k", k), ("v", v)):
         if other is not None and len(other) != len(q):
             wanted = f"{len(q)} dimensions as in q of shape {q}"
-            advice = "Give all arrays the same rank, (..., heads, tokens, d)"
-            raise LevelheadValueError(expected(name, wanted, f"shape {other}", advice))
+            raise bad_value(name, wanted, f"shape {other}", "Give all arrays the same rank, (..., heads, tokens, d)")
         if other is not None and other[:-3] != q[:-3]:
             wanted = f"leading dimensions {q[:-3]} as in q of shape {q}"
-            advice = "Broadcast the arrays to one batch shape first"
-            raise LevelheadValueError(expected(name, wanted, f"shape {other}", advice))
+            raise bad_value(name, wanted, f"shape {other}", "Broadcast the arrays to one batch shape first")
     H, G = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
     if (H % G if G else H) != 0:
         wanted = f"a number of heads that divides the {H} heads of q of shape {q}"
-        advice = "Query head h uses key head h // (H / G)"
-        raise LevelheadValueError(expected("k", wanted, f"{G} heads in shape {k}", advice))
+        raise bad_value("k", wanted, f"{G} heads in shape {k}", "Query head h uses key head h // (H / G)")
     if k[-1] != q[-1]:
         wanted = f"key width {q[-1]} as in q of shape {q}"
-        advice = "q and k need the same last dimension"
-        raise LevelheadValueError(expected("k", wanted, f"{k[-1]} in shape {k}", advice))
-    if v is not None:
-        _values_fit(k, v)
-    shape = Shape(
-        batch=q[:-3],
-        B=math.prod(q[:-3]),
-        H=H,
-        G=G,
-        T=q[-2],
-        S=k[-2],
-        D=q[-1],
-        E=None if v is None else v[-1],
-        lead=q[:-2],
-    )
+        raise bad_value("k", wanted, f"{k[-1]} in shape {k}", "q and k need the same last dimension")
+    if v is not None and v[:-2] != k[:-2]:
+        wanted = f"{k[-3]} heads as in k of shape {k}"
+        raise bad_value("v", wanted, f"{v[-3]} in shape {v}", "k and v come in the same number of heads")
+    if v is not None and v[-2] != k[-2]:
+        raise bad_value("v", f"{k[-2]} keys as in k of shape {k}", f"{v[-2]} in shape {v}", "Every key needs one value")
+    E = None if v is None else v[-1]
+    shape = Shape(q[:-3], math.prod(q[:-3]), H, G, T=q[-2], S=k[-2], D=q[-1], E=E, lead=q[:-2])
     _sizes_fit(shape, q, k, v)
     return shape
-
-
-def _values_fit(k: tuple[int, ...], v: tuple[int, ...]) -> None:
-    if v[:-2] != k[:-2]:
-        wanted = f"{k[-3]} heads as in k of shape {k}"
-        advice = "k and v come in the same number of heads"
-        raise LevelheadValueError(expected("v", wanted, f"{v[-3]} in shape {v}", advice))
-    if v[-2] != k[-2]:
-        wanted = f"{k[-2]} keys as in k of shape {k}"
-        advice = "Every key needs one value"
-        raise LevelheadValueError(expected("v", wanted, f"{v[-2]} in shape {v}", advice))
 
 
 def _sizes_fit(shape: Shape, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...] | None) -> None:
@@ -96,5 +75,4 @@ def _sizes_fit(shape: Shape, q: tuple[int, ...], k: tuple[int, ...], v: tuple[in
     for name, sides in sizes.items():
         if math.prod(n for n in sides if n) >= _MOST:
             wanted = "fewer than 2**60 elements"
-            advice = "Split the call over batch rows, heads or queries"
-            raise LevelheadValueError(expected(name, wanted, f"shape {sides}", advice))
+            raise bad_value(name, wanted, f"shape {sides}", "Split the call over batch rows, heads or queries")

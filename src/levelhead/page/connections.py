@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 
 ADDRESS = "127.0.0.1"
 CONNECTIONS = 128
@@ -65,7 +65,7 @@ class Listener(socket.socket):
         except OSError as error:
             self.close()
             wanted, got = "a port that is free", f"{port} ({error.strerror})"
-            raise LevelheadValueError(expected("--port", wanted, got, "Leave --port out to take any that is")) from None
+            raise bad_value("--port", wanted, got, "Leave --port out to take any that is") from None
 
     def accept(self) -> tuple[socket.socket, _Client]:
         """The next connection; closes those that are too many."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from levelhead.errors import LevelheadError, LevelheadValueError, expected
+from levelhead.errors import LevelheadError, LevelheadValueError, bad_value
 from levelhead.lab import figures
 from levelhead.page.encoding import encoded
 from levelhead.runs import jsonl, record
@@ -94,4 +94,4 @@ async def events(follower: Follower, ending: Callable[[], bool]) -> AsyncIterato
 
 def _not_a_run(path: Path, got: str, advice: str) -> LevelheadValueError:
     wanted = "a run that watch(...).save, levelhead doctor --json or the JSONL sink wrote"
-    return LevelheadValueError(expected(f"--run {path}", wanted, got, advice))
+    return bad_value(f"--run {path}", wanted, got, advice)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.lab.parameters import PARAMETERS, Choice, Real, Whole
 
 MODELS = ("minilm", "smollm2", "random")  # by name alone: no path comes from a browser
@@ -121,4 +121,4 @@ def _short(value: object) -> str:
 
 
 def _refuse(name: str, wanted: str, given: object, advice: str = "Choose another value") -> NoReturn:
-    raise LevelheadValueError(expected(name, wanted, given, advice))
+    raise bad_value(name, wanted, given, advice)

@@ -18,7 +18,7 @@ from levelhead.call import arrays
 from levelhead.call.arrays import Origin
 from levelhead.call.options import BATCH, HEADS, MASK, TOKENS, Options, Scoring, Shape, fields, shape_of
 from levelhead.call.prepare import described, for_core, team_for
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.observation import Observation
 from levelhead.state import COUNTS, SUMS, State
 from levelhead.torch import operators
@@ -31,7 +31,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, *, threads: int
     """As `levelhead.attention`, differentiable."""
     if out is not None:
         advice = "Leave it out, or compute under torch.no_grad() and outside torch.compile"
-        raise LevelheadValueError(expected("out", "None with gradients", "an array", advice))
+        raise bad_value("out", "None with gradients", "an array", advice)
     scoring, _, _, team = _described(q, k, v, threads, options)
     return attend(q, k, v, scoring, team)[0]
 
@@ -92,8 +92,7 @@ def _described(
     if not all(isinstance(x, Tensor) for x in tensors):
         kinds = ", ".join(type(x).__name__ for x in tensors)
         wanted = "torch tensors, as an option requires gradients"
-        advice = "Convert them with torch.from_numpy, or detach the option"
-        raise LevelheadTypeError(expected("q, k, v", wanted, kinds, advice))
+        raise bad_type("q, k, v", wanted, kinds, "Convert them with torch.from_numpy, or detach the option")
     with torch.no_grad():  # the checks are not differentiated
         *views, origin = arrays.take_pair(q, k) if v is None else arrays.take(q, k, v)
         shape = shape_of(*(view.shape for view in views), *([None] if v is None else []))

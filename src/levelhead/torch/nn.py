@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from levelhead import multihead
 from levelhead.attention import attention
 from levelhead.call.options import PER_CALL, Options, documented, known
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.multihead import KeyValueCache
 
 if TYPE_CHECKING:
@@ -65,16 +65,13 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         kv_heads = num_heads if kv_heads is None else kv_heads
         if num_heads < 1 or kv_heads < 1 or num_heads % kv_heads:
-            wanted = f"a divisor of num_heads = {num_heads}"
-            raise LevelheadValueError(expected("kv_heads", wanted, kv_heads, "Change either"))
+            raise bad_value("kv_heads", f"a divisor of num_heads = {num_heads}", kv_heads, "Change either")
         if head_dim is None and embed_dim % num_heads:
             wanted = f"a multiple of num_heads = {num_heads}"
-            advice = "Change either, or give head_dim"
-            raise LevelheadValueError(expected("embed_dim", wanted, embed_dim, advice))
+            raise bad_value("embed_dim", wanted, embed_dim, "Change either, or give head_dim")
         width = embed_dim // num_heads if head_dim is None else head_dim
         if rotary is not None and width % 2:
-            advice = "Rotation turns columns in pairs"
-            raise LevelheadValueError(expected("head_dim", "an even number", width, advice))
+            raise bad_value("head_dim", "an even number", width, "Rotation turns columns in pairs")
         made = {"device": device, "dtype": dtype}
         self.num_heads, self.kv_heads, self.head_dim = num_heads, kv_heads, width
         self.dropout, self.rotary, self.batch_first = dropout, rotary, batch_first
@@ -140,8 +137,7 @@ class MultiHeadAttention(nn.Module):
         """
         if module.bias_k is not None or module.add_zero_attn:
             given = "bias_k, bias_v or add_zero_attn"
-            advice = "Append those keys and values yourself"
-            raise LevelheadValueError(expected("module", "plain keys and values", given, advice))
+            raise bad_value("module", "plain keys and values", given, "Append those keys and values yourself")
         weight = module.out_proj.weight
         made = cls(
             module.embed_dim,

@@ -20,7 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from levelhead import _core
 from levelhead.call.options import Scoring
-from levelhead.errors import LevelheadTypeError, expected
+from levelhead.errors import LevelheadTypeError, bad_type, expected
 from levelhead.torch.functorch import attend
 from levelhead.torch.operators import LevelheadRuntimeError, observed, uniform
 from levelhead.torch.swap import Swap
@@ -150,7 +150,7 @@ class UnservedError(LevelheadRuntimeError, NotImplementedError):
 
 def _not_a(name: str, wanted: str, given: object) -> LevelheadTypeError:
     kind = type(given).__name__
-    return LevelheadTypeError(expected(name, wanted, kind, "Convert it, as PyTorch would ask for"))
+    return bad_type(name, wanted, kind, "Convert it, as PyTorch would ask for")
 
 
 def _wrong(name: str, wanted: str, given: object, advice: str) -> LevelheadRuntimeError:
@@ -185,21 +185,17 @@ def _check_kind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
             raise _not_a(name, "a torch.Tensor", x)
         if x.is_nested or x.layout is not torch.strided:
             kind = "a nested tensor" if x.is_nested else str(x.layout)
-            advice = "Convert it, or use torch's own attention"
-            raise UnservedError(expected(name, "a dense tensor", kind, advice))
+            raise UnservedError(expected(name, "a dense tensor", kind, "Convert it, or use torch's own attention"))
         if x.device.type not in ("cpu", "meta"):
-            advice = "Move it, or do not patch there"
-            raise UnservedError(expected(name, "a tensor on device cpu", x.device, advice))
+            raise UnservedError(expected(name, "a tensor on device cpu", x.device, "Move it, or do not patch there"))
         if x.device != q.device:
-            advice = "Move one to the other's"
-            raise _wrong(name, f"a tensor on the query's device, {q.device}", x.device, advice)
+            raise _wrong(name, f"a tensor on the query's device, {q.device}", x.device, "Move one to the other's")
 
 
 def _check_numbers(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> None:
     if not q.dtype == k.dtype == v.dtype or q.dtype not in _FLOATS:
-        given = f"{q.dtype}, {k.dtype}, {v.dtype}"
         wanted = "one dtype of float32, float64, float16 and bfloat16"
-        raise UnservedError(expected("query, key, value", wanted, given, "Convert them"))
+        raise UnservedError(expected("query, key, value", wanted, f"{q.dtype}, {k.dtype}, {v.dtype}", "Convert them"))
     if min(q.dim(), k.dim(), v.dim()) < 2:
         raise _wrong_shapes("at least 2 dimensions", q, k, v)
     if mask is not None and mask.dtype not in (torch.bool, q.dtype, torch.float32):

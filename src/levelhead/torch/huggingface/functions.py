@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.torch.swap import Function, Layer, within, wraps
 
 
@@ -103,8 +103,7 @@ def _interface() -> Any:
         from transformers import AttentionInterface
     except ImportError as error:
         advice = 'pip install "levelhead[models]"'
-        wanted = "transformers 4.48 or newer to be installed"
-        raise LevelheadValueError(expected("model", wanted, error, advice)) from error
+        raise bad_value("model", "transformers 4.48 or newer to be installed", error, advice) from error
     return AttentionInterface
 
 

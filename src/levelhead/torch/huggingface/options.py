@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.torch import sdpa
 from levelhead.torch.masks import hides
 
@@ -60,14 +60,13 @@ def attention(
     unknown = [name for name, x in rest.items() if x is not None and name not in _SILENT]
     if unknown:
         advice = f"{type(module).__name__} means something by it: undo() first"
-        raise LevelheadValueError(expected("model", "known options", unknown, advice))
+        raise bad_value("model", "known options", unknown, advice)
     if output_attentions or _weights_are_collected(module):
         advice = "They are never formed here; undo() first, or see levelhead.observe"
-        given = "output_attentions=True"
-        raise LevelheadValueError(expected("model", "no weights to be asked for", given, advice))
+        raise bad_value("model", "no weights to be asked for", "output_attentions=True", advice)
     if s_aux is None and getattr(module, "sinks", None) is not None:
         given = f"{type(module).__name__} with sinks that it does not pass on"
-        raise LevelheadValueError(expected("s_aux", "the sinks", given, "undo() first"))
+        raise bad_value("s_aux", "the sinks", given, "undo() first")
     if eager:
         causal = False  # the mask contains it
         dropout = dropout if module.training else 0.0
@@ -95,11 +94,10 @@ def _mask(eager: bool, dtype: torch.dtype, mask: Tensor | None, bias: Tensor | N
     if mask.dtype is torch.bool:
         if eager:
             advice = "Eager attention would add it as 0 and 1; use 'sdpa', or an additive mask"
-            raise LevelheadTypeError(expected("attention_mask", "an additive mask", "bool", advice))
+            raise bad_type("attention_mask", "an additive mask", "bool", advice)
         return mask if bias is None else torch.where(mask, bias, -torch.inf)
     if not mask.dtype.is_floating_point:
-        advice = "Use bool, or an additive mask"
-        raise LevelheadTypeError(expected("attention_mask", "bool or a floating dtype", mask.dtype, advice))
+        raise bad_type("attention_mask", "bool or a floating dtype", mask.dtype, "Use bool, or an additive mask")
     hidden = hides(mask)
     total = (mask if bias is None else mask + bias).masked_fill(hidden, -torch.inf)
     return total if total.dtype in (dtype, torch.float32) else total.to(dtype)

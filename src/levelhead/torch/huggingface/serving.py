@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import LevelheadValueError, bad_type, bad_value, expected
 from levelhead.torch import sdpa
 from levelhead.torch.huggingface.functions import AttentionHook, has_get_interface
 from levelhead.torch.huggingface.options import attention
@@ -64,7 +64,7 @@ class use:  # noqa: N801  a verb, used as a call and in `with`
     def __init__(self, model: nn.Module, *, partial: bool = False) -> None:
         if not isinstance(model, nn.Module):
             advice = "Give the model itself, not its name or its outputs"
-            raise LevelheadTypeError(expected("model", "a torch.nn.Module", type(model).__name__, advice))
+            raise bad_type("model", "a torch.nn.Module", type(model).__name__, advice)
         served, left = _divide(model)
         if not served or (left and not partial):
             raise LevelheadValueError(_refusal(model, len(served), left))
@@ -202,8 +202,7 @@ def _watched_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     unseen = not torch.compiler.is_compiling() and marks.uses[0].calls == before
     if unseen and not sdpa.patch.active:
         given = f"{type(module).__name__} computing this call by hand"
-        advice = "Do not ask it for its weights, or undo() first"
-        raise LevelheadValueError(expected("model", "attention to be asked for", given, advice))
+        raise bad_value("model", "attention to be asked for", given, "Do not ask it for its weights, or undo() first")
     return out
 
 
@@ -263,7 +262,7 @@ _SDPA_MODULE = "transformers.integrations.sdpa_attention"
 def _strange(module: nn.Module, original: Any) -> LevelheadValueError:
     given = f"{getattr(original, '__name__', original)} in {type(module).__name__}"
     wanted = "the attention of attn_implementation 'sdpa' or 'eager'"
-    return LevelheadValueError(expected("model", wanted, given, "undo() first, or set it back"))
+    return bad_value("model", wanted, given, "undo() first, or set it back")
 
 
 _hook = AttentionHook(_called, replaces=True)
