@@ -39,11 +39,11 @@ def as_run(observation: Observation) -> Run:
         sinks=observation.sinks is not None,
         fused=True,
     )
-    record = Record("observation", facts, _tally(rows, observation.exists))
+    record = Record("observation", facts, tally_of(rows, observation.exists))
     return Run("observation", (Snapshot(0, (record,)),))
 
 
-def _tally(rows: stats.Rows, exists: NDArray[np.bool_] | None) -> Floats:
+def tally_of(rows: stats.Rows, exists: NDArray[np.bool_] | None = None) -> Floats:
     """The tally (H, columns) of rows (..., H, T)."""
 
     def by_head(x: NDArray[np.generic]) -> Floats:
