@@ -84,7 +84,7 @@ class Head:
     queries: tuple[str, ...]  # the tokens' names
     keys: tuple[str, ...]
     scale: str  # "÷ √64"
-    changes: tuple[str, ...]  # what happens between scale and softmax: "causal", "softcap 30.0" …
+    changes: tuple[str, ...]  # what happens between scale and softmax: "causal", "window" …
     gauge: Gauge
     unscaled_gauge: Gauge
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from levelhead.call.options import CHANGES, Scoring
+from levelhead.call.options import CHANGES, KINDS, NUMBER, Scoring
 
 
 def scale_words(scoring: Scoring, head: int, d_k: int) -> str:
@@ -21,10 +21,10 @@ def scale_words(scoring: Scoring, head: int, d_k: int) -> str:
     return next(matching, f"× {factor:.4g}") + after
 
 
-def changes(scored: Scoring) -> tuple[str, ...]:
-    """What happens to a logit between scale and softmax: "softcap 30.0", "causal"."""
-    names = [name for name, (applies, _) in CHANGES.items() if applies(scored)]
-    return tuple(f"softcap {scored.softcap}" if name == "softcap" else name for name in names)
+def changes(scoring: Scoring) -> tuple[str, ...]:
+    """What happens to a logit between scale and softmax: "causal", "sinks"; a number's name with its value."""
+    names = [name for name, (applies, _) in CHANGES.items() if applies(scoring)]
+    return tuple(f"{name} {getattr(scoring, name)}" if KINDS.get(name) == NUMBER else name for name in names)
 
 
 def meaning(change: str) -> str:
