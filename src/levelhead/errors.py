@@ -22,3 +22,8 @@ class LevelheadTypeError(LevelheadError, TypeError):
 def expected(argument: str, expected: str, given: object, advice: str) -> str:
     """The message "argument: expected ..., got .... Advice."."""
     return f"{argument}: expected {expected}, got {given}. {advice.rstrip('.')}."
+
+
+def bad_value(argument: str, wanted: str, given: object, advice: str) -> LevelheadValueError:
+    """The error to raise about a value, with the message of `expected`."""
+    return LevelheadValueError(expected(argument, wanted, given, advice))
