@@ -8,27 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from itertools import product
+from typing import Literal, TypeAlias
 
-from levelhead.bench.bars import (
-    ADDITIVE,
-    BFLOAT16,
-    DECODE,
-    DENSE,
-    FLOAT16,
-    FLOOR,
-    LONG_MODEL,
-    MASKED,
-    MODEL,
-    SHORT,
-    STATISTICS,
-    TINY,
-    TRAINING,
-    TRAINING_ONE_HEAD,
-    WINDOW,
-    Bar,
-)
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.bench import bars
+from levelhead.bench.bars import Bar
+from levelhead.errors import bad_value
 
 Work: TypeAlias = Literal["attention", "training", "additive", "model"]
 
@@ -95,13 +81,26 @@ class Case:
         return bool(hiding or self.alibi or self.softcap)
 
 
-def _square(name: str, family: str, bar: Bar, T: int, D: int, H: int, E: int | None = None, **more: object) -> Case:
-    sizes = dict(B=1, H=H, G=H, T=T, S=T, D=D, E=E or D)
-    return Case(name, family, bar, **(sizes | more))  # type: ignore[arg-type]
-
-
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-KINDS = (("dense", False), ("causal", True))
+KINDS = ("dense", "causal")
+
+_QUICK = {
+    *("dense-d64-1024", "causal-d64-1024", "causal-d128-512", "short-64", "bf16-causal-512", "f16-causal-512"),
+    *("tiny-numpy", "tiny-torch", "gqa-decode-8192", "window-1024", "statistics-dense-d64-1024", "width-80"),
+    *("onehead-16x65536", "training-causal-d64-1024"),
+}
+_WEIGHED = {
+    *("dense-d64-1024", "dense-d64-4096", "dense-d64-16384", "window-4096", "window-16384"),
+    *("mask-bool", "mask-float", "alibi", "softcap", "padding", "packed"),
+    *(f"training-dense-d64-{T}" for T in LENGTHS[:4]),
+    *("additive-512", "additive-1024", "additive-gradients-512"),
+}
+
+
+def _square(name: str, family: str, bar: Bar, T: int, D: int, H: int, **more: object) -> Case:
+    """A case whose other sizes follow from these, unless they are given."""
+    fields = dict(B=1, H=H, G=H, T=T, S=T, D=D, E=D, quick=name in _QUICK, weighed=name in _WEIGHED)
+    return Case(name, family, bar, **(fields | more))  # type: ignore[arg-type]
 
 
 def _heads(T: int) -> int:
@@ -110,173 +109,101 @@ def _heads(T: int) -> int:
 
 
 def _grid() -> Iterator[Case]:
-    quick = {("dense", 64, 1024), ("causal", 64, 1024), ("causal", 128, 512)}
-    weighed = {("dense", 64, T) for T in (1024, 4096, 16384)}
-    for kind, causal in KINDS:
-        for D in (64, 128):
-            for T in LENGTHS:
-                key = (kind, D, T)
-                yield _square(
-                    f"{kind}-d{D}-{T}",
-                    kind,
-                    DENSE,
-                    T,
-                    D,
-                    _heads(T),
-                    causal=causal,
-                    quick=key in quick,
-                    weighed=key in weighed,
-                    fit=f"{kind} d{D}" if T >= 1024 else None,
-                )
+    for kind, D, T in product(KINDS, (64, 128), LENGTHS):
+        fit = f"{kind} d{D}" if T >= 1024 else None
+        yield _square(f"{kind}-d{D}-{T}", kind, bars.DENSE, T, D, _heads(T), causal=kind == "causal", fit=fit)
 
 
-def _short(T: int, prefix: str, family: str, bar: Bar, dtype: str, quick: bool) -> Case:
+def _short(T: int, prefix: str, family: str, bar: Bar, dtype: str) -> Case:
     rows = max(1, 16384 // (8 * T))  # 16384 tokens over batch and 8 heads
-    name = f"{prefix}-{T}"
-    return _square(name, family, bar, T, 64, 8, B=rows, dtype=dtype, quick=quick)
+    return _square(f"{prefix}-{T}", family, bar, T, 64, 8, B=rows, dtype=dtype)
 
 
 def _halves() -> Iterator[Case]:
-    for dtype, short, bar in (("bfloat16", "bf16", BFLOAT16), ("float16", "f16", FLOAT16)):
-        for kind, causal in KINDS:
-            for T in (512, 1024, 2048, 4096):
-                yield _square(
-                    f"{short}-{kind}-{T}",
-                    dtype,
-                    bar,
-                    T,
-                    64,
-                    _heads(T),
-                    dtype=dtype,
-                    causal=causal,
-                    quick=kind == "causal" and T == 512,
-                )
+    for dtype, short, bar in (("bfloat16", "bf16", bars.BFLOAT16), ("float16", "f16", bars.FLOAT16)):
+        for kind, T in product(KINDS, LENGTHS[:4]):
+            name = f"{short}-{kind}-{T}"
+            yield _square(name, dtype, bar, T, 64, _heads(T), dtype=dtype, causal=kind == "causal")
         for T in (64, 256):
-            yield _short(T, f"{short}-short", dtype, bar, dtype, False)
+            yield _short(T, f"{short}-short", dtype, bar, dtype)
 
 
 def _grouped() -> Iterator[Case]:
-    yield _square("gqa-prefill-1024", "grouped", DENSE, 1024, 128, 32, G=8, causal=True)
-    for name, G, S, bar in (
-        ("gqa-decode-8192", 8, 8192, DECODE),
-        ("gqa-decode-1024", 8, 1024, FLOOR),
-        ("mha-decode-8192", 32, 8192, FLOOR),
-        ("mha-decode-1024", 32, 1024, FLOOR),
-    ):
-        quick = name == "gqa-decode-8192"
-        yield _square(name, "decode", bar, 1, 128, 32, G=G, S=S, quick=quick)
+    yield _square("gqa-prefill-1024", "grouped", bars.DENSE, 1024, 128, 32, G=8, causal=True)
+    yield _square("gqa-decode-8192", "decode", bars.DECODE, 1, 128, 32, G=8, S=8192)
+    yield _square("gqa-decode-1024", "decode", bars.FLOOR, 1, 128, 32, G=8, S=1024)
+    yield _square("mha-decode-8192", "decode", bars.FLOOR, 1, 128, 32, S=8192)
+    yield _square("mha-decode-1024", "decode", bars.FLOOR, 1, 128, 32, S=1024)
 
 
 def _masked() -> Iterator[Case]:
     for T in LENGTHS[1:]:
-        yield _square(
-            f"window-{T}",
-            "window",
-            WINDOW if T == 4096 else FLOOR,
-            T,
-            64,
-            _heads(T),
-            window=256,
-            quick=T == 1024,
-            weighed=T in (4096, 16384),
-            fit="window 256",
-        )
-    for name, more in (
-        ("mask-bool", dict(mask="bool")),
-        ("mask-float", dict(mask="float")),
-        ("alibi", dict(alibi=True)),
-        # Low enough to bend most logits: a peer that ignored it would be caught.
-        ("softcap", dict(softcap=2.0)),
-        ("padding", dict(padding=True, B=4)),
-        ("packed", dict(packed=True)),
-    ):
-        heads = 2 if name == "padding" else 8
-        yield _square(name, "masked", MASKED, 2048, 64, heads, weighed=True, **more)
+        bar = bars.WINDOW if T == 4096 else bars.FLOOR
+        yield _square(f"window-{T}", "window", bar, T, 64, _heads(T), window=256, fit="window 256")
+    masked = partial(_square, family="masked", bar=bars.MASKED, T=2048, D=64)
+    yield masked("mask-bool", H=8, mask="bool")
+    yield masked("mask-float", H=8, mask="float")
+    yield masked("alibi", H=8, alibi=True)
+    yield masked("softcap", H=8, softcap=2.0)  # low enough to bend most logits: a peer that ignored it would be caught
+    yield masked("padding", H=2, B=4, padding=True)
+    yield masked("packed", H=8, packed=True)
 
 
 def _statistics() -> Iterator[Case]:
-    for kind, causal in KINDS:
-        for D in (64, 128):
-            for T in (1024, 4096):
-                yield _square(
-                    f"statistics-{kind}-d{D}-{T}",
-                    "statistics",
-                    STATISTICS,
-                    T,
-                    D,
-                    _heads(T),
-                    causal=causal,
-                    observed=True,
-                    quick=(kind, D, T) == ("dense", 64, 1024),
-                )
+    for kind, D, T in product(KINDS, (64, 128), (1024, 4096)):
+        name, causal = f"statistics-{kind}-d{D}-{T}", kind == "causal"
+        yield _square(name, "statistics", bars.STATISTICS, T, D, _heads(T), causal=causal, observed=True)
 
 
 def _others() -> Iterator[Case]:
     for D, E in ((32, 32), (57, 57), (80, 80), (96, 96), (192, 128), (256, 256)):
         name = f"width-{D}" if D == E else f"width-{D}x{E}"
-        yield _square(name, "widths", FLOOR, 1024, D, 8, E, quick=D == 80)
-    yield _square("onehead-4096", "one head", FLOOR, 4096, 64, 1)
-    yield _square("onehead-16x65536", "one head", FLOOR, 16, 64, 1, S=65536, quick=True)
-    yield _square("long-131072", "long", FLOOR, 131072, 64, 1, causal=True, peers=False)
-
-
-def _tiny() -> Iterator[Case]:
-    yield _square("tiny-numpy", "tiny", TINY, 8, 16, 1, quick=True)
-    yield _square("tiny-torch", "tiny", TINY, 8, 16, 1, caller="torch", quick=True)
+        yield _square(name, "widths", bars.FLOOR, 1024, D, 8, E=E)
+    yield _square("onehead-4096", "one head", bars.FLOOR, 4096, 64, 1)
+    yield _square("onehead-16x65536", "one head", bars.FLOOR, 16, 64, 1, S=65536)
+    yield _square("long-131072", "long", bars.FLOOR, 131072, 64, 1, causal=True, peers=False)
 
 
 def _training() -> Iterator[Case]:
-    step: dict[str, Any] = dict(gradients=True, caller="torch")
-    for kind, causal in KINDS:
-        for D in (64, 128):
-            for T in (512, 1024, 2048, 4096):
-                yield _square(
-                    f"training-{kind}-d{D}-{T}",
-                    "training",
-                    TRAINING,
-                    T,
-                    D,
-                    min(8, 8192 // T),
-                    causal=causal,
-                    quick=(kind, D, T) == ("causal", 64, 1024),
-                    weighed=(kind, D) == ("dense", 64),
-                    **step,
-                    fit=f"training {kind} d{D}" if T >= 1024 else None,
-                )
+    square = partial(_square, gradients=True, caller="torch")
+    for kind in KINDS:
+        causal = kind == "causal"
+        for D, T in product((64, 128), LENGTHS[:4]):
+            name, fit = f"training-{kind}-d{D}-{T}", f"training {kind} d{D}" if T >= 1024 else None
+            yield square(name, "training", bars.TRAINING, T, D, min(8, 8192 // T), causal=causal, fit=fit)
         for T in (2048, 4096):
             name = f"training-onehead-{kind}-{T}"
-            yield _square(name, "training", TRAINING_ONE_HEAD, T, 64, 1, causal=causal, **step)
-    step["causal"] = True
-    yield _square("training-gqa-1024", "training", TRAINING, 1024, 128, 16, G=4, **step)
-    yield _square("training-gqa-2048", "training", TRAINING, 2048, 64, 9, G=3, **step)
-    step["dtype"] = "bfloat16"
-    yield _square("training-bf16-causal-1024", "training", TRAINING, 1024, 64, 8, **step)
+            yield square(name, "training", bars.TRAINING_ONE_HEAD, T, 64, 1, causal=causal)
+    square = partial(square, causal=True)
+    yield square("training-gqa-1024", "training", bars.TRAINING, 1024, 128, 16, G=4)
+    yield square("training-gqa-2048", "training", bars.TRAINING, 2048, 64, 9, G=3)
+    yield square("training-bf16-causal-1024", "training", bars.TRAINING, 1024, 64, 8, dtype="bfloat16")
 
 
 def _additive() -> Iterator[Case]:
-    scores: dict[str, Any] = dict(additive=64, caller="torch")
-    for T, heads, bar in ((128, 4, FLOOR), (512, 4, ADDITIVE), (1024, 2, FLOOR)):
-        name = f"additive-{T}"
-        yield _square(name, "additive", bar, T, 64, heads, weighed=T > 128, **scores)
-    name = "additive-gradients-512"
-    yield _square(name, "additive", ADDITIVE, 512, 64, 4, gradients=True, weighed=True, **scores)
+    square = partial(_square, additive=64, caller="torch")
+    for T, heads, bar in ((128, 4, bars.FLOOR), (512, 4, bars.ADDITIVE), (1024, 2, bars.FLOOR)):
+        yield square(f"additive-{T}", "additive", bar, T, 64, heads)
+    yield square("additive-gradients-512", "additive", bars.ADDITIVE, 512, 64, 4, gradients=True)
 
 
 def _models() -> Iterator[Case]:
-    for name, T, B, padding in (("128", 128, 16, False), ("padded-128", 128, 16, True), ("512", 512, 4, False)):
-        yield _square(
-            f"model-minilm-{name}", "model", MODEL, T, 32, 12, B=B, padding=padding, model="minilm", caller="torch"
-        )
+    minilm = partial(_square, model="minilm", caller="torch")
+    yield minilm("model-minilm-128", "model", bars.MODEL, 128, 32, 12, B=16)
+    yield minilm("model-minilm-padded-128", "model", bars.MODEL, 128, 32, 12, B=16, padding=True)
+    yield minilm("model-minilm-512", "model", bars.MODEL, 512, 32, 12, B=4)
+    smollm2 = partial(_square, model="smollm2", caller="torch", causal=True, G=3)
     # Attention is a quarter of SmolLM2's arithmetic at 2048 tokens, two fifths at 4096.
-    for T, bar in ((512, MODEL), (2048, MODEL), (4096, LONG_MODEL)):
-        yield _square(f"model-smollm2-{T}", "model", bar, T, 64, 9, G=3, causal=True, model="smollm2", caller="torch")
+    for T, bar in ((512, bars.MODEL), (2048, bars.MODEL), (4096, bars.LONG_MODEL)):
+        yield smollm2(f"model-smollm2-{T}", "model", bar, T, 64, 9)
 
 
 CASES: tuple[Case, ...] = (
     *_grid(),
-    *(_short(T, "short", "short", SHORT, "float32", T == 64) for T in (8, 16, 32, 64, 128, 256)),
+    *(_short(T, "short", "short", bars.SHORT, "float32") for T in (8, 16, 32, 64, 128, 256)),
     *_halves(),
-    *_tiny(),
+    _square("tiny-numpy", "tiny", bars.TINY, 8, 16, 1),
+    _square("tiny-torch", "tiny", bars.TINY, 8, 16, 1, caller="torch"),
     *_grouped(),
     *_masked(),
     *_statistics(),
@@ -293,14 +220,11 @@ def select(patterns: Sequence[str] = (), *, skip: Sequence[str] = (), quick: boo
     >>> [case.name for case in select(["tiny-*"], skip=["*-torch"])]
     ['tiny-numpy']
     """
-    chosen = [case for case in CASES if case.quick or not quick]
-    if patterns:
-        chosen = [case for case in chosen if _matches(case, patterns)]
+    chosen = [case for case in CASES if (case.quick or not quick) and _matches(case, patterns or ["*"])]
     chosen = [case for case in chosen if not _matches(case, skip)]
     if not chosen:
-        advice = "`levelhead bench --list` prints the names"
         given = ", ".join([*patterns, *(f"without {pattern}" for pattern in skip)])
-        raise LevelheadValueError(expected("case", "names or patterns of cases", given, advice))
+        raise bad_value("case", "names or patterns of cases", given, "`levelhead bench --list` prints the names")
     return chosen
 
 
