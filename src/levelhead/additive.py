@@ -1,13 +1,13 @@
 """Additive attention (Bahdanau, Cho, Bengio 2014): softmax(w_v · tanh(W_q q + W_k k)) v.
 
-The rival that dot products replaced, done as well as they are: projected once, then streamed
-through the core's tiles, so that the (T, S, A) array of the plain formulation never exists.
+Queries and keys are projected once, then streamed through the core's tiles, so that the (T, S, A) array of the plain
+formulation never exists.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from levelhead.observation import ArrayT
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+Sizes: TypeAlias = tuple[int, ...]
 
 # The core computes tanh(x + y) from 2^(q + k): projected queries and keys come times this.
 OCTAVES = 2 / np.log(2)
@@ -60,27 +62,18 @@ def additive_attention(
     if torch is not None and isinstance(q, torch.Tensor):
         serving = front_ends.serving("torch", "additive")
         return cast(ArrayT, serving.additive_attention(q, k, v, w_q, w_k, w_v, options, threads=threads))
-    seen_q, seen_k, seen_v, origin = arrays.take(q, k, v)
+    q_view, k_view, v_view, origin = arrays.take(q, k, v)
     weights = [arrays.alike(n, x, origin) for n, x in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v))]
-    check_weights(seen_q.shape, seen_k.shape, *(x.shape for x in weights))
+    check_weights(q_view.shape, k_view.shape, *(x.shape for x in weights))
     if origin.dtype == "bfloat16":
         raise bad_type("q", "a dtype NumPy multiplies", "bfloat16", "Use float32, float16 or float64")
-    wide_q, wide_k, wide_v = (x.astype(origin.wide, copy=False) for x in weights)
+    wide_q, wide_k, wide_v, *weights = (x.astype(origin.wide, copy=False) for x in (q_view, k_view, v_view, *weights))
     octaves = origin.wide.type(OCTAVES)
-    projected_q = seen_q.astype(origin.wide, copy=False) @ wide_q.T * octaves
-    projected_k = seen_k.astype(origin.wide, copy=False) @ wide_k.T * octaves
-    keywords = keywords_of(projected_q, projected_k, seen_v, origin, options)
-    values = seen_v.astype(origin.wide, copy=False)
-    out = np.empty((*seen_q.shape[:-1], seen_v.shape[-1]), origin.wide)
-    _core.forward(
-        projected_q,
-        projected_k,
-        values,
-        out=out,
-        additive=np.ascontiguousarray(wide_v),
-        **team_for(threads, origin),
-        **keywords,
-    )
+    projected_q, projected_k = wide_q @ weights[0].T * octaves, wide_k @ weights[1].T * octaves
+    keywords = keywords_of(projected_q, projected_k, v_view, origin, options) | team_for(threads, origin)
+    out = np.empty((*q_view.shape[:-1], v_view.shape[-1]), origin.wide)
+    additive = np.ascontiguousarray(weights[2])
+    _core.forward(projected_q, projected_k, wide_v, out=out, additive=additive, **keywords)
     return cast(ArrayT, origin.give(out.astype(origin.storage, copy=False)))
 
 
@@ -90,14 +83,11 @@ def keywords_of(q: Array, k: Array, v: Array, origin: Origin, options: Options) 
     return for_core(described(shape, origin, {**options, "scale": 1.0}), shape)
 
 
-def check_weights(
-    q: tuple[int, ...], k: tuple[int, ...], w_q: tuple[int, ...], w_k: tuple[int, ...], w_v: tuple[int, ...]
-) -> None:
-    """The three weights fit each other, and the queries and keys."""
+def check_weights(q: Sizes, k: Sizes, w_q: Sizes, w_k: Sizes, w_v: Sizes) -> None:
+    """The shapes of the three weights fit each other, and the queries and keys."""
     advice = "w_q is (A, D), w_k (A, Dk), w_v (A,)"
     if len(w_v) != 1:
         raise bad_value("w_v", "one dimension", f"shape {w_v}", advice)
     for name, shape, width in (("w_q", w_q, q[-1]), ("w_k", w_k, k[-1])):
-        wanted = (w_v[0], width)
-        if shape != wanted:
-            raise bad_value(name, f"shape {wanted}", f"shape {shape}", advice)
+        if shape != (w_v[0], width):
+            raise bad_value(name, f"shape {(w_v[0], width)}", f"shape {shape}", advice)

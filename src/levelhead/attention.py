@@ -15,7 +15,7 @@ import numpy as np
 
 from levelhead import _core, front_ends
 from levelhead.call import arrays
-from levelhead.call.arrays import Array
+from levelhead.call.arrays import Array, Origin
 from levelhead.call.options import DEFAULTS, Options, Shape, describe, documented, known, shape_of
 from levelhead.call.prepare import described, for_core, team_for
 from levelhead.observation import ArrayT, Observation
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 Sizes: TypeAlias = tuple[int, ...]
 
-# Descriptions kept of plain calls. Decoding has a new length at every step, so this bounds
-# memory (about 1 kB each) rather than trying to hold a whole generation.
-_REMEMBERED = 256
+_REMEMBERED = 256  # descriptions of plain calls, about 1 kB each; decoding has a new length at every step
 _DIFFERENTIABLE = ("scale", "mask", "sinks")  # options that may require gradients
 
 
@@ -60,10 +58,8 @@ def attention(
     >>> attention(q, q, q, causal=True).shape
     (2, 3, 4)
     """
-    plain = not options or _is_plain(options)
-    scale, causal = options.get("scale"), options.get("causal", False)
-    if plain and out is None:
-        result = _core.fast_attention(q, k, v, scale, causal, threads)
+    if out is None and (not options or _is_plain(options)):
+        result = _core.fast_attention(q, k, v, options.get("scale"), options.get("causal", False), threads)
         if result is not None:
             return cast(ArrayT, result)
     known("attention", options)
@@ -71,20 +67,17 @@ def attention(
         serving = front_ends.serving("torch", "attention")
         return cast(ArrayT, serving.attention(q, k, v, options, threads=threads, out=out))
     q_view, k_view, v_view, origin = arrays.take(q, k, v)
-    if plain and (scale is None or type(scale) is float or type(scale) is str):
-        _, keywords = _plain(q_view.shape, k_view.shape, v_view.shape, origin.dtype, scale, causal)
-    else:
-        sizes = shape_of(q_view.shape, k_view.shape, v_view.shape)
-        keywords = for_core(described(sizes, origin, options), sizes)
+    _, keywords, _ = _described(q_view.shape, k_view.shape, v_view.shape, origin, options)
     shape = (*q_view.shape[:-1], v_view.shape[-1])
     team = team_for(threads, origin)
     if out is None:
         memory = np.empty(shape, origin.storage)
-        _core.forward(q_view, k_view, v_view, out=memory, **team, **keywords)
+    else:
+        inputs = (("q", q_view), ("k", k_view), ("v", v_view), *keywords.items())
+        memory = arrays.take_out(out, shape, origin, inputs)
+    _core.forward(q_view, k_view, v_view, out=memory, **team, **keywords)
+    if out is None:
         return cast(ArrayT, origin.give(memory))
-    inputs = (("q", q_view), ("k", k_view), ("v", v_view), *keywords.items())
-    view = arrays.take_out(out, shape, origin, inputs)
-    _core.forward(q_view, k_view, v_view, out=view, **team, **keywords)
     arrays.mark_written(out, origin)
     return out
 
@@ -118,26 +111,16 @@ def observe(
     else:
         q_view, k_view, v_view, origin = arrays.take(q, k, v)
     v_shape = None if v_view is None else v_view.shape
-    scale, causal = options.get("scale"), options.get("causal", False)
-    exists: Array | None = None
-    if _is_plain(options) and type(causal) is bool and (scale is None or type(scale) in (float, str)):
-        sizes, keywords = _plain(q_view.shape, k_view.shape, v_shape, origin.dtype, cast(Any, scale), causal)
-    else:
-        sizes = shape_of(q_view.shape, k_view.shape, v_shape)
-        scoring = described(sizes, origin, options)
-        keywords = for_core(scoring, sizes)
-        exists = scoring.existing_rows(sizes)
+    sizes, keywords, exists = _described(q_view.shape, k_view.shape, v_shape, origin, options)
     team = team_for(threads, origin)
     rows: Sizes = q_view.shape[:-1]
     state = unwritten(rows, sizes.E, origin.wide, sizes.S)
     observation: Observation[ArrayT] = Observation(state, keywords.get("sinks"), origin, exists)
-    into: dict[str, Any] = {"sums": state.sums, "counts": state.counts}
-    if v_view is None:
-        _core.forward(q_view, k_view, None, **into, **team, **keywords)
-        return observation
-    out = np.empty((*rows, v_view.shape[-1]), origin.storage)
-    _core.forward(q_view, k_view, v_view, out=out, acc=state.acc, **into, **team, **keywords)
-    vars(observation)["output"] = origin.give(out)  # the bits of reading it off, computed by all threads
+    out = None if sizes.E is None else np.empty((*rows, sizes.E), origin.storage)
+    into: dict[str, Any] = {"out": out, "sums": state.sums, "counts": state.counts, "acc": state.acc}
+    _core.forward(q_view, k_view, v_view, **into, **team, **keywords)
+    if out is not None:
+        vars(observation)["output"] = origin.give(out)  # the bits of reading it off, computed by all threads
     return observation
 
 
@@ -155,15 +138,25 @@ def _is_differentiated(q: Any, k: Any, v: Any, options: Options) -> bool:
 def _is_plain(options: Options) -> bool:
     """Whether nothing but scale and causal differs from its default."""
     for name, x in options.items():
-        if name in ("scale", "causal"):
-            continue
         default = DEFAULTS.get(name, DEFAULTS)  # an unknown option equals no default
-        if x is not default and (type(x) is not type(default) or x != default):
+        if name not in ("scale", "causal") and x is not default and (type(x) is not type(default) or x != default):
             return False
     return True
 
 
-@lru_cache(maxsize=_REMEMBERED, typed=True)  # typed: causal=1 must not find the answer for True
+def _described(
+    q: Sizes, k: Sizes, v: Sizes | None, origin: Origin, options: Options
+) -> tuple[Shape, dict[str, Any], Array | None]:
+    """Shape, core keywords, and which rows exist (None: all)."""
+    scale, causal = options.get("scale"), options.get("causal", False)
+    if _is_plain(options) and type(causal) is bool and (scale is None or type(scale) in (float, str)):
+        return *_plain(q, k, v, origin.dtype, cast(Any, scale), causal), None
+    sizes = shape_of(q, k, v)
+    scoring = described(sizes, origin, options)
+    return sizes, for_core(scoring, sizes), scoring.existing_rows(sizes)
+
+
+@lru_cache(_REMEMBERED)
 def _plain(q: Sizes, k: Sizes, v: Sizes | None, dtype: str, scale: Any, causal: bool) -> tuple[Shape, dict[str, Any]]:
     """Shape and core keywords of a call without arrays among its options."""
     sizes = shape_of(q, k, v)

@@ -1,8 +1,7 @@
 """The gradients of `attention`, for callers that differentiate by hand: checked, then computed by the core.
 
-The weights are not kept between forward and backward; they are recomputed from the logsumexp, so
-memory stays at O(tokens · width). What it costs to ask for a mask's gradient is an array of the
-mask's own shape.
+The weights are not kept between forward and backward; they are recomputed from the logsumexp, so memory stays at
+O(tokens · width), and an array of the mask's shape for a mask's gradient.
 """
 
 from __future__ import annotations
@@ -52,10 +51,9 @@ def attention_backward(
         {options}
 
     Returns:
-        A tuple in the order of `wrt`: of the shape, dtype and family of what they are gradients
-        of. Those of the mask, the sinks and the scale are float32 (float64 for float64), summed
-        over the dimensions along which they were broadcast; of the scale one number, or one per
-        head where it was given so.
+        A tuple in the order of `wrt`: of the shape, dtype and family of what they are gradients of. Those of the mask,
+        the sinks and the scale are float32 (float64 for float64), summed over the dimensions along which they were
+        broadcast; of the scale one number, or one per head where it was given so.
 
     >>> q = np.ones((2, 3, 4), np.float32)
     >>> seen = levelhead.observe(q, q, q)
@@ -75,17 +73,15 @@ def attention_backward(
     lse = _per_row("logsumexp", logsumexp, rows, origin)
     dlse = None if dlogsumexp is None else _per_row("dlogsumexp", dlogsumexp, rows, origin)
     if options.get("dropout") and options.get("seed") is None:
-        what, advice = "the seed of the forward pass", "Give both calls the same seed"
-        raise bad_value("seed", what, "None", advice)
+        raise bad_value("seed", "the seed of the forward pass", "None", "Give both calls the same seed")
     keywords = for_core(described(shape, origin, options), shape)
     qkv = {"q": q_view, "k": k_view, "v": v_view}
     room = {name: _room(name, qkv, mask, shape.H, origin) for name in wanted}
     into: dict[str, Any] = {f"d{name}": x for name, x in room.items()}
     if "mask" in room:
         into["dmask"] = arrays.stretched(room["mask"], keywords["mask"].shape)
-    team = team_for(threads, origin)
-    dout_view, out_view = outputs.values()
-    _core.backward(dout_view, q_view, k_view, v_view, out_view, lse, dlogsumexp=dlse, **into, **team, **keywords)
+    keywords |= team_for(threads, origin)
+    _core.backward(outputs["dout"], q_view, k_view, v_view, outputs["out"], lse, dlogsumexp=dlse, **into, **keywords)
     if "scale" in room and np.ndim(cast(Any, scale)) == 0:
         room["scale"] = room["scale"].sum(keepdims=True).reshape(())
     for name in {"sinks", "scale"} & room.keys():
@@ -103,13 +99,9 @@ def _names(wrt: Sequence[str], mask: Any, sinks: Any) -> list[str]:
     for name, x in (("mask", mask), ("sinks", sinks)):
         if name in wrt and x is None:
             raise bad_value("wrt", "what was given", f"{name!r} without {name}", f"Give {name}")
-    if "mask" in wrt and _is_boolean(mask):
+    if "mask" in wrt and "bool" in str(getattr(mask, "dtype", "")):
         raise bad_type("wrt", "an additive mask", "a boolean one", "Only a float mask has a gradient")
     return list(wrt)
-
-
-def _is_boolean(mask: Any) -> bool:
-    return "bool" in str(getattr(mask, "dtype", ""))
 
 
 def _same_shape(name: str, given: tuple[int, ...], wanted: tuple[int, ...], advice: str) -> None:

@@ -92,14 +92,7 @@ class MultiHeadAttention:
         q = self._normalised("q_norm", self._heads("q_proj", query, self.heads))
         k = self._normalised("k_norm", self._heads("k_proj", key, groups))
         v = self._heads("v_proj", value, groups)
-        before = 0 if cache is None else cache.length
-        if self.rotary is not None:
-            q, k = (rotated(x, before, self.rotary) for x in (q, k))
-        if cache is not None:
-            if before:
-                k = np.concatenate([cache.keys, k], -2)
-                v = np.concatenate([cache.values, v], -2)
-            cache.keys, cache.values = k, v
+        q, k, v = continued(q, k, v, cache, self.rotary, np)
         sinks = self.weights.get("sinks")
         out = attention(q, k, v, sinks=sinks, **{**self.options, **options})
         return self._projected("out_proj", np.swapaxes(out, -3, -2).reshape(*query.shape[:-1], -1))
@@ -122,10 +115,23 @@ class MultiHeadAttention:
         return normalised
 
 
-def rotated(x: Array, start: int, base: float) -> Array:
-    """Rotary positions: columns i and i + width/2 turned by (start + token) · base^(-2i/width)."""
+def continued(q: Any, k: Any, v: Any, cache: KeyValueCache | None, rotary: float | None, xp: Any) -> tuple[Any, ...]:
+    """Queries, keys and values of new tokens, rotated and appended to the cache; `xp` is NumPy or torch."""
+    before = 0 if cache is None else cache.length
+    if rotary is not None:
+        q, k = (rotated(x, before, rotary, xp) for x in (q, k))
+    if cache is not None:
+        if before:
+            k, v = xp.concatenate([cache.keys, k], -2), xp.concatenate([cache.values, v], -2)
+        cache.keys, cache.values = k, v
+    return q, k, v
+
+
+def rotated(x: Any, start: int, base: float, xp: Any) -> Any:
+    """Rotary positions: columns i and i + width/2 turned by (start + token) · base^(-2i/width), angles in double."""
     half = x.shape[-1] // 2
-    angle = np.outer(start + np.arange(x.shape[-2]), base ** (-np.arange(half) / half))
-    cos, sin = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
+    double = {"dtype": xp.float64} | ({} if xp is np else {"device": x.device})
+    angle = xp.outer(start + xp.arange(x.shape[-2], **double), base ** (-xp.arange(half, **double) / half))
+    cos, sin = xp.asarray(xp.cos(angle), dtype=x.dtype), xp.asarray(xp.sin(angle), dtype=x.dtype)
     a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+    return xp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)

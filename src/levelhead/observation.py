@@ -1,9 +1,8 @@
 """`Observation`: the mergeable state of an attention call, and everything that is read off it.
 
-It holds sums, never scores: its size is O(tokens · d). Output and logsumexp are read off the state
-by the core, with the code `attention` uses, so the bits agree; sinks are applied only then, so that
-merging two halves cannot count one twice. The statistics' formulas live in `stats`; this file only
-prints them.
+It holds sums, never scores: its size is O(tokens · d). Output and logsumexp are computed from the state by the core,
+with the code of `attention`, so the bits agree; sinks are applied only then, so that a merge cannot count one twice.
+The formulas of the statistics are in `stats`; this file only prints them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,16 +55,11 @@ class Observation(Generic[ArrayT]):
         """(..., H, T, E) in q's dtype and family, with the bits of `attention`."""
         acc = self.state.acc
         if acc is None:
-            raise bad_value(
-                "output",
-                "an observation with values",
-                "one made without v, which holds statistics only",
-                "Call observe(q, k, v)",
-            )
+            given = "one made without v, which holds statistics only"
+            raise bad_value("output", "an observation with values", given, "Call observe(q, k, v)")
         out = np.empty(acc.shape, self.origin.storage)
         _core.finish(acc, self.state.sums, self.sinks, out)
-        output: ArrayT = self.origin.give(out)
-        return output
+        return cast(ArrayT, self.origin.give(out))
 
     @cached_property
     def logsumexp(self) -> Any:
@@ -91,14 +85,9 @@ class Observation(Generic[ArrayT]):
     def __repr__(self) -> str:
         lines = _lines(self.heads, self.sinks is not None)
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        left = ("gauge", "level")
-        text = [
-            "  ".join(
-                cell.ljust(width) if title in left else cell.rjust(width)
-                for title, cell, width in zip(lines[0], line, widths, strict=True)
-            ).rstrip()
-            for line in lines[: SHOWN + 1]
-        ]
+        signs = ["<" if title in ("gauge", "level") else ">" for title in lines[0]]
+        form = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
+        text = [form.format(*line).rstrip() for line in lines[: SHOWN + 1]]
         return "\n".join([self._title(), *text, *self._rest(lines)])
 
     def _repr_html_(self) -> str:
@@ -133,8 +122,8 @@ class Observation(Generic[ArrayT]):
 def merge(a: Observation[ArrayT], b: Observation[ArrayT]) -> Observation[ArrayT]:
     """Join the observations of the same queries over earlier keys (a) and later keys (b).
 
-    Positions are counted from the first key of each part, so a part observed on its own needs its
-    `query_start` told, and "log-n" scales by the keys of a part alone.
+    Positions are counted from the first key of each part, so a part observed on its own needs `query_start`, and
+    "log-n" scales by the keys of a part alone.
 
     >>> from levelhead import observe
     >>> q, k = np.ones((4, 8), np.float32), np.ones((6, 8), np.float32)
@@ -147,18 +136,13 @@ def merge(a: Observation[ArrayT], b: Observation[ArrayT]) -> Observation[ArrayT]
     ours, theirs = _describe(a), _describe(b)
     for what, value in ours.items():
         if theirs[what] != value:
-            raise bad_value(
-                "b",
-                f"the {what} of a, {value}",
-                theirs[what],
-                "Observe the same queries with the same options over both ranges of keys",
-            )
+            advice = "Observe the same queries with the same options over both ranges of keys"
+            raise bad_value("b", f"the {what} of a, {value}", theirs[what], advice)
     first, second = a.state, b.state
     sums, counts = np.empty_like(first.sums), np.empty_like(first.counts)
     acc = None if first.acc is None else np.empty_like(first.acc)
-    _core.merge(
-        first.sums, first.counts, first.acc, second.sums, second.counts, second.acc, first.keys, sums, counts, acc
-    )
+    parts = (first.sums, first.counts, first.acc, second.sums, second.counts, second.acc)
+    _core.merge(*parts, first.keys, sums, counts, acc)
     return Observation(State(sums, counts, acc, first.keys + second.keys), a.sinks, a.origin, a.exists)
 
 

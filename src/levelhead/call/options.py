@@ -125,8 +125,7 @@ class Scoring(NamedTuple):
         return index[None] if self.query_start is None else self.query_start[:, None] + index
 
     def reach(self, index: Any) -> tuple[Any, Any]:
-        """The first and the last key position that queries (T,) may see, (B, T) each; a row that sees none has last
-        before first."""
+        """The first and last key positions that queries (T,) may see, (B, T) each; last < first where there is none."""
         xp = namespace(index)
         p = self.positions(index)
         first, last = p * 0 - 2 * _FAR, p * 0 + 2 * _FAR
@@ -148,10 +147,10 @@ class Scoring(NamedTuple):
 
     def existing_rows(self, shape: Shape, index: Any = None) -> Any:
         """`exists` as it broadcasts to rows (..., H, T) of that shape; `index` where q holds a part of the queries."""
+        if self.query_lengths is None:
+            return None
         exists = self.exists(np.arange(shape.T) if index is None else index)
-        if exists is None or not shape.lead:
-            return None if exists is None else exists[0]
-        return exists.reshape((*shape.batch, 1, shape.T))
+        return exists.reshape((*shape.batch, 1, shape.T)) if shape.lead else exists[0]
 
     def visible(self, index: Any, j: Any) -> Any:
         """Which keys at positions j (S,) queries (T,) may see by position and segment, (B, T, S)."""

@@ -1,8 +1,7 @@
 """`MultiHeadAttention` as a module: `nn.MultiheadAttention` and what models have added since.
 
-Grouped key/value heads, causal and windowed attention, scale rules, soft caps, normalised queries
-and keys, sinks, rotary positions, a cache for decoding. Projections are separate `nn.Linear`s, so
-that whatever adapts or quantises those works here. Masks are levelhead's: True may attend.
+Projections are separate `nn.Linear`s, so that whatever adapts or quantises those works here. Masks are levelhead's:
+True may attend.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from levelhead import multihead
 from levelhead.attention import attention
 from levelhead.call.options import PER_CALL, Options, documented, known
 from levelhead.errors import bad_value
-from levelhead.multihead import KeyValueCache
+from levelhead.multihead import KeyValueCache, continued
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -67,23 +66,23 @@ class MultiHeadAttention(nn.Module):
         if num_heads < 1 or kv_heads < 1 or num_heads % kv_heads:
             raise bad_value("kv_heads", f"a divisor of num_heads = {num_heads}", kv_heads, "Change either")
         if head_dim is None and embed_dim % num_heads:
-            wanted = f"a multiple of num_heads = {num_heads}"
-            raise bad_value("embed_dim", wanted, embed_dim, "Change either, or give head_dim")
+            advice = "Change either, or give head_dim"
+            raise bad_value("embed_dim", f"a multiple of num_heads = {num_heads}", embed_dim, advice)
         width = embed_dim // num_heads if head_dim is None else head_dim
         if rotary is not None and width % 2:
             raise bad_value("head_dim", "an even number", width, "Rotation turns columns in pairs")
-        made = {"device": device, "dtype": dtype}
+        tensor = {"device": device, "dtype": dtype}
         self.num_heads, self.kv_heads, self.head_dim = num_heads, kv_heads, width
         self.dropout, self.rotary, self.batch_first = dropout, rotary, batch_first
         self.options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
-        self.q_proj = nn.Linear(embed_dim, num_heads * width, bias, **made)
-        self.k_proj = nn.Linear(kdim or embed_dim, kv_heads * width, bias, **made)
-        self.v_proj = nn.Linear(vdim or embed_dim, kv_heads * width, bias, **made)
-        self.out_proj = nn.Linear(num_heads * width, embed_dim, bias, **made)
+        self.q_proj = nn.Linear(embed_dim, num_heads * width, bias, **tensor)
+        self.k_proj = nn.Linear(kdim or embed_dim, kv_heads * width, bias, **tensor)
+        self.v_proj = nn.Linear(vdim or embed_dim, kv_heads * width, bias, **tensor)
+        self.out_proj = nn.Linear(num_heads * width, embed_dim, bias, **tensor)
         epsilon = multihead.NORM_EPSILON
-        self.q_norm = nn.RMSNorm(width, epsilon, **made) if qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(width, epsilon, **made) if qk_norm else nn.Identity()
-        self.sinks = nn.Parameter(torch.zeros(num_heads, **made)) if sinks else None
+        self.q_norm = nn.RMSNorm(width, epsilon, **tensor) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(width, epsilon, **tensor) if qk_norm else nn.Identity()
+        self.sinks = nn.Parameter(torch.zeros(num_heads, **tensor)) if sinks else None
 
     @documented(PER_CALL)
     def forward(
@@ -111,13 +110,7 @@ class MultiHeadAttention(nn.Module):
         q = self.q_norm(self._heads(self.q_proj(query), self.num_heads))
         k = self.k_norm(self._heads(self.k_proj(key), self.kv_heads))
         v = self._heads(self.v_proj(value), self.kv_heads)
-        before = 0 if cache is None else cache.length
-        if self.rotary is not None:
-            q, k = (rotated(x, before, self.rotary) for x in (q, k))
-        if cache is not None:
-            if before:
-                k, v = torch.cat([cache.keys, k], -2), torch.cat([cache.values, v], -2)
-            cache.keys, cache.values = k, v
+        q, k, v = continued(q, k, v, cache, self.rotary, torch)
         drops = self.dropout if self.training else 0.0
         seed = int(torch.randint(2**62, ())) if drops else None
         own = {**self.options, "sinks": self.sinks, "dropout": drops, "seed": seed}
@@ -138,44 +131,29 @@ class MultiHeadAttention(nn.Module):
         if module.bias_k is not None or module.add_zero_attn:
             given = "bias_k, bias_v or add_zero_attn"
             raise bad_value("module", "plain keys and values", given, "Append those keys and values yourself")
-        weight = module.out_proj.weight
-        made = cls(
+        weight, bias = module.out_proj.weight, module.in_proj_bias
+        result = cls(
             module.embed_dim,
             module.num_heads,
             kdim=module.kdim,
             vdim=module.vdim,
-            bias=module.in_proj_bias is not None,
+            bias=bias is not None,
             dropout=module.dropout,
             batch_first=module.batch_first,
             device=weight.device,
             dtype=weight.dtype,
         )
-        separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         joined = module.in_proj_weight
+        separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         weights = separate if joined is None else joined.chunk(3)
-        parts = (made.q_proj, made.k_proj, made.v_proj)
-        with torch.no_grad():
-            for part, x in zip(parts, weights, strict=True):
-                part.weight.copy_(x)
-            if module.in_proj_bias is not None:
-                for part, x in zip(parts, module.in_proj_bias.chunk(3), strict=True):
-                    part.bias.copy_(x)
-                made.out_proj.bias.copy_(module.out_proj.bias)
-            made.out_proj.weight.copy_(weight)
-        return made.train(module.training)
+        names = ("q_proj", "k_proj", "v_proj", "out_proj")
+        state = {f"{name}.weight": x for name, x in zip(names, (*weights, weight), strict=True)}
+        if bias is not None:
+            state |= {f"{name}.bias": x for name, x in zip(names, (*bias.chunk(3), module.out_proj.bias), strict=True)}
+        result.load_state_dict(state)
+        return result.train(module.training)
 
     def to_numpy(self) -> multihead.MultiHeadAttention:
         """The same for NumPy: the weights are copies, dropout is off."""
         weights = {name: x.detach().numpy().copy() for name, x in self.state_dict().items()}
         return multihead.MultiHeadAttention(weights, self.num_heads, self.kv_heads, self.rotary, dict(self.options))
-
-
-def rotated(x: Tensor, start: int, base: float) -> Tensor:
-    """As `levelhead.multihead.rotated`, differentiable; angles in double whatever x is."""
-    half = x.shape[-1] // 2
-    tokens = start + torch.arange(x.shape[-2], dtype=torch.float64, device=x.device)
-    speeds = base ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
-    angle = torch.outer(tokens, speeds)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
