@@ -1,7 +1,7 @@
 #!/bin/sh
 # The core's own tests on aarch64: cross-compiled here, run under qemu's user-mode emulation. It checks that the
 # NEON build is right, never that it is fast. Fails, naming the packages, when a tool is missing: whether to do
-# without is the caller's decision (tests/test_aarch64.py), not this script's.
+# without is the caller's decision (tests/front/test_aarch64.py), not this script's.
 #   core/test/aarch64.sh [part of a test's name]
 set -eu
 

@@ -1,5 +1,5 @@
 // backward() on every ISA: promises that need no tolerance. What gradients are is checked in Python, against the
-// definition (tests/test_gradients.py); rows that do not exist are test_query_lengths.cpp's.
+// definition (tests/front/test_gradients.py); rows that do not exist are test_query_lengths.cpp's.
 
 #include "cases.h"
 #include "check.h"
