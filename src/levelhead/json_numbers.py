@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -44,19 +45,19 @@ def json_value(
 ) -> Any:
     """A value as JSON types, with its numbers as `json_number` gives them: dataclasses and mappings as objects, arrays,
     lists and tuples as lists. Raises TypeError for anything else."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
         return json_number(value, not_finite=not_finite, digits=digits, whole=whole)
-    if isinstance(value, np.generic | np.ndarray):
-        return json_value(value.tolist(), not_finite=not_finite, digits=digits, whole=whole)
+    convert = partial(json_value, not_finite=not_finite, digits=digits, whole=whole)
     if is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
-        items = value.items()
-        return {str(k): json_value(x, not_finite=not_finite, digits=digits, whole=whole) for k, x in items}
+        return {str(key): convert(x) for key, x in value.items()}
     if isinstance(value, list | tuple):
-        return [json_value(x, not_finite=not_finite, digits=digits, whole=whole) for x in value]
+        return [convert(x) for x in value]
     raise TypeError(f"JSON cannot hold a {type(value).__name__}")
 
 

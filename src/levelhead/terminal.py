@@ -7,28 +7,16 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from typing import TextIO
 
 NARROW = 80  # columns; output is laid out for no fewer
 _WIDE = 100  # columns, where there is no terminal to measure
 _BAR = 24  # characters
 # Of the sixteen colours that every terminal has, in an order that colour-blind readers can follow too.
-_COLOURS: Mapping[str, int] = {
-    "flat": 36,
-    "level": 32,
-    "sharp": 33,
-    "saturated": 35,
-    "none": 2,
-    "error": 31,
-    "warning": 33,
-    "note": 2,
-    "bold": 1,
-    "confirmed": 32,
-    "caveat": 33,
-    "refuted": 31,
-    "undecided": 90,
-}
+_LEVELS = {"flat": 36, "level": 32, "sharp": 33, "saturated": 35, "none": 2}
+_SEVERITIES = {"error": 31, "warning": 33, "note": 2}
+_VERDICTS = {"confirmed": 32, "caveat": 33, "refuted": 31, "undecided": 90}
+_COLOURS = _LEVELS | _SEVERITIES | _VERDICTS | {"bold": 1}
 
 
 def colour_wanted(stream: TextIO) -> bool:

@@ -249,9 +249,9 @@ def test_long_calls_are_timed_less_and_tiny_ones_in_batches() -> None:
 
 def test_an_estimate_takes_the_best_of_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = iter([0.01, 0.004, 0.003, 0.005, *[0.006] * 20])
-    monkeypatch.setattr(measure, "_time", lambda run: next(taken))
+    monkeypatch.setattr(measure, "timed", lambda run: next(taken))
     assert measure.estimate(lambda: None) == 0.003
-    monkeypatch.setattr(measure, "_time", lambda run: 0.1)
+    monkeypatch.setattr(measure, "timed", lambda run: 0.1)
     assert measure.estimate(lambda: None, fastest=0.001) == 0.1
 
 

@@ -1,18 +1,22 @@
-"""Additive attention: arrays, weights, and the truth by its formula in float64 NumPy.
+"""Additive attention: arrays, weights, the truth in float64 NumPy; the formula as PyTorch and JAX users write it.
 
     out = softmax(w_v · tanh(W_q q + W_k k)) v
 
-Counted neither in FMAs nor in bytes: nearly all of its work is tanh, which no limit is measured for.
+Counted neither in FMAs nor in bytes: nearly all of its work is tanh, which no limit is measured for. The plain
+formulation stores (T, S, A) numbers; compilers may avoid that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from levelhead.bench import inputs
-from levelhead.bench.calls import Array, Parts, Uncounted
+from levelhead.additive import additive_attention
+from levelhead.bench import inputs, peers_jax, peers_torch
+from levelhead.bench.calls import Array, Call, Parts, Uncounted, Variants, refuse_large_scores
 from levelhead.bench.cases import Case
 
 _BLOCK = 64  # query rows at a time: (rows, S, A) in float64
@@ -41,8 +45,7 @@ class Additive(Uncounted):
         parts["out"] = np.empty(dout.shape)
         for b, h in np.ndindex(*dout.shape[:2]):
             for first in range(0, self.case.T, _BLOCK):
-                at = (b, h, slice(first, first + _BLOCK))
-                self._add(wide, dout, parts, at)
+                self._add(wide, dout, parts, (b, h, slice(first, first + _BLOCK)))
         return parts if self.case.gradients else {"out": parts["out"]}
 
     def _add(self, x: Parts, dout: Array, parts: Parts, at: tuple[int, int, slice]) -> None:
@@ -81,3 +84,42 @@ def make(case: Case, seed: int = 0) -> Additive:
     shapes = ((case.additive, case.D), (case.additive, case.D), (case.additive,))
     w_q, w_k, w_v = ((random.standard_normal(shape) / np.sqrt(shape[-1])).astype(q.dtype) for shape in shapes)
     return Additive(case, q, k, v, w_q, w_k, w_v, dout)
+
+
+# ---- implementations --------------------------------------------------------
+
+
+def ours(problem: Additive, threads: int) -> Variants:
+    return {"additive_attention": partial(peers_torch.call, problem, additive_attention)}
+
+
+def plain(problem: Additive, threads: int) -> Variants:
+    refuse_large_scores(problem.case)
+    return {"plain": partial(peers_torch.call, problem, _plain)}
+
+
+def _plain(q: Any, k: Any, v: Any, w_q: Any, w_k: Any, w_v: Any) -> Any:
+    import torch
+
+    u = torch.tanh((q @ w_q.mT)[..., :, None, :] + (k @ w_k.mT)[..., None, :, :])
+    return torch.softmax(u @ w_v, -1) @ v
+
+
+def compiled(problem: Additive, threads: int) -> Variants:
+    import torch
+
+    def build() -> Call:
+        torch._dynamo.reset()
+        return peers_torch.call(problem, torch.compile(_plain, dynamic=False), warm=True)
+
+    return {"torch.compile": build}
+
+
+def jax(problem: Additive, threads: int) -> Variants:
+    import jax
+
+    def attend(q: Any, k: Any, v: Any, w_q: Any, w_k: Any, w_v: Any) -> Any:
+        u = jax.numpy.tanh((q @ w_q.T)[..., :, None, :] + (k @ w_k.T)[..., None, :, :])
+        return jax.nn.softmax(u @ w_v, -1) @ v
+
+    return {"jit": partial(peers_jax.call, problem, attend)}

@@ -36,11 +36,21 @@ class Question(Protocol):
     def output_bytes(self) -> int: ...
 
 
+class Differentiable(Question, Protocol):
+    """A question about a function of arrays; training also takes the gradients by all of them."""
+
+    @property
+    def arguments(self) -> Parts: ...
+
+    @property
+    def dout(self) -> Array: ...
+
+
 class Uncounted:
     """A question whose answer is compared whole, and whose work is not counted."""
 
-    def sampled(self, result: Parts) -> Parts:
-        return result
+    def sampled(self, result: Array | Parts) -> Parts:
+        return result if isinstance(result, dict) else {"out": result}
 
     def flops(self) -> None:
         return None

@@ -66,6 +66,11 @@ class Case:
         return self.T == 1
 
     @property
+    def only_causal(self) -> bool:
+        """Causal and nothing else, with as many queries as keys: peers have a flag for it."""
+        return self.causal and not self.altered and self.T == self.S
+
+    @property
     def grouped(self) -> bool:
         return self.G != self.H
 

@@ -14,6 +14,7 @@ from levelhead.bench import limits, measure, memory, peers, problems
 from levelhead.bench.calls import Call, Parts, Question, Refused
 from levelhead.bench.cases import Case
 
+_OPTIONS = ("causal", "window", "mask", "alibi", "softcap", "padding", "packed", "gradients", "additive", "model")
 _PATIENT = 2.0  # seconds; a slow peer whose call takes longer than this gets one seed only
 
 
@@ -54,9 +55,7 @@ def measured(case: Case, threads: int, effort: Effort, tell: Callable[[str], Non
         if peer.name in effort.left_out:
             refused[peer.name] = "left out of --quick: compiling takes longer than measuring"
             continue
-        rivals = (c.seconds for name, c in ready.items() if name != peers.OURS.name)
-        fastest = min(rivals, default=float("inf"))
-        chosen, reasons = contender(peer, problem, threads, truth, fastest)
+        chosen, reasons = contender(peer, problem, threads, truth, _fastest_peer(ready))
         refused |= reasons
         if chosen is not None:
             ready[peer.name] = chosen
@@ -65,13 +64,11 @@ def measured(case: Case, threads: int, effort: Effort, tell: Callable[[str], Non
     plans = _plans(ready, effort)
     timings = measure.bursts({name: c.call.run for name, c in ready.items()}, plans, tell)
     errors = _errors(case, ready, plans, threads, effort.seeds)
-    return dict(
-        _described(case, problem),
-        results=[
-            _result(case, name, ready[name], timings[name], errors[name], threads, effort, tell) for name in ready
-        ],
-        refused=refused,
-    )
+    results = [_result(name, chosen.variant, timings[name], errors[name]) for name, chosen in ready.items()]
+    for result in results if effort.memory and case.weighed else ():
+        tell(f"memory of {result['name']}")
+        result["memory"] = memory.extra(case, result["name"], result["variant"], threads)
+    return dict(_described(case, problem), results=results, refused=refused)
 
 
 def contender(
@@ -114,16 +111,16 @@ def _wrong(case: Case, errors: measure.Errors) -> str | None:
     return None
 
 
+def _fastest_peer(ready: dict[str, Contender]) -> float:
+    return min((c.seconds for name, c in ready.items() if name != peers.OURS.name), default=float("inf"))
+
+
 def _plans(ready: dict[str, Contender], effort: Effort) -> dict[str, measure.Plan]:
-    rivals = [c.seconds for name, c in ready.items() if name != peers.OURS.name]
-    fastest = min(rivals, default=float("inf"))
-    return {
-        # levelhead is measured in full, even where it is slow.
-        name: measure.plan(
-            c.seconds, float("inf") if name == peers.OURS.name else fastest, rounds=effort.rounds, long=effort.long
-        )
-        for name, c in ready.items()
-    }
+    plans, fastest = {}, _fastest_peer(ready)
+    for name, contender in ready.items():
+        limit = float("inf") if name == peers.OURS.name else fastest  # levelhead is measured in full, even where slow
+        plans[name] = measure.plan(contender.seconds, limit, rounds=effort.rounds, long=effort.long)
+    return plans
 
 
 def _errors(
@@ -145,49 +142,26 @@ def _errors(
 
 
 def _described(case: Case, problem: Question | None = None) -> dict[str, Any]:
-    words = ("causal", "window", "mask", "alibi", "softcap", "padding", "packed")
-    more = ("gradients", "additive", "model")
-    options = {word: value for word in (*words, *more) if (value := getattr(case, word))}
-    return dict(
-        name=case.name,
-        family=case.family,
-        shape={letter: getattr(case, letter) for letter in "BHGTSDE"},
-        dtype=case.dtype,
-        options=options,
-        caller=case.caller,
-        observed=case.observed,
-        decode=case.decode,
-        fit=case.fit,
-        bar=asdict(case.bar),
-        flops=problem and problem.flops(),
-        bytes=problem and problem.traffic(),
+    options = {name: value for name in _OPTIONS if (value := getattr(case, name))}
+    shape = {letter: getattr(case, letter) for letter in "BHGTSDE"}
+    described = dict(name=case.name, family=case.family, shape=shape, dtype=case.dtype, options=options)
+    described |= {name: getattr(case, name) for name in ("caller", "observed", "decode", "fit")}
+    return described | dict(
+        bar=asdict(case.bar), flops=problem and problem.flops(), bytes=problem and problem.traffic()
     )
 
 
-def _result(
-    case: Case,
-    name: str,
-    contender: Contender,
-    timing: measure.Timing,
-    errors: list[measure.Errors],
-    threads: int,
-    effort: Effort,
-    tell: Callable[[str], None],
-) -> dict[str, Any]:
+def _result(name: str, variant: str, timing: measure.Timing, errors: list[measure.Errors]) -> dict[str, Any]:
     parts = {part: measure.joined([e[part] for e in errors]) for part in errors[0]}
     error: dict[str, Any] = asdict(measure.overall(parts)) | dict(seeds=len(errors))
     if len(parts) > 1:
         error["parts"] = {part: asdict(joined) for part, joined in parts.items()}
-    result = dict(
+    return dict(
         name=name,
-        variant=contender.variant,
+        variant=variant,
         best=timing.best,
         median=timing.median,
         error=error,
         calls_per_sample=timing.calls_per_sample,
         samples=[float(f"{taken:.5g}") for taken in timing.samples],
     )
-    if effort.memory and case.weighed:
-        tell(f"memory of {name}")
-        result["memory"] = memory.extra(case, name, contender.variant, threads)
-    return result

@@ -8,7 +8,7 @@ never a whole matrix of scores.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,11 @@ class Problem:
     q: Array  # (B, H, T, D)
     k: Array  # (B, G, S, D)
     v: Array  # (B, G, S, E)
+    dout: Array  # (B, H, T, E), a gradient of the output for cases with a backward pass
+
+    @property
+    def arguments(self) -> Parts:
+        return {"q": self.q, "k": self.k, "v": self.v}
 
     @cached_property
     def lengths(self) -> Array | None:
@@ -83,37 +88,40 @@ class Problem:
         """Which keys each query sees, as one boolean mask (B or 1, 1, T, S); None: all."""
         case = self.case
         p, j = np.arange(case.S - case.T, case.S)[:, None], np.arange(case.S)
-        visible: Array | None = None
+        masks: list[Array] = []
         if case.causal or case.window:
-            visible = j <= p
-        if visible is not None and case.window:
-            visible &= j > p - case.window
-        if case.mask == "bool":
-            visible = self.mask if visible is None else visible & self.mask
+            masks.append(j <= p)
+        if case.window:
+            masks.append(j > p - case.window)
+        if case.mask == "bool" and self.mask is not None:
+            masks.append(self.mask)
         if self.ids is not None:
-            same = self.ids[:, None] == self.ids
-            visible = same if visible is None else visible & same
+            masks.append(self.ids[:, None] == self.ids)
         if self.lengths is not None:
-            inside = np.broadcast_to((j < self.lengths[:, None])[:, None, None], (case.B, 1, case.T, case.S))
-            return inside if visible is None else inside & visible
-        return None if visible is None else visible[None, None]
+            inside = (j < self.lengths[:, None])[:, None, None]
+            masks.append(np.broadcast_to(inside, (case.B, 1, case.T, case.S)))
+        visible = reduce(np.logical_and, masks) if masks else None
+        return visible[None, None] if visible is not None and visible.ndim == 2 else visible
 
     @cached_property
     def bias(self) -> Array | None:
         """Everything that is added to a logit, as one float32 array (B or 1, H or 1, T, S)."""
         case = self.case
-        bias: Array | None = None
+        terms: list[Array] = []
         if case.mask == "float" and self.mask is not None:
-            bias = self.mask[None, None]
+            terms.append(self.mask[None, None])
         if case.alibi:
             slopes = segments.alibi_slopes(case.H)[None, :, None, None]
             distance = np.abs(np.arange(case.S - case.T, case.S)[:, None] - np.arange(case.S))
-            added = (-slopes * distance).astype(np.float32)
-            bias = added if bias is None else bias + added
+            terms.append((-slopes * distance).astype(np.float32))
         if self.visible is not None:
-            hidden = np.where(self.visible, np.float32(0), np.float32(-np.inf))
-            bias = hidden if bias is None else bias + hidden
-        return bias
+            terms.append(np.where(self.visible, np.float32(0), np.float32(-np.inf)))
+        return reduce(np.add, terms) if terms else None
+
+    @property
+    def bias_or_mask(self) -> Array | None:
+        """For peers that take either: the bias if something is added to logits, else which keys are visible."""
+        return self.bias if self.case.alibi or self.case.mask == "float" else self.visible
 
     def truth(self) -> Parts:
         """Attention of the sampled rows, (B, H, rows, E)."""
@@ -123,15 +131,8 @@ class Problem:
             options["mask"] = self.mask[rows]
         if self.ids is not None:
             options["segments"] = (self.ids[rows], self.ids)
-        out = reference.attention(
-            self.q[:, :, rows],
-            self.k,
-            self.v,
-            query_start=case.S - case.T,
-            query_runs=[(int(row), 1, 1) for row in rows],
-            **options,
-        )
-        return {"out": out}
+        options["query_start"], options["query_runs"] = case.S - case.T, [(int(row), 1, 1) for row in rows]
+        return {"out": reference.attention(self.q[:, :, rows], self.k, self.v, **options)}
 
     def sampled(self, result: Array) -> Parts:
         return {"out": result[:, :, sampled_rows(self.case)]}
@@ -151,24 +152,20 @@ class Problem:
 
 
 def make(case: Case, seed: int = 0) -> Problem:
-    q, k, v, _ = numbers(case, seed)
-    return Problem(case, q, k, v)
+    return Problem(case, *numbers(case, seed))
 
 
 def numbers(case: Case, seed: int) -> tuple[Array, Array, Array, Array]:
-    """q, k, v, and a gradient of the output for cases with a backward pass."""
-    random = np.random.default_rng(seed)
-    dtype = numpy_dtype(case.dtype)
-    q, k, v, dout = (
-        random.standard_normal(shape, dtype=np.float32).astype(dtype)
-        for shape in (
-            (case.B, case.H, case.T, case.D),
-            (case.B, case.G, case.S, case.D),
-            (case.B, case.G, case.S, case.E),
-            (case.B, case.H, case.T, case.E),
-        )
-    )
-    return q, k, v, dout
+    """q, k, v and dout."""
+    random, dtype = np.random.default_rng(seed), numpy_dtype(case.dtype)
+
+    def drawn(*shape: int) -> Array:
+        return random.standard_normal(shape, dtype=np.float32).astype(dtype)
+
+    q = drawn(case.B, case.H, case.T, case.D)
+    k = drawn(case.B, case.G, case.S, case.D)
+    v = drawn(case.B, case.G, case.S, case.E)
+    return q, k, v, drawn(case.B, case.H, case.T, case.E)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

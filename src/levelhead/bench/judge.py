@@ -74,11 +74,9 @@ def _word(judged: dict[str, Any], bar: Bar, observed: bool) -> dict[str, str]:
     enough = judged["ratio_to_bar"] >= bar.ratio
     if bar.peak is not None:
         enough = enough or (judged["of_peak"] >= bar.peak and ratio >= bar.floor)
-    if not enough:
-        return dict(word="below", why=f"bar {bar}")
-    if bar.bandwidth is not None and judged["of_bandwidth"] < bar.bandwidth:
-        return dict(word="below", why=f"bar {bar}")
-    return dict(word="met", why=f"bar {bar}")
+    if bar.bandwidth is not None:
+        enough = enough and judged["of_bandwidth"] >= bar.bandwidth
+    return dict(word="met" if enough else "below", why=f"bar {bar}")
 
 
 def _accuracy(ours: dict[str, Any], trusted: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -99,18 +97,16 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
     words: dict[str, list[str]] = {}
     for cell in cells:
         words.setdefault(cell["verdict"]["word"], []).append(cell["name"])
-    raced = [c for c in cells if "ratio_by_best" in c["verdict"] and not c["observed"]]
+    raced = [c["verdict"] for c in cells if "ratio_by_best" in c["verdict"] and not c["observed"]]
     worse = [c["name"] for c in cells if (c["verdict"].get("accuracy") or {}).get("met") is False]
     return dict(
         cells=len(cells),
         compared=len(raced),
-        geometric_mean={
-            how: _geometric([c["verdict"][f"ratio_by_{how}"] for c in raced]) for how in ("best", "median")
-        },
+        geometric_mean={by: _geometric([verdict[f"ratio_by_{by}"] for verdict in raced]) for by in ("best", "median")},
         words=words,
         less_accurate_than_pytorch=worse,
-        exponents=_exponents(cells),
-        memory_exponents=_memory_exponents(cells),
+        exponents=_exponents(cells, "best"),
+        memory_exponents=_exponents(cells, "memory"),
     )
 
 
@@ -118,38 +114,20 @@ def _geometric(ratios: list[float]) -> float | None:
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
-def _exponents(cells: list[Cell]) -> dict[str, float]:
-    """Cost of one head ~ T to this power, per group of cells."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for cell in cells:
-        ours = _ours(cell)
-        if cell["fit"] and ours:
-            T, heads = cell["shape"]["T"], cell["shape"]["B"] * cell["shape"]["H"]
-            points.setdefault(cell["fit"], []).append((T, ours["best"] / heads))
-    return _slopes(points)
+def _exponents(cells: list[Cell], cost: str) -> dict[str, float]:
+    """Seconds ("best") or bytes ("memory") of one head ~ T to this power, per group of cells.
 
-
-def _memory_exponents(cells: list[Cell]) -> dict[str, float]:
-    """Peak extra memory, with the result and the inputs, ~ tokens to this power.
-
-    Inputs and result count, or a call that needs next to nothing would leave only noise to fit.
+    Bytes are the peak extra memory with the result and the inputs, or a call that needs next to nothing would leave
+    only noise to fit. Least squares in the logarithms of both, where there are two lengths or more.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for cell in cells:
-        ours = _ours(cell)
-        if cell["fit"] and ours and isinstance(ours.get("memory"), int):
-            heads = cell["shape"]["B"] * cell["shape"]["H"]
-            taken = (ours["memory"] + cell["bytes"]) / heads
-            points.setdefault(cell["fit"], []).append((cell["shape"]["T"], taken))
-    return _slopes(points)
-
-
-def _ours(cell: Cell) -> dict[str, Any] | None:
-    return next((r for r in cell["results"] if r["name"] == "levelhead"), None)
-
-
-def _slopes(points: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
-    """Least squares in the logarithms of both, where there are two lengths or more."""
+        ours: dict[str, Any] = next((r for r in cell["results"] if r["name"] == "levelhead"), {})
+        taken = ours.get(cost)
+        if cell["fit"] and isinstance(taken, int | float):  # memory may be the reason why there is none
+            inputs = cell["bytes"] if cost == "memory" else 0
+            T, heads = cell["shape"]["T"], cell["shape"]["B"] * cell["shape"]["H"]
+            points.setdefault(cell["fit"], []).append((T, (taken + inputs) / heads))
     slopes = {}
     for name, measured in points.items():
         x, y = np.log(np.array(measured)).T

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from levelhead import _core
+from levelhead.errors import bad_value
 
 LEAST = 0.1  # seconds of work per measurement: long enough for the clock to settle
 TIMES = 5  # measurements; the best one counts
@@ -24,23 +25,29 @@ class Limits:
     gbytes: float  # 10⁹ bytes read per second
 
 
+def checked_threads(threads: int | None, default: int, advice: str) -> int:
+    """So many threads, or the default; no more than there are CPUs."""
+    available = _core.default_threads()
+    if threads is not None and not 1 <= threads <= available:
+        raise bad_value("threads", f"1 to {available}, the CPUs at hand", threads, advice)
+    return default if threads is None else threads
+
+
 def limits(threads: int, least: float = LEAST, array: int = ARRAY) -> Limits:
     return Limits(_peak(threads, least) / 1e9, _bandwidth(threads, least, array) / 1e9)
 
 
 def _peak(threads: int, least: float) -> float:
-    rounds, took, done = 1 << 16, 0.0, 0
-    while took < least:
-        rounds *= 2
+    rounds, rates = 1 << 17, list[float]()
+    while len(rates) < TIMES:
         begin = time.perf_counter()
         done = _core.burn(rounds, threads)
         took = time.perf_counter() - begin
-    best = done / took
-    for _ in range(TIMES - 1):
-        begin = time.perf_counter()
-        done = _core.burn(rounds, threads)
-        best = max(best, done / (time.perf_counter() - begin))
-    return best
+        if took < least and not rates:
+            rounds *= 2
+        else:
+            rates.append(done / took)
+    return max(rates)
 
 
 def _bandwidth(threads: int, least: float, array: int) -> float:

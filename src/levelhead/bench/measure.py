@@ -60,16 +60,16 @@ def estimate(run: Callable[[], Any], fastest: float = float("inf")) -> float:
     It picks among variants and finds those that are far behind, so short calls are repeated a dozen times, unless they
     are far behind the fastest already.
     """
-    took = _time(run)
+    took = timed(run)
     if took > COLD and took > 2 * SLOWER * fastest:
         return took
     if took > LONG:
-        return took if took > HOPELESS else min(took, _time(run))
+        return took if took > HOPELESS else min(took, timed(run))
     end = time.perf_counter() + LONG / 4
     for number in range(CALLS + WARM):
         if number >= WARM and time.perf_counter() > end:
             break
-        took = min(took, _time(run))
+        took = min(took, timed(run))
     return took
 
 
@@ -119,7 +119,8 @@ def _batch(call: float) -> int:
     return max(1, int(SAMPLE / max(call, 1e-8)))
 
 
-def _time(run: Callable[[], Any]) -> float:
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds of one call."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""A whole model and the tokens it reads, and its answer in float64.
+"""A whole model and the tokens it reads, its answer in float64, and its calls with both attentions.
 
 Models are those that `levelhead.models` opens without a network: an encoder (MiniLM) and a decoder (SmolLM2, whose
 cells are the prefill: keys and values cached, logits of the last token). The truth is the same model in float64 with
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from levelhead import models
-from levelhead.bench.calls import Array, Parts, Refused, Uncounted
+from levelhead.bench.calls import Array, Call, Parts, Refused, Uncounted, Variants
 from levelhead.bench.cases import Case
 from levelhead.errors import LevelheadError
 
@@ -30,18 +30,19 @@ class Reading(Uncounted):
     tokens: Array  # (B, T)
     lengths: Array  # (B,) of which are no padding
 
-    def call(self, model: Any) -> Any:
+    def call(self, model: Any) -> Call:
         """One forward pass of a copy of the model."""
         import torch
 
-        arguments = dict(input_ids=torch.from_numpy(self.tokens))
+        arguments: dict[str, Any] = dict(input_ids=torch.from_numpy(self.tokens))
         if self.case.padding:
             kept = np.arange(self.case.T) < self.lengths[:, None]
             arguments["attention_mask"] = torch.from_numpy(kept.astype(np.int64))
-        more = dict(use_cache=True, logits_to_keep=1) if self.case.causal else {}
-        return lambda: model(**arguments, **more)
+        if self.case.causal:
+            arguments |= dict(use_cache=True, logits_to_keep=1)
+        return Call(lambda: model(**arguments), self._read)
 
-    def read(self, result: Any) -> Parts:
+    def _read(self, result: Any) -> Parts:
         out = result.logits if self.case.causal else result.last_hidden_state
         return {"out": out.detach().numpy()}
 
@@ -53,7 +54,7 @@ class Reading(Uncounted):
         import torch
 
         with torch.no_grad():
-            return self.read(self.call(copy.deepcopy(self.model).double())())
+            return self._read(self.call(copy.deepcopy(self.model).double()).run())
 
     @property
     def output_bytes(self) -> int:
@@ -80,3 +81,20 @@ def _opened(name: str) -> Any:
         raise Refused(" ".join(str(error).split())) from error
     model.set_attn_implementation("sdpa")
     return model.float().eval()
+
+
+def ours(reading: Reading, threads: int) -> Variants:
+    return {"huggingface.use": partial(_ours, reading)}
+
+
+def _ours(reading: Reading) -> Call:
+    from levelhead.torch import huggingface
+
+    # A copy that only this call runs, so nothing is undone between turns. Other models pay a microsecond per layer.
+    model = reading.copied()
+    huggingface.use(model)
+    return reading.call(model)
+
+
+def sdpa(reading: Reading, threads: int) -> Variants:
+    return {"sdpa": partial(reading.call, reading.model)}

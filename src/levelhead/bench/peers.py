@@ -2,14 +2,14 @@
 
 An implementation has variants of a call (another operator, other memory); its fastest right one counts. Each peer gets
 its inputs in its own layout and its masks ready-made, outside the timing. A case that it cannot compute is refused with
-a reason. Forward passes of levelhead and NumPy are here, `peers_*` hold the others.
+a reason. levelhead and NumPy are here, `peers_*` hold the others, `additive` and `models` all of theirs.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -20,15 +20,7 @@ import numpy as np
 
 from levelhead import _core
 from levelhead.attention import attention, observe
-from levelhead.bench import (
-    peers_additive,
-    peers_gradients,
-    peers_jax,
-    peers_models,
-    peers_onnx,
-    peers_openvino,
-    peers_torch,
-)
+from levelhead.bench import additive, models, peers_jax, peers_onnx, peers_openvino, peers_torch
 from levelhead.bench.calls import Array, Call, Question, Refused, Variants, refuse_large_scores
 from levelhead.bench.cases import OFF, Case, Work
 from levelhead.bench.inputs import Problem
@@ -49,8 +41,13 @@ class Implementation:
 
     name: str
     needs: tuple[str, ...]  # packages, by import name
-    session: Session  # threads -> active while measuring; yields how the threads were set
+    threads_by: str | Session  # how its calls set {} threads, or what sets them while measuring
     builders: Builders
+
+    def session(self, threads: int) -> AbstractContextManager[str]:
+        """To be active while measuring; yields how the threads are set."""
+        by = self.threads_by
+        return nullcontext(by.format(threads)) if isinstance(by, str) else by(threads)
 
     def variants(self, problem: Question, threads: int) -> Variants:
         work = problem.case.work
@@ -70,11 +67,6 @@ class Implementation:
 # ---- levelhead --------------------------------------------------------------
 
 
-@contextmanager
-def _own_session(threads: int) -> Iterator[str]:
-    yield f"threads={threads}"
-
-
 def _ours(problem: Problem, threads: int) -> Variants:
     observed = problem.case.observed
     return {"observe" if observed else "attention": partial(_our_call, problem, threads, observed)}
@@ -85,25 +77,19 @@ def _ours_off(problem: Problem, threads: int) -> Variants:
 
 
 def _our_call(problem: Problem, threads: int, observed: bool) -> Call:
-    q, k, v, options = problem.q, problem.k, problem.v, problem.options
-    if problem.case.caller == "torch":
-        q, k, v = (peers_torch.tensor(x) for x in (q, k, v))
-    elif threads != _core.default_threads():
+    options = problem.options
+    if problem.case.caller == "numpy" and threads != _core.default_threads():
         options = options | dict(threads=threads)
-    read: Callable[[Any], Array] = np.asarray
+    q, k, v = problem.arguments.values()
     if observed:
-        return Call(lambda: observe(q, k, v, **options).output, read)
-    if options:
-        return Call(lambda: attention(q, k, v, **options), read)
-    return Call(lambda: attention(q, k, v), read)
+        return Call(lambda: observe(q, k, v, **options).output, np.asarray)
+    attend: Callable[..., Any] = partial(attention, **options) if options else attention
+    if problem.case.caller == "torch":
+        return peers_torch.call(problem, attend)
+    return Call(lambda: attend(q, k, v), np.asarray)
 
 
 # ---- NumPy ------------------------------------------------------------------
-
-
-@contextmanager
-def _numpy_session(threads: int) -> Iterator[str]:
-    yield f"its BLAS as loaded, on the {threads} CPUs of the process"
 
 
 def _numpy(problem: Problem, threads: int) -> Variants:
@@ -115,11 +101,11 @@ def _numpy_call(problem: Problem) -> Call:
     """Attention by a careful NumPy user: grouped heads as more rows, computed in place."""
     case, bias = problem.case, problem.bias
     shape = (case.B, case.G, case.H // case.G * case.T)
-    scale = np.float32(1 / np.sqrt(case.D))
+    scale, arrays = np.float32(1 / np.sqrt(case.D)), problem.arguments.values()
 
     def run() -> Array:
         # float16 and bfloat16 have no BLAS in NumPy; a conversion is what makes them bearable.
-        q, k, v = (np.asarray(x, np.float32) for x in (problem.q, problem.k, problem.v))
+        q, k, v = (np.asarray(x, np.float32) for x in arrays)
         s = (q * scale).reshape(*shape, case.D) @ k.swapaxes(-1, -2)
         if case.softcap is not None:
             s /= case.softcap
@@ -144,41 +130,43 @@ def _numpy_call(problem: Problem) -> Call:
 OURS = Implementation(
     "levelhead",
     (),
-    _own_session,
-    {"attention": _ours, "training": peers_gradients.ours, "additive": peers_additive.ours, "model": peers_models.ours},
+    "threads={}",
+    {"attention": _ours, "training": _ours, "additive": additive.ours, "model": models.ours},
 )
-OURS_OFF = Implementation(OFF, (), _own_session, {"attention": _ours_off})
+OURS_OFF = Implementation(OFF, (), "threads={}", {"attention": _ours_off})
 
 PEERS = (
     Implementation(
         "PyTorch",
         ("torch",),
         peers_torch.session,
-        {
-            "attention": peers_torch.sdpa,
-            "training": peers_gradients.sdpa,
-            "additive": peers_additive.plain,
-            "model": peers_models.sdpa,
-        },
+        {"attention": peers_torch.sdpa, "training": peers_torch.sdpa, "additive": additive.plain, "model": models.sdpa},
     ),
     Implementation(
-        "FlexAttention",
-        ("torch",),
-        peers_torch.session,
-        {"attention": peers_torch.flex, "training": peers_gradients.flex},
+        "FlexAttention", ("torch",), peers_torch.session, {"attention": peers_torch.flex, "training": peers_torch.flex}
     ),
-    Implementation("ONNX Runtime", ("onnxruntime", "onnx"), peers_onnx.session, {"attention": peers_onnx.variants}),
-    Implementation("OpenVINO", ("openvino",), peers_openvino.session, {"attention": peers_openvino.variants}),
+    Implementation(
+        "ONNX Runtime",
+        ("onnxruntime", "onnx"),
+        "intra_op_num_threads={}, session.intra_op.allow_spinning=0",
+        {"attention": peers_onnx.variants},
+    ),
+    Implementation(
+        "OpenVINO",
+        ("openvino",),
+        "INFERENCE_NUM_THREADS={}, one stream, precision hint of the case",
+        {"attention": peers_openvino.variants},
+    ),
     Implementation(
         "JAX",
         ("jax",),
-        peers_jax.session,
-        {"attention": peers_jax.attention, "training": peers_jax.training, "additive": peers_additive.jax},
+        "XLA's pool takes the CPUs of the process ({}) when it starts",
+        {"attention": peers_jax.variants, "training": peers_jax.variants, "additive": additive.jax},
     ),
-    Implementation("NumPy", (), _numpy_session, {"attention": _numpy}),
+    Implementation("NumPy", (), "its BLAS as loaded, on the {} CPUs of the process", {"attention": _numpy}),
 )
 # PyTorch's own answer to attention that is a formula of the user.
-COMPILED = Implementation("PyTorch compiled", ("torch",), peers_torch.session, {"additive": peers_additive.compiled})
+COMPILED = Implementation("PyTorch compiled", ("torch",), peers_torch.session, {"additive": additive.compiled})
 
 
 def implementations() -> tuple[Implementation, ...]:

@@ -2,96 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from levelhead.bench.calls import Array, Call, Parts, Refused, Variants, refuse_large_scores
-from levelhead.bench.gradients import Step
+from levelhead.bench.calls import Array, Call, Differentiable, Parts, Refused, Variants, refuse_large_scores
 from levelhead.bench.inputs import Problem
 
 
-@contextmanager
-def session(threads: int) -> Iterator[str]:
-    yield f"XLA's pool takes the CPUs of the process ({threads}) when it starts"
-
-
-def attention(problem: Problem, threads: int) -> Variants:
+def variants(problem: Problem, threads: int) -> Variants:
     case = problem.case
     refuse_large_scores(case)
     if case.softcap is not None:
         raise Refused("dot_product_attention has no soft cap")
-    return {"dot_product_attention": partial(_attention, problem)}
-
-
-def training(step: Step, threads: int) -> Variants:
-    refuse_large_scores(step.case)
-    return {"vjp of dot_product_attention": partial(_training, step)}
+    name = "vjp of dot_product_attention" if case.gradients else "dot_product_attention"
+    return {name: partial(_attention, problem)}
 
 
 def _attention(problem: Problem) -> Call:
     import jax
 
-    arrays = _arrays(problem.q, problem.k, problem.v)
-    fixed, arguments = _options(problem)
-
-    def attend(q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> Any:
-        return jax.nn.dot_product_attention(q, k, v, **arguments, **fixed)
-
-    compiled = jax.jit(attend).lower(*arrays, arguments).compile()
-    return Call(lambda: compiled(*arrays, arguments).block_until_ready(), _read)
-
-
-def _training(step: Step) -> Call:
-    import jax
-
-    arrays = _arrays(step.q, step.k, step.v, step.dout)
-    fixed, arguments = _options(step)
-
-    def learn(q: Any, k: Any, v: Any, dout: Any, arguments: dict[str, Any]) -> Any:
-        attend = partial(jax.nn.dot_product_attention, **arguments, **fixed)
-        out, back = jax.vjp(attend, q, k, v)
-        return out, *back(dout)
-
-    compiled = jax.jit(learn).lower(*arrays, arguments).compile()
-
-    def read(results: Any) -> Parts:
-        return dict(zip(("out", "dq", "dk", "dv"), map(_read, results), strict=True))
-
-    return Call(lambda: jax.block_until_ready(compiled(*arrays, arguments)), read)
-
-
-def _arrays(*arrays: Array) -> list[Any]:
-    """In JAX's layout, (B, T, H, D)."""
-    import jax
-
-    return [jax.numpy.asarray(x.swapaxes(1, 2)) for x in arrays]
-
-
-def _read(x: Any) -> Array:
-    array: Array = np.asarray(x).swapaxes(1, 2)
-    return array
-
-
-def _options(problem: Problem) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords that are compiled in, and those that are arrays."""
-    import jax
-
-    case = problem.case
-    fixed: dict[str, Any] = {}
-    extra: dict[str, Array] = {}
-    if case.causal and case.T == case.S:
+    case, mask = problem.case, problem.bias_or_mask
+    fixed: dict[str, Any] = {}  # compiled in
+    arrays: Parts = {}
+    if case.only_causal:
         fixed["is_causal"] = True
     elif case.window and case.T == case.S:
         fixed["local_window_size"] = (case.window - 1, 0)
     elif problem.lengths is not None:
-        extra["key_value_seq_lengths"] = problem.lengths.astype(np.int32)
-    elif case.alibi or case.mask == "float":
-        assert problem.bias is not None
-        extra["bias"] = problem.bias
-    elif problem.visible is not None:
-        extra["mask"] = problem.visible
-    return fixed, {name: jax.numpy.asarray(x) for name, x in extra.items()}
+        arrays["key_value_seq_lengths"] = problem.lengths.astype(np.int32)
+    elif mask is not None:
+        arrays["mask" if mask.dtype == bool else "bias"] = mask
+    options = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
+    return call(problem, partial(jax.nn.dot_product_attention, **fixed), _swapped, **options)
+
+
+def _swapped(x: Array) -> Array:
+    """From (B, H, T, D) to JAX's (B, T, H, D), or back."""
+    swapped: Array = x.swapaxes(1, 2)
+    return swapped
+
+
+def call(
+    problem: Differentiable, attend: Callable[..., Any], layout: Callable[[Array], Array] = np.asarray, **options: Any
+) -> Call:
+    """A call that gives the output, and with it the gradients by all arguments if the case is about them.
+
+    `layout` is applied to all arrays and to the results; `options` are JAX's arrays.
+    """
+    import jax
+
+    arguments = [jax.numpy.asarray(layout(x)) for x in problem.arguments.values()]
+    if not problem.case.gradients:
+        forward = jax.jit(attend).lower(*arguments, **options).compile()
+        return Call(lambda: forward(*arguments, **options).block_until_ready(), lambda out: layout(np.asarray(out)))
+
+    def step(dout: Any, *arguments: Any, **options: Any) -> Any:
+        out, back = jax.vjp(partial(attend, **options), *arguments)
+        return out, *back(dout)
+
+    def read(results: Any) -> Parts:
+        names = ("out", *(f"d{name}" for name in problem.arguments))
+        return {name: layout(np.asarray(x)) for name, x in zip(names, results, strict=True)}
+
+    dout = jax.numpy.asarray(layout(problem.dout))
+    compiled = jax.jit(step).lower(dout, *arguments, **options).compile()
+    return Call(lambda: jax.block_until_ready(compiled(dout, *arguments, **options)), read)

@@ -5,8 +5,6 @@ It computes in float32 unless the case asks for less; then both precisions are t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,11 +12,6 @@ import numpy as np
 
 from levelhead.bench.calls import Array, Call, Refused, Variants
 from levelhead.bench.inputs import Problem
-
-
-@contextmanager
-def session(threads: int) -> Iterator[str]:
-    yield f"INFERENCE_NUM_THREADS={threads}, one stream, precision hint of the case"
 
 
 def variants(problem: Problem, threads: int) -> Variants:
@@ -42,22 +35,19 @@ def _openvino_call(problem: Problem, threads: int, hint: str, inside: bool) -> C
 
     case = problem.case
     repeat = case.H // case.G
-    q, k, v = problem.q, problem.k, problem.v
+    q, k, v = problem.arguments.values()
     if case.grouped and not inside:
         k, v = (np.repeat(x, repeat, axis=1) for x in (k, v))
     arrays = [q, k, v]
-    causal = case.causal and not case.altered and case.T == case.S
-    if not causal and (case.alibi or case.mask == "float"):
-        assert problem.bias is not None
-        arrays.append(problem.bias.astype(q.dtype))
-    elif not causal and problem.visible is not None:
-        arrays.append(np.ascontiguousarray(problem.visible))
+    mask = problem.bias_or_mask
+    if mask is not None and not case.only_causal:
+        arrays.append(np.ascontiguousarray(mask) if mask.dtype == bool else mask.astype(q.dtype))
     types = [_openvino_type(x) for x in arrays]
     parameters = [op.parameter(list(x.shape), t) for x, t in zip(arrays, types, strict=True)]
     inputs = list(parameters)
     if inside:
         inputs[1:3] = (_repeated(op, inputs[i], arrays[i].shape, repeat) for i in (1, 2))
-    out = op.scaled_dot_product_attention(*inputs, causal=causal)
+    out = op.scaled_dot_product_attention(*inputs, causal=case.only_causal)
     compiled = ov.Core().compile_model(
         ov.Model([out], parameters),
         "CPU",

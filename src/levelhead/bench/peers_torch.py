@@ -6,7 +6,7 @@ context manager; steps of training, which are long, turn them on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from levelhead.bench.calls import Array, Call, Parts, Refused, Variants, refuse_large_scores
+from levelhead.bench.calls import Array, Call, Differentiable, Parts, Refused, Variants, refuse_large_scores
 from levelhead.bench.cases import Case
 from levelhead.bench.inputs import Problem
+from levelhead.call import segments
 
 SMALL = 512  # tokens up to which three plain operators may beat the fused one
 
@@ -42,27 +43,31 @@ def tensor(x: Array) -> Any:
     return torch.from_numpy(np.require(x, requirements=["W"]))
 
 
-def _read(out: Any) -> Array:
-    result: Array = out.detach().float().numpy()
-    return result
-
-
-def step(attend: Callable[..., Any], arguments: Sequence[Any], dout: Any) -> Callable[[], tuple[Any, ...]]:
-    """A call that gives the output and the gradients by all arguments."""
+def call(problem: Differentiable, attend: Callable[..., Any], warm: bool = False) -> Call:
+    """A call that gives the output, and with it the gradients by all arguments if the case is about them."""
     import torch
 
-    leaves = tuple(x.requires_grad_() for x in arguments)
+    leaves = tuple(tensor(x) for x in problem.arguments.values())
+    if not problem.case.gradients:
+        return Call(lambda: attend(*leaves), _read, warm)
+    dout = tensor(problem.dout)
+    for leaf in leaves:
+        leaf.requires_grad_()
 
-    def run() -> tuple[Any, ...]:
+    def step() -> tuple[Any, ...]:
         with torch.enable_grad():
             out = attend(*leaves)
         return out.detach(), *torch.autograd.grad(out, leaves, dout)
 
-    return run
+    def read(results: tuple[Any, ...]) -> Parts:
+        return dict(zip(("out", *(f"d{name}" for name in problem.arguments)), map(_read, results), strict=True))
+
+    return Call(step, read, warm)
 
 
-def read_step(names: Sequence[str], results: tuple[Any, ...]) -> Parts:
-    return dict(zip(("out", *(f"d{name}" for name in names)), map(_read, results), strict=True))
+def _read(out: Any) -> Array:
+    result: Array = out.detach().float().numpy()
+    return result
 
 
 # ---- scaled_dot_product_attention -------------------------------------------
@@ -79,35 +84,26 @@ def sdpa(problem: Problem, threads: int) -> Variants:
         variants["sdpa per sequence"] = partial(_per_sequence, problem)
     if case.padding:
         variants["sdpa per row"] = partial(_per_row, problem)
+    if case.grouped and case.gradients:
+        variants["sdpa, keys repeated"] = partial(_keys_repeated, problem)
     if case.plain and not case.grouped and case.T <= SMALL:
-        variants["matmul, softmax, matmul"] = partial(_three_steps, problem)
+        variants["matmul, softmax, matmul"] = partial(call, problem, partial(_three_steps, case.D**-0.5))
     return variants
 
 
 def _sdpa(problem: Problem) -> Call:
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-    q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
-    options = sdpa_options(problem)
-    if options:
-        return Call(lambda: sdpa(q, k, v, **options), _read)
-    return Call(lambda: sdpa(q, k, v), _read)
+    options = _masking(problem) | ({"enable_gqa": True} if problem.case.grouped else {})
+    return call(problem, partial(sdpa, **options) if options else sdpa)
 
 
-def sdpa_options(problem: Problem) -> dict[str, Any]:
-    """Arguments of scaled_dot_product_attention beyond q, k and v."""
-    case = problem.case
-    options: dict[str, Any] = {}
-    if case.grouped:
-        options["enable_gqa"] = True
-    if case.causal and not case.altered and case.T == case.S:
-        options["is_causal"] = True
-    elif case.alibi or case.mask == "float":
-        assert problem.bias is not None
-        options["attn_mask"] = tensor(problem.bias)
-    elif problem.visible is not None:
-        options["attn_mask"] = tensor(problem.visible)
-    return options
+def _masking(problem: Problem) -> dict[str, Any]:
+    """Arguments of scaled_dot_product_attention that hide keys or add a bias."""
+    if problem.case.only_causal:
+        return {"is_causal": True}
+    mask = problem.bias_or_mask
+    return {} if mask is None else {"attn_mask": tensor(mask)}
 
 
 def _per_sequence(problem: Problem) -> Call:
@@ -116,14 +112,12 @@ def _per_sequence(problem: Problem) -> Call:
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     assert problem.ends is not None
-    q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
-    ends = problem.ends.tolist()
-    spans = [slice(*pair) for pair in pairwise(ends)]
+    spans = [slice(*pair) for pair in pairwise(problem.ends.tolist())]
 
-    def run() -> Any:
+    def attend(q: Any, k: Any, v: Any) -> Any:
         return torch.cat([sdpa(q[:, :, at], k[:, :, at], v[:, :, at]) for at in spans], dim=2)
 
-    return Call(run, _read)
+    return call(problem, attend)
 
 
 def _per_row(problem: Problem) -> Call:
@@ -132,23 +126,27 @@ def _per_row(problem: Problem) -> Call:
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     assert problem.lengths is not None
-    q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
     cuts = list(enumerate(problem.lengths.tolist()))
 
-    def run() -> Any:
-        rows = [sdpa(q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in cuts]
-        return torch.cat(rows)
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return torch.cat([sdpa(q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in cuts])
 
-    return Call(run, _read)
-
-
-def _three_steps(problem: Problem) -> Call:
-    q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
-    scale = problem.case.D**-0.5
-    return Call(lambda: three_steps(scale, q, k, v), _read)
+    return call(problem, attend)
 
 
-def three_steps(scale: float, q: Any, k: Any, v: Any) -> Any:
+def _keys_repeated(problem: Problem) -> Call:
+    """A group's keys and values once per query head, which PyTorch may do faster than grouping."""
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    times, options = problem.case.H // problem.case.G, _masking(problem)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return sdpa(q, k.repeat_interleave(times, 1), v.repeat_interleave(times, 1), **options)
+
+    return call(problem, attend)
+
+
+def _three_steps(scale: float, q: Any, k: Any, v: Any) -> Any:
     import torch
 
     return torch.softmax((q * scale) @ k.mT, dim=-1) @ v
@@ -158,25 +156,23 @@ def three_steps(scale: float, q: Any, k: Any, v: Any) -> Any:
 
 
 def flex(problem: Problem, threads: int) -> Variants:
-    case = problem.case
-    if case.plain:
+    if problem.case.plain:
         raise Refused("nothing to compile: without a mask it is scaled_dot_product_attention")
     return {"compiled": partial(_flex, problem)}
 
 
 def _flex(problem: Problem) -> Call:
-    attend, options = flex_compiled(problem.case)
-    q, k, v = (tensor(x) for x in (problem.q, problem.k, problem.v))
-    return Call(lambda: attend(q, k, v, **options), _read, warm=True)
+    attend, options = _flex_compiled(problem.case)
+    return call(problem, partial(attend, **options), warm=True)
 
 
 @lru_cache(maxsize=1)  # the seeds of one case share what was compiled for it
-def flex_compiled(case: Case) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _flex_compiled(case: Case) -> tuple[Callable[..., Any], dict[str, Any]]:
     import torch
     from torch.nn.attention import flex_attention as flex
 
     torch._dynamo.reset()
-    empty = Problem(case, np.empty(0), np.empty(0), np.empty(0))  # masks do not depend on q, k, v
+    empty = Problem(case, *[np.empty(0)] * 4)  # masks do not depend on q, k, v
     options: dict[str, Any] = {"enable_gqa": case.grouped}
     mask_mod = _mask_mod(empty)
     if mask_mod is not None:
@@ -210,8 +206,6 @@ def _mask_mod(problem: Problem) -> Callable[..., Any] | None:
 
 def _score_mod(problem: Problem) -> Callable[..., Any] | None:
     import torch
-
-    from levelhead.call import segments
 
     case = problem.case
     shift = case.S - case.T

@@ -12,8 +12,7 @@ from levelhead.bench.cases import Case
 
 Result: TypeAlias = dict[str, Any]
 
-MARKS = {"met": "met", "below": "BELOW", "lost": "LOST", "alone": "alone", "wrong": "WRONG"}
-MARKS["missing"] = "missing"
+MARKS = {"met": "met", "below": "BELOW", "lost": "LOST", "alone": "alone", "wrong": "WRONG", "missing": "missing"}
 _HEAD = ("case", "ours", "fastest peer", "ratio", "median", "rate", "of limit", "error", "verdict")
 _LEFT = {0, 2, 8}  # columns of words
 
@@ -42,7 +41,7 @@ def _heading(result: Result) -> Iterator[str]:
         f"levelhead {result['levelhead']} on {machine['cpu']}, {result['threads']} threads, "
         f"{machine['isa']}; {result['date']}"
     )
-    yield (f"measured here: FMA peak {limits['gflops']:.0f} GFLOP/s, memory bandwidth {limits['gbytes']:.1f} GB/s")
+    yield f"measured here: FMA peak {limits['gflops']:.0f} GFLOP/s, memory bandwidth {limits['gbytes']:.1f} GB/s"
     yield ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     for name, how in result["threads_set_by"].items():
         yield f"  {name}: {how}"
@@ -65,7 +64,7 @@ def _row(cell: Result) -> tuple[str, ...]:
     verdict = cell["verdict"]
     ours = _of(cell, "levelhead")
     if ours is None:
-        return (cell["name"], "-", "-", "-", "-", "-", "-", "-", f"{MARKS[verdict['word']]}: {verdict['why']}")
+        return (cell["name"], *"-------", f"{MARKS[verdict['word']]}: {verdict['why']}")
     rival, ratios = "-", ("-", "-")
     if "ratio_by_best" in verdict:
         name = verdict["fastest_by_best"]
@@ -120,24 +119,24 @@ def _absent(cells: list[Result]) -> Iterator[str]:
     for cell in cells:
         for name, why in cell["refused"].items():
             reasons.setdefault((name, why), []).append(cell["name"])
-    if reasons:
-        yield "Not measured, and why"
+    lines = []
     for (name, why), names in sorted(reasons.items()):
         shown = ", ".join(names[:3]) + (f", … ({len(names)} cells)" if len(names) > 3 else "")
-        yield f"  {name}: {why} [{shown}]"
-    if reasons:
-        yield ""
+        lines.append(f"  {name}: {why} [{shown}]")
+    yield from _section("Not measured, and why", lines)
 
 
 def _memory(cells: list[Result]) -> Iterator[str]:
-    weighed = [cell for cell in cells if any("memory" in r for r in cell["results"])]
-    if weighed:
-        yield "Peak extra memory of a call, beyond inputs and result"
-    for cell in weighed:
-        parts = (f"{r['name']} {_size(r['memory'])}" for r in cell["results"] if "memory" in r)
-        yield f"  {cell['name']:<18} {', '.join(parts)}"
-    if weighed:
-        yield ""
+    lines = []
+    for cell in cells:
+        parts = [f"{r['name']} {_size(r['memory'])}" for r in cell["results"] if "memory" in r]
+        if parts:
+            lines.append(f"  {cell['name']:<18} {', '.join(parts)}")
+    yield from _section("Peak extra memory of a call, beyond inputs and result", lines)
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return [title, *lines, ""] if lines else []
 
 
 def _closing(summary: Result) -> Iterator[str]:
@@ -152,8 +151,7 @@ def _closing(summary: Result) -> Iterator[str]:
     for title, key in (("cost", "exponents"), ("memory with inputs", "memory_exponents")):
         for name, power in summary[key].items():
             yield f"{title} of {name} grows as tokens^{power:.2f}"
-    worse = summary["less_accurate_than_pytorch"]
-    if worse:
+    if worse := summary["less_accurate_than_pytorch"]:
         yield f"less accurate than PyTorch allows: {', '.join(worse)}"
 
 

@@ -22,24 +22,20 @@ from levelhead import _core
 from levelhead.bench import inputs, judge, peers
 from levelhead.bench.cases import Case
 from levelhead.bench.cell import Effort, measured
-from levelhead.bench.limits import limits
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.bench.limits import checked_threads, limits
 from levelhead.info import info, machine
 
 SEEDS = 3
 
 METHOD = (
-    "Round-robin bursts: 50 ms idle, 2 warm-ups, 10 timed calls, next implementation; several "
-    "rounds. Calls over 0.3 s are warmed once and timed less often; calls under 0.2 ms are timed "
-    "in batches; whoever is over 3 times slower than the fastest peer gets one short burst. Ratio: "
-    "fastest peer's time / ours, by minimum and by median. Work counts visible (query, key) pairs "
-    f"only. Error: against float64 on up to {inputs.ROWS} query rows of every head. Memory: peak "
-    "resident size during one call in a fresh process, minus what was there before and the result. "
-    "Training: one forward and one backward pass, seven products of visible pairs; gradients are "
-    "compared whole. Models: one forward pass of random tokens, compared with the same model in "
-    "float64."
+    "Round-robin bursts: 50 ms idle, 2 warm-ups, 10 timed calls, next implementation; several rounds. Calls over 0.3 s "
+    "are warmed once and timed less often; calls under 0.2 ms are timed in batches; whoever is over 3 times slower "
+    "than the fastest peer gets one short burst. Ratio: fastest peer's time / ours, by minimum and by median. Work "
+    f"counts visible (query, key) pairs only. Error: against float64 on up to {inputs.ROWS} query rows of every head. "
+    "Memory: peak resident size during one call in a fresh process, minus what was there before and the result. "
+    "Training: one forward and one backward pass, seven products of visible pairs; gradients are compared whole. "
+    "Models: one forward pass of random tokens, compared with the same model in float64."
 )
-
 
 # Bursts of 0.3 s instead of 3: enough for an overview, too little to publish.
 QUICK = Effort(rounds=2, seeds=1, memory=False, left_out=("FlexAttention", "PyTorch compiled"), long=0.03)
@@ -55,7 +51,7 @@ def bench(
     save: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Measures the cases; `tell` is called with (case, current step), `save` with the result so far."""
-    count = _checked(threads)
+    count = checked_threads(threads, _core.default_threads(), "Leave --threads out to use them all")
     measured_peers = [peer for peer in peers.implementations() if peer is not peers.OURS_OFF]
     with ExitStack() as stack:
         stack.enter_context(peers.on_cpus(count))
@@ -73,16 +69,6 @@ def bench(
             result["summary"] = judge.summary(cells)
             save(result)
     return result
-
-
-def _checked(threads: int | None) -> int:
-    available = _core.default_threads()
-    if threads is None:
-        return available
-    if not 1 <= threads <= available:
-        what, advice = f"1 to {available}, the CPUs at hand", "Leave --threads out to use them all"
-        raise LevelheadValueError(expected("threads", what, threads, advice))
-    return threads
 
 
 def _header(threads: int, teams: dict[str, str], measured_peers: list[peers.Implementation]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     from levelhead.cluster import cases, report, session
 
     rank, world = session.launched()
-    threads = session.checked_threads(arguments.threads)
+    threads = session.threads_per_rank(arguments.threads)
     file: Path | None = arguments.json if rank == 0 else None
     if file is not None:
         check_writable("--json", file)
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
             file.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
     try:
-        tell = shown.tell if rank == 0 else _silent
+        tell = shown.tell if rank == 0 else lambda cell, doing: None
         result = session.bench(effort, threads, tell=tell, save=save)
     finally:
         shown.clear()
@@ -65,7 +65,3 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
         return 0
     yield from report.report(result)
     return int(not all(cell["right"] for cell in result["cells"]))
-
-
-def _silent(cell: str, doing: str) -> None:
-    """Progress of the ranks other than 0."""

@@ -8,9 +8,9 @@ and every rank compares its rows with that answer. Numbers travel as tensors.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from levelhead import distributed
 from levelhead.attention import attention
+from levelhead.bench.measure import timed
 from levelhead.cluster.cases import Cell
 from levelhead.cluster.problem import PASSES, Problem
 from levelhead.cluster.traffic import traffic
@@ -81,33 +82,19 @@ def _alone(
         for name, team in (("same_threads", threads), ("all_cpus", cpus)):
             taken[name] = {}
             for passes in PASSES:
-                call = _single(problem, arrays, passes, team)
+                call = partial(_step, partial(attention, causal=problem.causal, threads=team), arrays, passes)
                 out.copy_(call())
-                taken[name][passes] = statistics.median(_timed(call) for _ in range(rounds))
+                taken[name][passes] = statistics.median(timed(call) for _ in range(rounds))
     dist.broadcast(out, 0)
     return taken, out
 
 
-def _single(problem: Problem, arrays: dict[str, Tensor], passes: str, threads: int) -> Callable[[], Tensor]:
-    def call() -> Tensor:
-        q, k, v = _leaves(arrays, passes)
-        out: Tensor = attention(q, k, v, causal=problem.causal, threads=threads)
-        if passes == "train":
-            out.backward(arrays["dout"])  # type: ignore[no-untyped-call]
-        return out.detach()
-
-    return call
-
-
-def _leaves(arrays: dict[str, Tensor], passes: str) -> list[Tensor]:
-    """q, k and v as fresh leaves of autograd: nothing adds up from call to call."""
-    return [arrays[name].detach().requires_grad_(passes == "train") for name in "qkv"]
-
-
-def _timed(call: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
+def _step(attend: Callable[..., Tensor], arrays: dict[str, Tensor], passes: str) -> Tensor:
+    """Passes with q, k and v as fresh leaves of autograd: nothing adds up from call to call."""
+    out = attend(*(arrays[name].detach().requires_grad_(passes == "train") for name in "qkv"))
+    if passes == "train":
+        out.backward(arrays["dout"])  # type: ignore[no-untyped-call]
+    return out.detach()
 
 
 @dataclass
@@ -139,57 +126,31 @@ class _Part:
 
     def round(self) -> None:
         dist.barrier()
-        self.seconds.append(_timed(lambda: self._call(None)))
+        self.seconds.append(timed(lambda: self._call(None)))
         trace = Trace()
         dist.barrier()
-        took = _timed(lambda: self._call(trace))
+        took = timed(lambda: self._call(trace))
         times = [trace.seconds(kind) for kind in ("compute", "transfer", "wait")]
         self.traced.append([took, *times, float(trace.sent), float(trace.received)])
 
     def _call(self, trace: Trace | None) -> Tensor:
         cell = self.cell
-        q, k, v = _leaves(self.arrays, cell.passes)
-        out = distributed.attention(
-            q,
-            k,
-            v,
-            plan=cell.plan,
-            causal=cell.problem.causal,
-            threads=self.threads,
-            trace=trace,
-            split=(None, self.split) if cell.plan == "decode" else self.split,
-        )
-        if cell.passes == "train":
-            out.backward(self.arrays["dout"])  # type: ignore[no-untyped-call]
-        return out.detach()
+        split = (None, self.split) if cell.plan == "decode" else self.split
+        attend = partial(distributed.attention, plan=cell.plan, causal=cell.problem.causal, threads=self.threads)
+        return _step(partial(attend, split=split, trace=trace), self.arrays, cell.passes)
 
     def numbers(self, alone: dict[str, dict[str, float]]) -> dict[str, Any]:
         """The cell's numbers from all ranks."""
-        cell, world = self.cell, dist.get_world_size()
-        seconds = _gathered(torch.tensor([*self.seconds, self.gap], dtype=torch.float64))
-        traced = _gathered(torch.tensor(self.traced, dtype=torch.float64).mean(0))
+        cell, lengths = self.cell, self.split.lengths
+        seconds = gathered(torch.tensor([*self.seconds, self.gap], dtype=torch.float64))
+        traced = gathered(torch.tensor(self.traced, dtype=torch.float64).mean(0))
         slowest = seconds[:, :-1].amax(0).tolist()
         by_rank = dict(zip(TRACED, traced.T.tolist(), strict=True))
         by_rank["other"] = (traced[:, 0] - traced[:, 1] - traced[:, 3]).tolist()
-        lengths = self.split.lengths
-        due = [
-            traffic(
-                cell.plan,
-                cell.problem,
-                world,
-                cell.passes,
-                own=lengths[rank],
-                longest=max(lengths),
-                before=lengths[rank - 1],
-            )
-            for rank in range(world)
-        ]
+        plan = (cell.plan, cell.problem, dist.get_world_size(), cell.passes, max(lengths))
+        due = [traffic(*plan, own=own, before=lengths[rank - 1]) for rank, own in enumerate(lengths)]
         return dict(
-            kind=cell.kind,
-            plan=cell.plan,
-            passes=cell.passes,
-            split=cell.split,
-            problem=asdict(cell.problem),
+            **asdict(cell),
             seconds=slowest,
             best=min(slowest),
             median=statistics.median(slowest),
@@ -201,7 +162,7 @@ class _Part:
         )
 
 
-def _gathered(x: Tensor) -> Tensor:
+def gathered(x: Tensor) -> Tensor:
     """Every rank's x, stacked."""
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, x)

@@ -11,22 +11,8 @@ from typing import Any
 
 from levelhead.bench.report import aligned, seconds
 
-HEAD = (
-    "tokens",
-    "",
-    "plan",
-    "split",
-    "passes",
-    "time",
-    "one process",
-    "speedup",
-    "compute",
-    "wait",
-    "other",
-    "transfer",
-    "received",
-    "of bound",
-)
+SHARES = ("compute", "wait", "other", "transfer")  # of the time
+HEAD = ("tokens", "", "plan", "split", "passes", "time", "one process", "speedup", *SHARES, "received", "of bound")
 _LEFT = {1, 2, 3, 4}  # columns of words
 
 
@@ -54,21 +40,17 @@ def report(run: dict[str, Any]) -> Iterator[str]:
 
 def row(cell: dict[str, Any]) -> tuple[str, ...]:
     """One cell, as HEAD."""
-    problem, ranks = cell["problem"], cell["ranks"]
+    problem, alone = cell["problem"], cell["alone"]["same_threads"]
     kind = "decode" if problem["queries"] else "causal" if problem["causal"] else "dense"
-    alone = cell["alone"]["same_threads"]
-    shares = [share(cell, name) for name in ("compute", "wait", "other", "transfer")]
     return (
         f"{problem['tokens']}",
         kind,
-        cell["plan"],
-        cell["split"],
-        cell["passes"],
+        *(cell[name] for name in ("plan", "split", "passes")),
         seconds(cell["median"]),
         seconds(alone),
         f"{alone / cell['median']:.2f}×",
-        *(f"{x:.0%}" for x in shares),
-        mib(fmean(ranks["received"])),
+        *(f"{share(cell, name):.0%}" for name in SHARES),
+        mib(fmean(cell["ranks"]["received"])),
         over_bound(cell),
     )
 

@@ -19,18 +19,19 @@ import numpy as np
 
 from levelhead import _core
 from levelhead._version import __version__
+from levelhead.bench.limits import checked_threads
 from levelhead.cluster.cases import Effort, cells, left_out
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.info import machine
 
 COMMAND = "torchrun --nproc-per-node 2 -m levelhead cluster-bench"
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables that it sets on every rank
 PATIENCE = timedelta(minutes=20)  # for a rank that runs a whole problem alone
 METHOD = (
-    "Every round starts at a barrier; the slowest rank's time counts. Once not traced (seconds), "
-    "once traced (ranks: seconds, compute, transfer, wait, bytes sent and received, other). "
-    "alone: rank 0 computes the whole problem while the others sleep, with the threads of one rank "
-    "and with all CPUs. error: largest distance of a row from that answer."
+    "Every round starts at a barrier; the slowest rank's time counts. Once not traced (seconds), once traced (ranks: "
+    "seconds, compute, transfer, wait, bytes sent and received, other). alone: rank 0 computes the whole problem "
+    "while the others sleep, with the threads of one rank and with all CPUs. error: largest distance of a row from "
+    "that answer."
 )
 
 
@@ -38,23 +39,18 @@ def launched() -> tuple[int, int]:
     """This process's rank and how many there are, from torchrun."""
     if find_spec("torch") is None:
         advice = f'pip install "levelhead[torch]", then {COMMAND}'
-        raise LevelheadValueError(expected("torch", "to be installed", "nothing", advice))
+        raise bad_value("torch", "to be installed", "nothing", advice)
     missing = [name for name in TORCHRUN if not os.environ.get(name)]
     if missing:
         what, given = "to be started by torchrun on every rank", f"no {' and no '.join(missing)}"
-        raise LevelheadValueError(expected("cluster-bench", what, given, f"Run: {COMMAND}"))
+        raise bad_value("cluster-bench", what, given, f"Run: {COMMAND}")
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def checked_threads(threads: int | None) -> int:
+def threads_per_rank(threads: int | None) -> int:
     """Of each rank's kernel; None: this machine's CPUs shared among the ranks on it."""
-    here = _core.default_threads()
-    if threads is None:
-        return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    if not 1 <= threads <= here:
-        what, advice = f"1 to {here}, the CPUs at hand", "Leave it out to share them evenly"
-        raise LevelheadValueError(expected("threads", what, threads, advice))
-    return threads
+    share = max(1, _core.default_threads() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return checked_threads(threads, share, "Leave it out to share them evenly")
 
 
 def bench(
@@ -93,7 +89,7 @@ def _header(effort: Effort, world: int, threads: int) -> dict[str, Any]:
         versions={"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__},
         backend="gloo",
         world=world,
-        hosts=_hosts(world),
+        hosts=_hosts(),
         threads=threads,
         method=METHOD,
         effort=asdict(effort),
@@ -101,13 +97,11 @@ def _header(effort: Effort, world: int, threads: int) -> dict[str, Any]:
     )
 
 
-def _hosts(world: int) -> int:
+def _hosts() -> int:
     """Machines that take part, counted by hashes of their names."""
     import torch
-    import torch.distributed as dist
+
+    from levelhead.cluster.measure import gathered
 
     name = hashlib.blake2b(socket.gethostname().encode(), digest_size=7).digest()
-    mine = torch.tensor([int.from_bytes(name, "little")])
-    marks = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(marks, mine)
-    return len({int(x) for x in marks})
+    return len(set(gathered(torch.tensor(int.from_bytes(name, "little"))).tolist()))

@@ -16,7 +16,8 @@ statistics, and ranks agree on every call. A test holds every byte to what `leve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 from levelhead.cluster.problem import Problem
 
@@ -37,13 +38,7 @@ class Traffic:
     steps: int = 0  # messages of a ring, behind which computation goes on
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.payload + other.payload,
-            self.bound + other.bound,
-            self.agreement + other.agreement,
-            self.messages + other.messages,
-            self.steps + other.steps,
-        )
+        return Traffic(*map(add, astuple(self), astuple(other)))
 
 
 def traffic(
@@ -51,9 +46,9 @@ def traffic(
     problem: Problem,
     world: int,
     passes: str,
+    longest: float | None = None,
     *,
     own: float | None = None,
-    longest: float | None = None,
     before: float | None = None,
 ) -> Traffic:
     """Of a rank with `own` tokens where the longest shard has `longest` and the rank before it has `before`; None: an
