@@ -22,3 +22,13 @@ class LevelheadTypeError(LevelheadError, TypeError):
 def expected(argument: str, expected: str, given: object, advice: str) -> str:
     """The message "argument: expected ..., got .... Advice."."""
     return f"{argument}: expected {expected}, got {given}. {advice.rstrip('.')}."
+
+
+def bad_value(argument: str, wanted: str, given: object, advice: str) -> LevelheadValueError:
+    """The error to raise for a value, shape or size."""
+    return LevelheadValueError(expected(argument, wanted, given, advice))
+
+
+def bad_type(argument: str, wanted: str, given: object, advice: str) -> LevelheadTypeError:
+    """The error to raise for a type, dtype or array family."""
+    return LevelheadTypeError(expected(argument, wanted, given, advice))

@@ -8,58 +8,35 @@ are summed on the ranks that own them, in rank order, in float32.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from levelhead import _core, state
 from levelhead.distributed import local
 from levelhead.distributed.call import Agreement
 from levelhead.distributed.local import KeyBlock, OutputGradients, QueryRows
-from levelhead.distributed.plan import ForwardResult, PackedKeys, zeros
+from levelhead.distributed.plan import ForwardResult, PackedKeys, buffers
 from levelhead.distributed.split import all_positions
-from levelhead.distributed.trace import timed
-from levelhead.state import State
 from levelhead.torch.operators import memory, wide
 
 
 def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardResult:
     """This rank's rows over all keys."""
-    result, states = attend(call, call.rows, _whole(call, k, v), stats=stats)
-    if call.verify:
-        assert states is not None
-        call.confirm(call.check_counts(states.counts[..., state.COUNT], call.rows))
-    return result
+    return attend(call, call.rows, _whole(call, k, v), stats=stats)
 
 
-def attend(call: Agreement, rows: QueryRows, block: KeyBlock, *, stats: bool) -> tuple[ForwardResult, State | None]:
-    """One kernel call over all keys, and the states where they are returned or verified."""
+def attend(call: Agreement, rows: QueryRows, block: KeyBlock, *, stats: bool) -> ForwardResult:
+    """One kernel call over all keys, verified."""
     shape = tuple(rows.q.shape[:-1])
     out = rows.q.new_empty((*shape, block.v.shape[-1]))
     logsumexp = rows.q.new_empty(shape, dtype=wide(rows.q.dtype))
-    into: dict[str, Any] = {"out": memory(out), "logsumexp": memory(logsumexp)}
-    states: State | None = None
-    if stats:
-        states = local.unwritten(rows, block)
-        assert states.acc is not None
-        into |= {"sums": states.sums, "counts": states.counts, "acc": states.acc}
-    elif call.verify:
-        real = memory(logsumexp).dtype
-        sums = np.empty((*shape, len(state.SUMS)), real)
-        states = State(sums, np.empty((*shape, len(state.COUNTS)), np.int64), None, block.k.shape[-2])
-        into |= {"sums": states.sums, "counts": states.counts}
-    with timed(call.wire.trace, "compute", "forward"):
-        _core.forward(
-            memory(rows.q),
-            memory(block.k),
-            memory(block.v),
-            sinks=rows.sink_logits(),
-            **into,
-            **rows.keywords(block.runs, rows.columns(block.runs)),
-        )
-    return ForwardResult(out, logsumexp, states if stats else None), states
+    states = local.unwritten(rows, block, values=stats) if stats or call.verify else None
+    into = {"out": memory(out), "logsumexp": memory(logsumexp), "sinks": rows.sink_logits()}
+    local.forward(rows, block, states, call.wire.trace, **into)
+    if states is not None:
+        call.verify_counts(states, rows)
+    return ForwardResult(out, logsumexp, states if stats else None)
 
 
 def backward(
@@ -67,9 +44,7 @@ def backward(
 ) -> dict[str, Tensor]:
     """Gradients by name; those of keys and values from every rank's rows."""
     block = _whole(call, k, v)
-    grads = zeros(call.rows, wanted, call.rows.q.dtype)
-    shared = {"k": block.k, "v": block.v}
-    grads |= {name: torch.empty(x.shape, dtype=wide(k.dtype)) for name, x in shared.items() if name in wanted}
+    grads = buffers(call.rows, wanted, block, dtype=call.rows.q.dtype)
     local.differentiate(call.rows, block, gradients, grads, call.wire.trace)
     if wanted & {"k", "v"}:
         grads |= _to_owners(call, k, v, grads, wanted)
@@ -97,7 +72,5 @@ def _to_owners(call: Agreement, k: Tensor, v: Tensor, grads: dict[str, Tensor], 
     parts = [torch.cat([split.shard(grads[name], rank).reshape(-1) for name in own]) for rank in range(wire.world)]
     sizes = [x.numel() for x in own.values()]
     received = wire.exchange(parts, [sum(sizes)] * wire.world, "summing the gradients of keys and values")
-    total = received[0].clone()
-    for part in received[1:]:
-        total += part
+    total = functools.reduce(torch.add, received)
     return {name: x.view(own[name].shape) for name, x in zip(own, torch.split(total, sizes), strict=True)}

@@ -28,8 +28,13 @@ class ForwardResult:
     kept: tuple[Tensor, ...] = ()  # for the backward pass, beside out and logsumexp
 
 
-def zeros(rows: QueryRows, wanted: set[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Memory for the gradients of q (in `dtype`), mask, scale and sinks; sums over blocks need at least float32."""
+def buffers(
+    rows: QueryRows, wanted: set[str], block: KeyBlock | None = None, *, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Memory for the gradients of q (in `dtype`), mask, scale and sinks, 0, and of the block's keys and values.
+
+    Sums over blocks need at least float32, which is what None means.
+    """
     real = wide(rows.q.dtype)
     grads: dict[str, Tensor] = {}
     if "q" in wanted:
@@ -38,6 +43,9 @@ def zeros(rows: QueryRows, wanted: set[str], dtype: torch.dtype | None = None) -
         grads["mask"] = torch.zeros(rows.mask.shape, dtype=real)
     for name in {"scale", "sinks"} & wanted:
         grads[name] = torch.zeros(rows.scale.shape, dtype=torch.float64)
+    if block is not None:
+        keys = {"k": block.k, "v": block.v}
+        grads |= {name: torch.empty(x.shape, dtype=real) for name, x in keys.items() if name in wanted}
     return grads
 
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from levelhead import state
 from levelhead.distributed import local
 from levelhead.distributed.call import Agreement
 from levelhead.distributed.local import KeyBlock, OutputGradients
-from levelhead.distributed.plan import ForwardResult, PackedKeys, by_row, through_rows, zeros
+from levelhead.distributed.plan import ForwardResult, PackedKeys, buffers, by_row, through_rows
 from levelhead.distributed.wire import Pending
 from levelhead.state import State
 from levelhead.torch.operators import wide
@@ -65,8 +64,7 @@ def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardRes
         ring.end(step)
     assert before is not None
     whole = before if after is None else local.join(before, after)
-    if call.verify:
-        call.confirm(call.check_counts(whole.counts[..., state.COUNT], call.rows))
+    call.verify_counts(whole, call.rows)
     return ForwardResult(*local.read(whole, call.rows), whole if stats else None)
 
 
@@ -77,7 +75,7 @@ def backward(
     rows, factor = by_row(call)
     world = call.wire.world
     ring, sums = _KeyRing(call, k, v, tag=world), _GradientRing(call, k, v, tag=2 * world)
-    grads = zeros(rows, wanted)
+    grads = buffers(rows, wanted)
     for step in range(world):
         block = ring.begin(step)
         into = {name: torch.empty_like(x) for name, x in grads.items() if name != "mask"}

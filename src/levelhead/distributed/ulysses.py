@@ -16,39 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from levelhead import state
 from levelhead.call.options import HEADS, fields
 from levelhead.distributed import gathered, local
 from levelhead.distributed.call import Agreement, gathered_ids
 from levelhead.distributed.local import KeyBlock, OutputGradients, QueryRows
-from levelhead.distributed.plan import ForwardResult, zeros
+from levelhead.distributed.plan import ForwardResult, buffers
 from levelhead.distributed.split import Split, all_positions
 from levelhead.distributed.whole import gathered_shards
-from levelhead.errors import LevelheadValueError, expected
 from levelhead.state import State
-
-
-def refuse(H: int, G: int, world: int) -> None:
-    """An error for heads that cannot be divided evenly."""
-    for name, heads in (("q", H), ("k", G)):
-        if heads % world:
-            what = f"heads that divide by the {world} ranks in plan 'ulysses'"
-            advice = 'Use plan="all-gather" or "ring", or fewer ranks'
-            raise LevelheadValueError(expected(name, what, f"{heads} heads", advice))
 
 
 def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardResult:
     """This rank's rows over all keys: some heads of all rows first, then all heads of its own."""
     rows, block, _ = _some_heads(call, k, v, ())
-    result, states = gathered.attend(call, rows, block, stats=stats)
-    if call.verify:
-        assert states is not None
-        call.confirm(call.check_counts(states.counts[..., state.COUNT], rows))
+    result = gathered.attend(call, rows, block, stats=stats)
     (out,) = _to_tokens(call, [(result.out, call.queries)])
     kept = (result.out, result.logsumexp)
-    if not stats:
+    states = result.state
+    if states is None:
         return ForwardResult(out, result.logsumexp.new_empty(0), None, kept)
-    assert states is not None and states.acc is not None
     real = [torch.from_numpy(x) for x in (states.sums, states.acc)]
     lse, sums, acc = _to_tokens(call, [(x, call.queries) for x in (result.logsumexp[..., None], *real)])
     (counts,) = _to_tokens(call, [(torch.from_numpy(states.counts), call.queries)])
@@ -66,7 +52,7 @@ def backward(
     if gradients.dlogsumexp is not None:
         (dlse,) = _to_heads(call, [(gradients.dlogsumexp.to(logsumexp.dtype)[..., None], call.queries)])
         dlse = dlse[..., 0]
-    grads = zeros(rows, wanted, rows.q.dtype)
+    grads = buffers(rows, wanted, dtype=rows.q.dtype)
     shared = {"k": block.k, "v": block.v}
     grads |= {name: torch.empty_like(x) for name, x in shared.items() if name in wanted}
     trace = call.wire.trace
