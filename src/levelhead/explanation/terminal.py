@@ -188,13 +188,7 @@ def _heads(attended: TokenAttention, colour: bool, width: int) -> Iterator[str]:
     yield ""
     yield "  layer head  most weight on        unscaled              on another word"
     for look in attended.looks[:_HEADS]:
-        both = ((look.to, look.weight), (look.unscaled_to, look.unscaled_weight))
-        cells = "  ".join(fitted(_look(attended, to, weight), 20) for to, weight in both)
-        word = "-" if look.word is None else _look(attended, look.word, look.word_weight)
-        yield f"  {look.layer:>5} {look.head:>4}  {cells}  {word}"
+        scaled, unscaled, word = (f"{weight:.2f} {cut(to, 14)}" if to else "-" for to, weight in attended.cells(look))
+        yield f"  {look.layer:>5} {look.head:>4}  {fitted(scaled, 20)}  {fitted(unscaled, 20)}  {word}"
     if (rest := len(attended.looks) - _HEADS) > 0:
         yield f"  … and {rest} more heads, with less on another word"
-
-
-def _look(attended: TokenAttention, to: int, weight: float) -> str:
-    return f"{weight:.2f} {cut(attended.named(to), 14)}"

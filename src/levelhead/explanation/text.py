@@ -161,7 +161,7 @@ def explain_text(
     position, note = (None, "") if token is None else reading.tokens.find(token)
     looks: TokenAttention | None = None
     if position is not None:
-        layers = ((x.weights(), x.unscaled()) for x in reading.calls)
+        layers = ((x.weights(), x.unscaled().weights()) for x in reading.calls)
         looks = attended(position, reading.tokens, layers, ordered=reading.ordered)
     gauges = tuple(call.gauges() for call in reading.calls)
     layer, head, why = _choose(reading, layer, head, looks, gauges)
