@@ -18,7 +18,7 @@ from levelhead.distributed import call as calls
 from levelhead.distributed import decode, gathered, ring, ulysses
 from levelhead.distributed.agree import agree, mark
 from levelhead.distributed.call import Agreement, SplitLike, Spread
-from levelhead.distributed.local import OutputGradients
+from levelhead.distributed.local import KeyBlock, OutputGradients
 from levelhead.distributed.plan import ForwardResult
 from levelhead.distributed.trace import Trace
 from levelhead.distributed.wire import Wire
@@ -151,7 +151,8 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Agreement, states: dict[str, Any], stats: bool, *inputs: Any) -> tuple[Tensor, Tensor]:
         _, k, v, *_ = inputs
-        result: ForwardResult = _PLANS[call.plan].forward(call, k, v, stats=stats)
+        own = KeyBlock(k, v, call.keys.runs[call.wire.rank])
+        result: ForwardResult = _PLANS[call.plan].forward(call, own, stats=stats)
         states["state"] = result.state
         ctx.save_for_backward(result.out, result.logsumexp, *inputs)
         ctx.call, ctx.kept = call, result.kept
@@ -169,7 +170,8 @@ class _Attend(torch.autograd.Function):
         same = {"gradients": mark(sorted(wanted)), "logsumexp": int(dlogsumexp is not None)}
         agree(call.wire, f"the backward pass of call {call.number}", same, {})
         dout = torch.zeros_like(out) if dout is None else dout.to(out.dtype)
-        result = OutputGradients(out, logsumexp, dout, dlogsumexp)
-        gradients = _PLANS[call.plan].backward(call, inputs["k"], inputs["v"], result, ctx.kept, wanted)
+        of_output = OutputGradients(out, logsumexp, dout, dlogsumexp, ctx.kept)
+        own = KeyBlock(inputs["k"], inputs["v"], call.keys.runs[call.wire.rank])
+        gradients = _PLANS[call.plan].backward(call, own, of_output, wanted)
         grads = {name: x.to(inputs[name].dtype) for name, x in gradients.items() if name in wanted}
         return None, None, None, *map(grads.get, _INPUTS)

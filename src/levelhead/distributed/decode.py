@@ -24,12 +24,12 @@ from levelhead.distributed.plan import ForwardResult, buffers, by_row, through_r
 from levelhead.state import State
 
 
-def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardResult:
+def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
     """All rows over all keys, on every rank."""
     if call.verify:
         agree_about(call.wire, "q", call.rows.q.detach(), "In plan decode every rank passes all queries")
     rows, _ = by_row(call)
-    own_state = local.observe(rows, KeyBlock(k, v, call.keys.runs[call.wire.rank]), call.wire.trace)
+    own_state = local.observe(rows, own, call.wire.trace)
     packed = call.wire.gather(_pack(own_state), "gathering states")
     states = (_unpack(x, own_state, length) for x, length in zip(packed, call.keys.lengths, strict=True))
     whole = functools.reduce(local.join, states)
@@ -37,16 +37,13 @@ def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardRes
     return ForwardResult(*local.read(whole, call.rows), whole if stats else None)
 
 
-def backward(
-    call: Agreement, k: Tensor, v: Tensor, gradients: OutputGradients, kept: tuple[Tensor, ...], wanted: set[str]
-) -> dict[str, Tensor]:
+def backward(call: Agreement, own: KeyBlock, gradients: OutputGradients, wanted: set[str]) -> dict[str, Tensor]:
     """Gradients by name: local for keys and values, summed over ranks for the rest."""
     advice = "In plan decode every rank computes the same loss from the same output"
     agree_about(call.wire, "the gradient", gradients.dout, advice)
     rows, factor = by_row(call)
-    block = KeyBlock(k, v, call.keys.runs[call.wire.rank])
-    grads = buffers(rows, wanted, block)
-    local.differentiate(rows, block, gradients, grads, call.wire.trace)
+    grads = buffers(rows, wanted, own)
+    local.differentiate(rows, own, gradients, grads, call.wire.trace)
     # In the same order on all ranks. Those of sinks follow from the rows alone, which every rank has.
     for name in sorted(grads.keys() - {"k", "v", "sinks"}):
         parts = call.wire.gather(grads[name], f"summing the gradients of {name}")

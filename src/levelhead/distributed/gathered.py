@@ -21,9 +21,9 @@ from levelhead.distributed.split import all_positions
 from levelhead.torch.operators import memory, wide
 
 
-def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardResult:
+def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
     """This rank's rows over all keys."""
-    return attend(call, call.rows, _whole(call, k, v), stats=stats)
+    return attend(call, call.rows, _whole(call, own), stats=stats)
 
 
 def attend(call: Agreement, rows: QueryRows, block: KeyBlock, *, stats: bool) -> ForwardResult:
@@ -39,36 +39,32 @@ def attend(call: Agreement, rows: QueryRows, block: KeyBlock, *, stats: bool) ->
     return ForwardResult(out, logsumexp, states if stats else None)
 
 
-def backward(
-    call: Agreement, k: Tensor, v: Tensor, gradients: OutputGradients, kept: tuple[Tensor, ...], wanted: set[str]
-) -> dict[str, Tensor]:
+def backward(call: Agreement, own: KeyBlock, gradients: OutputGradients, wanted: set[str]) -> dict[str, Tensor]:
     """Gradients by name; those of keys and values from every rank's rows."""
-    block = _whole(call, k, v)
+    block = _whole(call, own)
     grads = buffers(call.rows, wanted, block, dtype=call.rows.q.dtype)
     local.differentiate(call.rows, block, gradients, grads, call.wire.trace)
     if wanted & {"k", "v"}:
-        grads |= _to_owners(call, k, v, grads, wanted)
+        grads |= _to_owners(call, own.named(wanted), grads)
     return grads
 
 
-def _whole(call: Agreement, k: Tensor, v: Tensor) -> KeyBlock:
+def _whole(call: Agreement, own: KeyBlock) -> KeyBlock:
     """All keys and values, by position."""
-    split = call.keys
-    packing = PackedKeys(k, v, split)
-    mine = torch.empty(packing.most, dtype=k.dtype)
-    mine[packing.pack(k, v, mine).numel() :] = 0
+    split, packing = call.keys, PackedKeys(own, call.keys)
+    mine = torch.empty(packing.most, dtype=own.k.dtype)
+    mine[packing.pack(own, mine).numel() :] = 0
     parts = call.wire.gather(mine, "gathering keys and values")
-    whole = [x.new_empty((*x.shape[:-2], split.n, x.shape[-1])) for x in (k, v)]
+    whole = [x.new_empty((*x.shape[:-2], split.n, x.shape[-1])) for x in (own.k, own.v)]
     for rank, part in enumerate(parts):
         for x, shard in zip(whole, packing.parts(part, split.lengths[rank]), strict=True):
             split.place(x, rank, shard)
     return KeyBlock(whole[0], whole[1], all_positions(split))
 
 
-def _to_owners(call: Agreement, k: Tensor, v: Tensor, grads: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
+def _to_owners(call: Agreement, own: dict[str, Tensor], grads: dict[str, Tensor]) -> dict[str, Tensor]:
     """The gradients of this rank's keys and values, from the parts of all ranks."""
     split, wire = call.keys, call.wire
-    own = {name: x for name, x in (("k", k), ("v", v)) if name in wanted}
     parts = [torch.cat([split.shard(grads[name], rank).reshape(-1) for name in own]) for rank in range(wire.world)]
     sizes = [x.numel() for x in own.values()]
     received = wire.exchange(parts, [sum(sizes)] * wire.world, "summing the gradients of keys and values")

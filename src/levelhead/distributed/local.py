@@ -6,7 +6,7 @@ No message is sent here. States are float32 (float64 for float64) whatever the i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -65,6 +65,10 @@ class KeyBlock:
     k: Tensor
     v: Tensor
     runs: Runs
+
+    def named(self, names: Collection[str] = ("k", "v")) -> dict[str, Tensor]:
+        """Those of keys and values that are among the names."""
+        return {name: x for name, x in (("k", self.k), ("v", self.v)) if name in names}
 
     def pieces(self) -> Iterator[tuple[slice, KeyBlock]]:
         """Run by run, where runs are long: within one run the kernel skips hidden tiles; with several runs it tests key
@@ -144,6 +148,7 @@ class OutputGradients:
     logsumexp: Tensor
     dout: Tensor
     dlogsumexp: Tensor | None
+    kept: tuple[Tensor, ...] = ()  # what the plan kept of its forward pass
 
 
 def differentiate(

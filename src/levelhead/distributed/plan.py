@@ -44,8 +44,7 @@ def buffers(
     for name in {"scale", "sinks"} & wanted:
         grads[name] = torch.zeros(rows.scale.shape, dtype=torch.float64)
     if block is not None:
-        keys = {"k": block.k, "v": block.v}
-        grads |= {name: torch.empty(x.shape, dtype=real) for name, x in keys.items() if name in wanted}
+        grads |= {name: torch.empty(x.shape, dtype=real) for name, x in block.named(wanted).items()}
     return grads
 
 
@@ -78,12 +77,12 @@ def through_rows(dq: Tensor, factor: Tensor | None) -> Tensor:
 
 
 class PackedKeys:
-    """The layout of the keys and values (or their gradients) of any rank in a flat tensor."""
+    """The layout of the keys and values (or their gradients) of any rank in a flat tensor; `own` is one of them."""
 
-    def __init__(self, k: Tensor, v: Tensor, split: Split) -> None:
+    def __init__(self, own: KeyBlock, split: Split) -> None:
         self.split = split
-        self._lead = tuple(k.shape[:-2])
-        self._widths = (k.shape[-1], v.shape[-1])
+        self._lead = tuple(own.k.shape[:-2])
+        self._widths = (own.k.shape[-1], own.v.shape[-1])
         self._token = math.prod(self._lead) * sum(self._widths)
 
     def numbers(self, rank: int) -> int:
@@ -95,11 +94,11 @@ class PackedKeys:
         """Elements of the longest shard."""
         return max(map(self.numbers, range(self.split.world)))
 
-    def pack(self, k: Tensor, v: Tensor, into: Tensor) -> Tensor:
+    def pack(self, own: KeyBlock, into: Tensor) -> Tensor:
         """Copies the shard to the first elements of `into`, and returns those."""
-        for part, x in zip(self.parts(into, k.shape[-2]), (k, v), strict=True):
+        for part, x in zip(self.parts(into, own.k.shape[-2]), (own.k, own.v), strict=True):
             part.copy_(x.detach())
-        return into[: k.numel() + v.numel()]
+        return into[: own.k.numel() + own.v.numel()]
 
     def parts(self, flat: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """Views of the keys and the values of so many tokens."""
