@@ -13,14 +13,16 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from levelhead.distributed.wire import Wire
-from levelhead.errors import LevelheadError, LevelheadValueError, expected
+from levelhead.errors import LevelheadError, bad_value
 
 Table: TypeAlias = list[dict[str, int]]  # each rank's message, by name
 
 _NUMBERS = 48  # of every message, so that ranks in different calls can still exchange them
 _SHOWN = 2**31  # larger values are hashes, which errors do not print
+_ROUNDING = 1e-3  # relative to the sum of magnitudes: far above float32's rounding, far below a mistake
 
 _calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
@@ -67,7 +69,7 @@ def agree(
         raise refusal
     refused = [rank for rank, row in enumerate(heard) if row[0]]
     if refused:
-        raise _differ(about, "no complaint on any rank", f"an error on ranks {refused}", "Its own error says why")
+        raise bad_value(about, "no complaint on any rank", f"an error on ranks {refused}", "Its own error says why")
     _alike("step", [row[1] for row in heard], f"the ranks are not all in {what}")
     names = ["refused", "step", *same, *own]
     table = [dict(zip(names, row, strict=False)) for row in heard]
@@ -76,17 +78,15 @@ def agree(
     return table
 
 
-def agree_about(wire: Wire, name: str, values: Sequence[float], advice: str) -> None:
-    """An error unless the numbers that ranks computed for themselves are equal up to rounding."""
-    heard = [list(map(number, row)) for row in _exchanged(wire, list(map(bits, values)), name)]
-    for rank, row in enumerate(heard):
-        total, size = row[0], max(abs(row[1]), abs(heard[0][1]))
-        if not abs(total - heard[0][0]) <= _ROUNDING * size and total == total:
-            given = f"another on rank {rank} than on rank 0"
-            raise _differ(name, "the same on every rank", given, advice)
-
-
-_ROUNDING = 1e-3  # relative to the sum of magnitudes: far above float32's rounding, far below a mistake
+def agree_about(wire: Wire, name: str, x: Tensor, advice: str) -> None:
+    """An error unless the tensors that ranks computed for themselves have the same sum, up to rounding."""
+    x = x.to(torch.float64)
+    sums = [bits(float(x.sum())), bits(float(x.abs().sum()))]
+    heard = [tuple(map(number, row)) for row in _exchanged(wire, sums, name)]
+    first, first_size = heard[0]
+    for rank, (total, size) in enumerate(heard):
+        if not abs(total - first) <= _ROUNDING * max(size, first_size) and total == total:
+            raise bad_value(name, "the same on every rank", f"another on rank {rank} than on rank 0", advice)
 
 
 def _exchanged(wire: Wire, numbers: list[int], what: str) -> list[list[int]]:
@@ -104,8 +104,4 @@ def _alike(name: str, values: Sequence[int], advice: str) -> None:
         f"{value if abs(value) < _SHOWN else 'one' if i == 0 else 'another'} on ranks {ranks}"
         for i, (value, ranks) in enumerate(by_value.items())
     ]
-    raise _differ(name, "the same on every rank", ", ".join(values_with_ranks), advice)
-
-
-def _differ(name: str, wanted: str, given: str, advice: str) -> LevelheadValueError:
-    return LevelheadValueError(expected(name, wanted, given, advice))
+    raise bad_value(name, "the same on every rank", ", ".join(values_with_ranks), advice)

@@ -17,12 +17,11 @@ from levelhead.call.options import Options, documented, known
 from levelhead.distributed import call as calls
 from levelhead.distributed import decode, gathered, ring, ulysses
 from levelhead.distributed.agree import agree, mark
-from levelhead.distributed.call import Agreement, Arguments, Checked, SplitLike
-from levelhead.distributed.local import OutputGradients
+from levelhead.distributed.call import Agreement, SplitLike, Spread
+from levelhead.distributed.local import KeyBlock, OutputGradients
 from levelhead.distributed.plan import ForwardResult
 from levelhead.distributed.trace import Trace
 from levelhead.distributed.wire import Wire
-from levelhead.errors import LevelheadError
 from levelhead.observation import Observation
 from levelhead.state import State
 from levelhead.torch.functorch import untraced
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _PLANS: Mapping[str, ModuleType] = {"all-gather": gathered, "ring": ring, "decode": decode, "ulysses": ulysses}
+_INPUTS = ("q", "k", "v", "scale", "mask", "sinks")  # of `_Attend` that may need gradients
 
 
 @documented()
@@ -50,24 +50,21 @@ def attention(
 ) -> Tensor:
     """`levelhead.attention` where each rank of a group holds a part of the tokens.
 
-    Every rank calls it with the same options, and gets the output of its own queries. Each
-    differentiates the loss of its own rows: what comes back for k and v has been summed over the
-    ranks, once. A scale, sinks or anything else that all ranks hold a copy of gets the part of this
-    rank's rows; sum it over the ranks, as for any weight. (In plan "decode" every rank has all rows
-    and the same loss, and all gradients are whole.)
+    Every rank calls it with the same options, and gets the output of its own queries. Each differentiates the loss of
+    its own rows: what comes back for k and v has been summed over the ranks, once. A scale, sinks or anything else that
+    all ranks hold a copy of gets the part of this rank's rows; sum it over the ranks, as for any weight. (In plan
+    "decode" every rank has all rows and the same loss, and all gradients are whole.)
 
     Args:
         q: this rank's queries (..., H, T, D); in plan "decode" all of them. On the CPU.
         k: this rank's keys (..., G, S, D).
         v: this rank's values (..., G, S, E).
         group: of torch.distributed; None is all ranks.
-        plan: "all-gather" (one collective; memory for all keys), "ring" (memory of a few shards,
-            transfers overlap the kernel), "decode" (few queries, keys stay), "ulysses" (heads for
-            tokens; heads must divide).
-        split: which positions this rank holds: a `Split`, or this rank's own runs as a list; a
-            pair where queries and keys lie differently. None: one rank after another, in order.
-            Own runs are compared with those of the others, so that a rank that took another one's
-            shard is noticed; a `Split` only with the shards' lengths.
+        plan: "all-gather" (one collective; memory for all keys), "ring" (memory of a few shards, transfers overlap the
+            kernel), "decode" (few queries, keys stay), "ulysses" (heads for tokens; heads must divide).
+        split: which positions this rank holds: a `Split`, or this rank's own runs as a list; a pair where queries and
+            keys lie differently. None: one rank after another, in order. Own runs are compared with those of the
+            others, so that a rank that took another one's shard is noticed; a `Split` only with the shards' lengths.
         {options}
             Positions and lengths are those of the whole sequence; a mask is this rank's queries × all keys by
             position; segments are the ids of this rank's tokens; without a seed the first rank draws one for all.
@@ -82,8 +79,8 @@ def attention(
         LevelheadError: on every rank, where ranks disagree or one of them is lost.
     """
     known("attention", options)
-    arguments = Arguments(q, k, v, plan, split, threads, options)
-    output: Tensor = _run("attention", arguments, Wire(group, timeout, trace), verify)[0]
+    spread = Spread(group, plan, split, threads, timeout, verify, trace)
+    output: Tensor = _run("attention", q, k, v, options, spread)[0]
     return output
 
 
@@ -109,39 +106,24 @@ def observe(
         {options}
 
     Returns:
-        An `Observation` of this rank's rows (in plan "decode": of all), as one process would have
-        made it; key positions are those of the whole sequence. Output and logsumexp are
-        differentiable.
+        An `Observation` of this rank's rows (in plan "decode": of all), as one process would have made it; key
+        positions are those of the whole sequence. Output and logsumexp are differentiable.
     """
     known("observe", options)
-    how: dict[str, Any] = {"group": group, "plan": plan, "split": split, "threads": threads}
-    return look(q, k, v, options, **how, timeout=timeout, verify=verify, trace=trace)[0]
+    spread = Spread(group, plan, split, threads, timeout, verify, trace)
+    return look(q, k, v, options, **spread._asdict())[0]
 
 
 def look(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    options: Options,
-    *,
-    group: Any = None,
-    plan: str = "all-gather",
-    split: SplitLike = None,
-    threads: int | None = None,
-    timeout: Any = None,
-    verify: bool = True,
-    trace: Trace | None = None,
+    q: Tensor, k: Tensor, v: Tensor | None, options: Options, **spread: Any
 ) -> tuple[Observation[Tensor], Agreement]:
     """`observe`, and what the ranks agreed on: where this rank's rows sit in the sequence."""
     values = k[..., :0] if v is None and isinstance(k, Tensor) else v
-    arguments = Arguments(q, k, values, plan, split, threads, options)
-    out, logsumexp, agreement, state = _run("observe", arguments, Wire(group, timeout, trace), verify)
-    flat = q.dim() == 2
+    out, logsumexp, agreement, state = _run("observe", q, k, values, options, Spread(**spread))
     parts: tuple[Any, ...] = (state.sums, state.counts, None if v is None else state.acc, agreement.exists)
-    sums, counts, acc, exists = (x[0] if flat and x is not None else x for x in parts)
-    observation: Observation[Tensor] = Observation(
-        State(sums, counts, acc, agreement.keys.n), agreement.rows.sink_logits(), agreement.origin, exists
-    )
+    sums, counts, acc, exists = (x[0] if q.dim() == 2 and x is not None else x for x in parts)
+    states = State(sums, counts, acc, agreement.keys.n)
+    observation: Observation[Tensor] = Observation(states, agreement.rows.sink_logits(), agreement.origin, exists)
     vars(observation)["logsumexp"] = logsumexp
     if v is not None:
         vars(observation)["output"] = out
@@ -149,67 +131,47 @@ def look(
 
 
 @untraced
-def _run(kind: str, arguments: Arguments, wire: Wire, verify: bool) -> tuple[Any, ...]:
+def _run(kind: str, q: Any, k: Any, v: Any, options: Options, spread: Spread) -> tuple[Any, ...]:
     """Output, logsumexp, the agreement and, when observing, the states of its rows."""
-    checked, refusal = _checked(wire, arguments)
-    agreement = calls.agreed(wire, kind, arguments.plan, checked, refusal, verify)
-    assert checked is not None
+    wire = Wire(spread.group, spread.timeout, spread.trace)
+    checked, agreement = calls.agreed(wire, kind, lambda: calls.check(q, k, v, options, spread, wire.world))
     rows = agreement.rows
     states: dict[str, Any] = {}
     out, logsumexp = _Attend.apply(  # type: ignore[no-untyped-call]
         agreement, states, kind == "observe", rows.q, checked.k, checked.v, rows.scale, rows.mask, rows.sinks
     )
-    if arguments.q.dim() == 2:
+    if q.dim() == 2:
         out, logsumexp = out[0], logsumexp[0] if kind == "observe" else logsumexp
     return out, logsumexp, agreement, states.get("state")
-
-
-def _checked(wire: Wire, arguments: Arguments) -> tuple[Checked | None, LevelheadError | None]:
-    """This rank's arguments, or why they are refused; the other ranks learn of a refusal."""
-    try:
-        checked = calls.check(arguments)
-        if arguments.plan == "ulysses":
-            ulysses.refuse(checked.shape.H, checked.shape.G, wire.world)
-        return checked, None
-    except LevelheadError as error:
-        return None, error
 
 
 class _Attend(torch.autograd.Function):
     """A plan's two passes. All ranks come through both, in the same order."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        call: Agreement,
-        states: dict[str, Any],
-        stats: bool,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: Tensor,
-        mask: Tensor | None,
-        sinks: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        seen: ForwardResult = _PLANS[call.plan].forward(call, k, v, stats=stats)
-        states["state"] = seen.state
-        ctx.save_for_backward(q, k, v, seen.out, seen.logsumexp, scale, mask, sinks)
-        ctx.call, ctx.kept = call, seen.kept
+    def forward(ctx: Any, call: Agreement, states: dict[str, Any], stats: bool, *inputs: Any) -> tuple[Tensor, Tensor]:
+        _, k, v, *_ = inputs
+        own = KeyBlock(k, v, call.keys.runs[call.wire.rank])
+        result: ForwardResult = _PLANS[call.plan].forward(call, own, stats=stats)
+        states["state"] = result.state
+        ctx.save_for_backward(result.out, result.logsumexp, *inputs)
+        ctx.call, ctx.kept = call, result.kept
         ctx.set_materialize_grads(False)
-        return seen.out, seen.logsumexp
+        return result.out, result.logsumexp
 
     @staticmethod
     @once_differentiable  # a second derivative would need another plan
     def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None) -> tuple[Any, ...]:
         call: Agreement = ctx.call
-        q, k, v, out, logsumexp, scale, mask, sinks = ctx.saved_tensors
-        names = ("call", "states", "stats", "q", "k", "v", "scale", "mask", "sinks")
-        wanted = {name for name, x in zip(names, ctx.needs_input_grad, strict=True) if x}
+        out, logsumexp, *saved = ctx.saved_tensors
+        inputs = dict(zip(_INPUTS, saved, strict=True))
+        _, _, _, *needed = ctx.needs_input_grad
+        wanted = {name for name, x in zip(_INPUTS, needed, strict=True) if x}
         same = {"gradients": mark(sorted(wanted)), "logsumexp": int(dlogsumexp is not None)}
         agree(call.wire, f"the backward pass of call {call.number}", same, {})
         dout = torch.zeros_like(out) if dout is None else dout.to(out.dtype)
-        result = OutputGradients(out, logsumexp, dout, dlogsumexp)
-        gradients = _PLANS[call.plan].backward(call, k, v, result, ctx.kept, wanted)
-        of = {"q": q, "k": k, "v": v, "scale": scale, "mask": mask, "sinks": sinks}
-        grads = {name: x.to(of[name].dtype) for name, x in gradients.items() if name in wanted}
-        return tuple(grads.get(name) for name in names)
+        of_output = OutputGradients(out, logsumexp, dout, dlogsumexp, ctx.kept)
+        own = KeyBlock(inputs["k"], inputs["v"], call.keys.runs[call.wire.rank])
+        gradients = _PLANS[call.plan].backward(call, own, of_output, wanted)
+        grads = {name: x.to(inputs[name].dtype) for name, x in gradients.items() if name in wanted}
+        return None, None, None, *map(grads.get, _INPUTS)

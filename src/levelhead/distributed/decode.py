@@ -16,54 +16,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from levelhead import state
 from levelhead.distributed import local
 from levelhead.distributed.agree import agree_about
 from levelhead.distributed.call import Agreement
 from levelhead.distributed.local import KeyBlock, OutputGradients
-from levelhead.distributed.plan import ForwardResult, by_row, through_rows, zeros
+from levelhead.distributed.plan import ForwardResult, buffers, by_row, through_rows
 from levelhead.state import State
-from levelhead.torch.operators import wide
 
 
-def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardResult:
+def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
     """All rows over all keys, on every rank."""
-    q = call.rows.q.detach().to(torch.float64)
-    advice = "In plan decode every rank passes all queries"
     if call.verify:
-        agree_about(call.wire, "q", [float(q.sum()), float(q.abs().sum())], advice)
+        agree_about(call.wire, "q", call.rows.q.detach(), "In plan decode every rank passes all queries")
     rows, _ = by_row(call)
-    own_state = local.observe(rows, KeyBlock(k, v, call.keys.runs[call.wire.rank]), call.wire.trace)
+    own_state = local.observe(rows, own, call.wire.trace)
     packed = call.wire.gather(_pack(own_state), "gathering states")
     states = (_unpack(x, own_state, length) for x, length in zip(packed, call.keys.lengths, strict=True))
     whole = functools.reduce(local.join, states)
-    if call.verify:  # every rank has the same numbers, so an error here is raised on every rank
-        trouble = call.check_counts(whole.counts[..., state.COUNT], call.rows)
-        if trouble is not None:
-            call.complain(trouble)
+    call.verify_counts(whole, call.rows)
     return ForwardResult(*local.read(whole, call.rows), whole if stats else None)
 
 
-def backward(
-    call: Agreement, k: Tensor, v: Tensor, gradients: OutputGradients, kept: tuple[Tensor, ...], wanted: set[str]
-) -> dict[str, Tensor]:
+def backward(call: Agreement, own: KeyBlock, gradients: OutputGradients, wanted: set[str]) -> dict[str, Tensor]:
     """Gradients by name: local for keys and values, summed over ranks for the rest."""
-    dout = gradients.dout.to(torch.float64)
     advice = "In plan decode every rank computes the same loss from the same output"
-    agree_about(call.wire, "the gradient", [float(dout.sum()), float(dout.abs().sum())], advice)
+    agree_about(call.wire, "the gradient", gradients.dout, advice)
     rows, factor = by_row(call)
-    grads = zeros(rows, wanted)
-    own = {"k": k, "v": v}
-    into = {x: torch.empty(y.shape, dtype=wide(k.dtype)) for x, y in own.items() if x in wanted}
-    block = KeyBlock(k, v, call.keys.runs[call.wire.rank])
-    local.differentiate(rows, block, gradients, grads | into, call.wire.trace)
+    grads = buffers(rows, wanted, own)
+    local.differentiate(rows, own, gradients, grads, call.wire.trace)
     # In the same order on all ranks. Those of sinks follow from the rows alone, which every rank has.
-    for name in sorted(grads.keys() - {"sinks"}):
+    for name in sorted(grads.keys() - {"k", "v", "sinks"}):
         parts = call.wire.gather(grads[name], f"summing the gradients of {name}")
         grads[name] = functools.reduce(torch.add, parts)
     if "q" in grads:
         grads["q"] = through_rows(grads["q"], factor)
-    return grads | into
+    return grads
 
 
 def _pack(x: State) -> Tensor:

@@ -6,7 +6,7 @@ No message is sent here. States are float32 (float64 for float64) whatever the i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from levelhead import _core, state
-from levelhead.call.arrays import Array
+from levelhead.call.arrays import Array, stretched
 from levelhead.distributed.split import Runs, positions, select
 from levelhead.distributed.trace import Trace, timed
 from levelhead.state import State
@@ -38,8 +38,8 @@ class QueryRows:
     query_ids: Array | None = None  # (B, T)
     key_ids: Array | None = None  # (B, all keys), by position
 
-    def keywords(self, keys: Runs, mask: Tensor | None) -> dict[str, Any]:
-        """The core's keywords for keys at some positions, and `mask` of those keys."""
+    def keywords(self, keys: Runs) -> dict[str, Any]:
+        """The core's keywords for keys at some positions."""
         keywords = dict(self.options)
         keywords["scale"] = memory(self.scale.contiguous())
         keywords["query_runs"] = list(self.runs) or [(0, 0, 1)]
@@ -47,21 +47,15 @@ class QueryRows:
         if self.query_ids is not None and self.key_ids is not None:
             keywords["query_segments"] = self.query_ids
             keywords["key_segments"] = np.ascontiguousarray(select(self.key_ids, keys, -1))
-        if mask is not None:
+        if self.mask is not None:
+            columns = self.mask if self.mask.shape[-1] == 1 else select(self.mask, keys, -1)
             n = sum(length for _, length, _ in keys)
-            keywords["mask"] = memory(mask.expand((*self.q.shape[:-1], n)))
+            keywords["mask"] = memory(columns.expand((*self.q.shape[:-1], n)))
         return keywords
 
     def sink_logits(self) -> Array | None:
         """The sinks as the core expects them."""
         return None if self.sinks is None else memory(self.sinks.to(torch.float64).contiguous())
-
-    def columns(self, keys: Runs) -> Tensor | None:
-        """The mask's columns for keys at some positions."""
-        if self.mask is None or self.mask.shape[-1] == 1:
-            return self.mask
-        columns: Tensor = select(self.mask, keys, -1)
-        return columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +65,10 @@ class KeyBlock:
     k: Tensor
     v: Tensor
     runs: Runs
+
+    def named(self, names: Collection[str] = ("k", "v")) -> dict[str, Tensor]:
+        """Those of keys and values that are among the names."""
+        return {name: x for name, x in (("k", self.k), ("v", self.v)) if name in names}
 
     def pieces(self) -> Iterator[tuple[slice, KeyBlock]]:
         """Run by run, where runs are long: within one run the kernel skips hidden tiles; with several runs it tests key
@@ -86,30 +84,30 @@ class KeyBlock:
             first = part.stop
 
 
-def unwritten(rows: QueryRows, block: KeyBlock) -> State:
-    """Memory for the states of the rows."""
+def unwritten(rows: QueryRows, block: KeyBlock, *, values: bool = True) -> State:
+    """Memory for the states of the rows, with or without their sums of values."""
     real = np.float64 if rows.q.dtype is torch.float64 else np.float32
-    return state.unwritten(tuple(rows.q.shape[:-1]), block.v.shape[-1], real, block.k.shape[-2])
+    return state.unwritten(tuple(rows.q.shape[:-1]), block.v.shape[-1] if values else None, real, block.k.shape[-2])
+
+
+def forward(rows: QueryRows, block: KeyBlock, states: State | None, trace: Trace | None, **into: Any) -> None:
+    """One kernel call, which writes the states and the arrays of `into`."""
+    if states is not None:
+        into |= {"sums": states.sums, "counts": states.counts, "acc": states.acc}
+    with timed(trace, "compute", "forward"):
+        _core.forward(memory(rows.q), memory(block.k), memory(block.v), **into, **rows.keywords(block.runs))
 
 
 def observe(rows: QueryRows, block: KeyBlock, trace: Trace | None = None) -> State:
     """The states of the rows after the block's keys."""
-    return reduce(join, (_observe(rows, piece, trace) for _, piece in block.pieces()))
 
+    def parts() -> Iterator[State]:
+        for _, piece in block.pieces():
+            states = unwritten(rows, piece)
+            forward(rows, piece, states, trace)
+            yield states
 
-def _observe(rows: QueryRows, block: KeyBlock, trace: Trace | None) -> State:
-    states = unwritten(rows, block)
-    with timed(trace, "compute", "forward"):
-        _core.forward(
-            memory(rows.q),
-            memory(block.k),
-            memory(block.v),
-            sums=states.sums,
-            counts=states.counts,
-            acc=states.acc,
-            **rows.keywords(block.runs, rows.columns(block.runs)),
-        )
-    return states
+    return reduce(join, parts())
 
 
 def join(a: State, b: State) -> State:
@@ -150,6 +148,7 @@ class OutputGradients:
     logsumexp: Tensor
     dout: Tensor
     dlogsumexp: Tensor | None
+    kept: tuple[Tensor, ...] = ()  # what the plan kept of its forward pass
 
 
 def differentiate(
@@ -175,12 +174,13 @@ def differentiate(
 def _differentiate(
     rows: QueryRows, block: KeyBlock, gradients: OutputGradients, into: Mapping[str, Tensor], trace: Trace | None
 ) -> None:
-    mask = rows.columns(block.runs)
     arrays: dict[str, Any] = {f"d{name}": memory(x) for name, x in into.items() if name != "mask"}
     dmask: Tensor | None = None
-    if "mask" in into and mask is not None:
-        dmask = torch.zeros(mask.shape, dtype=wide(rows.q.dtype))
-        arrays["dmask"] = _stretched(memory(dmask), (*rows.q.shape[:-1], block.k.shape[-2]))
+    if "mask" in into:
+        *lead, columns = into["mask"].shape
+        keys = block.k.shape[-2]
+        dmask = torch.zeros((*lead, columns if columns == 1 else keys), dtype=wide(rows.q.dtype))
+        arrays["dmask"] = stretched(memory(dmask), (*rows.q.shape[:-1], keys))
     dlse = gradients.dlogsumexp
     per_row = None if dlse is None else memory(dlse.to(gradients.logsumexp.dtype).contiguous())
     with timed(trace, "compute", "backward"):
@@ -194,15 +194,10 @@ def _differentiate(
             dlogsumexp=per_row,
             sinks=rows.sink_logits(),
             **arrays,
-            **rows.keywords(block.runs, mask),
+            **rows.keywords(block.runs),
         )
     if dmask is not None:
         if into["mask"].shape[-1] == 1:
             into["mask"].add_(dmask)
         else:
             into["mask"].index_add_(-1, torch.from_numpy(positions(block.runs)), dmask)
-
-
-def _stretched(x: Array, shape: tuple[int, ...]) -> Array:
-    """A writable view of x broadcast to that shape; the elements of a broadcast axis share memory."""
-    return np.lib.stride_tricks.as_strided(x, shape, np.broadcast_to(x, shape).strides)

@@ -28,8 +28,13 @@ class ForwardResult:
     kept: tuple[Tensor, ...] = ()  # for the backward pass, beside out and logsumexp
 
 
-def zeros(rows: QueryRows, wanted: set[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Memory for the gradients of q (in `dtype`), mask, scale and sinks; sums over blocks need at least float32."""
+def buffers(
+    rows: QueryRows, wanted: set[str], block: KeyBlock | None = None, *, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Memory for the gradients of q (in `dtype`), mask, scale and sinks, 0, and of the block's keys and values.
+
+    Sums over blocks need at least float32, which is what None means.
+    """
     real = wide(rows.q.dtype)
     grads: dict[str, Tensor] = {}
     if "q" in wanted:
@@ -38,6 +43,8 @@ def zeros(rows: QueryRows, wanted: set[str], dtype: torch.dtype | None = None) -
         grads["mask"] = torch.zeros(rows.mask.shape, dtype=real)
     for name in {"scale", "sinks"} & wanted:
         grads[name] = torch.zeros(rows.scale.shape, dtype=torch.float64)
+    if block is not None:
+        grads |= {name: torch.empty(x.shape, dtype=real) for name, x in block.named(wanted).items()}
     return grads
 
 
@@ -70,12 +77,12 @@ def through_rows(dq: Tensor, factor: Tensor | None) -> Tensor:
 
 
 class PackedKeys:
-    """The layout of the keys and values (or their gradients) of any rank in a flat tensor."""
+    """The layout of the keys and values (or their gradients) of any rank in a flat tensor; `own` is one of them."""
 
-    def __init__(self, k: Tensor, v: Tensor, split: Split) -> None:
+    def __init__(self, own: KeyBlock, split: Split) -> None:
         self.split = split
-        self._lead = tuple(k.shape[:-2])
-        self._widths = (k.shape[-1], v.shape[-1])
+        self._lead = tuple(own.k.shape[:-2])
+        self._widths = (own.k.shape[-1], own.v.shape[-1])
         self._token = math.prod(self._lead) * sum(self._widths)
 
     def numbers(self, rank: int) -> int:
@@ -87,11 +94,11 @@ class PackedKeys:
         """Elements of the longest shard."""
         return max(map(self.numbers, range(self.split.world)))
 
-    def pack(self, k: Tensor, v: Tensor, into: Tensor) -> Tensor:
+    def pack(self, own: KeyBlock, into: Tensor) -> Tensor:
         """Copies the shard to the first elements of `into`, and returns those."""
-        for part, x in zip(self.parts(into, k.shape[-2]), (k, v), strict=True):
+        for part, x in zip(self.parts(into, own.k.shape[-2]), (own.k, own.v), strict=True):
             part.copy_(x.detach())
-        return into[: k.numel() + v.numel()]
+        return into[: own.k.numel() + own.v.numel()]
 
     def parts(self, flat: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """Views of the keys and the values of so many tokens."""

@@ -11,11 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from levelhead import state
 from levelhead.distributed import local
 from levelhead.distributed.call import Agreement
 from levelhead.distributed.local import KeyBlock, OutputGradients
-from levelhead.distributed.plan import ForwardResult, PackedKeys, by_row, through_rows, zeros
+from levelhead.distributed.plan import ForwardResult, PackedKeys, buffers, by_row, through_rows
 from levelhead.distributed.wire import Pending
 from levelhead.state import State
 from levelhead.torch.operators import wide
@@ -24,10 +23,10 @@ from levelhead.torch.operators import wide
 class _KeyRing:
     """The blocks of keys as they arrive, in two buffers: one to read, one to receive."""
 
-    def __init__(self, call: Agreement, k: Tensor, v: Tensor, tag: int) -> None:
-        self.wire, self.packing, self._tag = call.wire, PackedKeys(k, v, call.keys), tag
-        self._buffers = [self.wire.buffer(self.packing.most, k.dtype) for _ in range(2)]
-        self._current = self.packing.pack(k, v, self._buffers[0])
+    def __init__(self, call: Agreement, own: KeyBlock, tag: int) -> None:
+        self.wire, self.packing, self._tag = call.wire, PackedKeys(own, call.keys), tag
+        self._buffers = [self.wire.buffer(self.packing.most, own.k.dtype) for _ in range(2)]
+        self._current = self.packing.pack(own, self._buffers[0])
         self._pending: Pending | None = None
 
     def owner(self, step: int) -> int:
@@ -50,10 +49,10 @@ class _KeyRing:
             self._pending, self._current = None, self._next
 
 
-def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardResult:
+def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
     """This rank's rows over all keys."""
     rows, _ = by_row(call)
-    ring = _KeyRing(call, k, v, tag=0)
+    ring = _KeyRing(call, own, tag=0)
     before: State | None = None  # of ranks up to this one
     after: State | None = None
     for step in range(call.wire.world):
@@ -65,19 +64,16 @@ def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardRes
         ring.end(step)
     assert before is not None
     whole = before if after is None else local.join(before, after)
-    if call.verify:
-        call.confirm(call.check_counts(whole.counts[..., state.COUNT], call.rows))
+    call.verify_counts(whole, call.rows)
     return ForwardResult(*local.read(whole, call.rows), whole if stats else None)
 
 
-def backward(
-    call: Agreement, k: Tensor, v: Tensor, gradients: OutputGradients, kept: tuple[Tensor, ...], wanted: set[str]
-) -> dict[str, Tensor]:
+def backward(call: Agreement, own: KeyBlock, gradients: OutputGradients, wanted: set[str]) -> dict[str, Tensor]:
     """Gradients by name; those of keys and values from every rank's rows."""
     rows, factor = by_row(call)
     world = call.wire.world
-    ring, sums = _KeyRing(call, k, v, tag=world), _GradientRing(call, k, v, tag=2 * world)
-    grads = zeros(rows, wanted)
+    ring, sums = _KeyRing(call, own, tag=world), _GradientRing(call, own, tag=2 * world)
+    grads = buffers(rows, wanted)
     for step in range(world):
         block = ring.begin(step)
         into = {name: torch.empty_like(x) for name, x in grads.items() if name != "mask"}
@@ -86,7 +82,7 @@ def backward(
         if "mask" in grads:
             into["mask"] = grads["mask"]
         if wanted & {"k", "v"}:
-            into["k"], into["v"] = sums.own_part(step, ring.owner(step))
+            into |= sums.own_part(step, ring.owner(step)).named()
         local.differentiate(rows, block, gradients, into, call.wire.trace)
         for name in grads.keys() & into.keys() - {"mask"}:
             grads[name] += into[name]
@@ -96,8 +92,7 @@ def backward(
     if "q" in grads:
         grads["q"] = through_rows(grads["q"], factor)
     if wanted & {"k", "v"}:
-        both = dict(zip(("k", "v"), sums.mine(), strict=True))
-        grads |= {name: x for name, x in both.items() if name in wanted}
+        grads |= sums.mine().named(wanted)
     return grads
 
 
@@ -108,18 +103,17 @@ class _GradientRing:
     the ranks before it in one of two more.
     """
 
-    def __init__(self, call: Agreement, k: Tensor, v: Tensor, tag: int) -> None:
-        self._wire, self._packing, self._tag = call.wire, PackedKeys(k, v, call.keys), tag
-        numbers, real = self._packing.most, wide(k.dtype)
+    def __init__(self, call: Agreement, own: KeyBlock, tag: int) -> None:
+        self._wire, self._packing, self._tag = call.wire, PackedKeys(own, call.keys), tag
+        numbers, real = self._packing.most, wide(own.k.dtype)
         self._home = torch.empty(self._packing.numbers(self._wire.rank), dtype=real)
         self._own = [torch.empty(numbers, dtype=real) for _ in range(2)]
         self._arriving = [self._wire.buffer(numbers, real) for _ in range(2)]
         self._pending: Pending | None = None
 
-    def own_part(self, step: int, owner: int) -> tuple[Tensor, Tensor]:
+    def own_part(self, step: int, owner: int) -> KeyBlock:
         """The buffer for this rank's part of a block."""
-        buffer = self._own[step % 2] if step > 0 else self._home
-        return self._packing.parts(buffer, self._packing.split.lengths[owner])
+        return self._packing.block(self._own[step % 2] if step > 0 else self._home, owner)
 
     def pass_on(self, step: int, owner: int) -> None:
         """Adds the sums of earlier ranks, and sends the result after its block."""
@@ -137,7 +131,7 @@ class _GradientRing:
             self._pending.wait()
             total += self._arriving[step % 2][: total.numel()].cpu()
 
-    def mine(self) -> tuple[Tensor, Tensor]:
+    def mine(self) -> KeyBlock:
         """The sums for this rank's own keys and values, with the parts of all ranks."""
         self._add_arrived(self._wire.world, self._home)
-        return self._packing.parts(self._home, self._packing.split.lengths[self._wire.rank])
+        return self._packing.block(self._home, self._wire.rank)

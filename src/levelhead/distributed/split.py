@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from levelhead.checks import integer
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 
 Run: TypeAlias = tuple[int, int, int]  # start, length, stride
 Runs: TypeAlias = tuple[Run, ...]
 
+_WHOLE = "an integer of at least 1"
 _RUN = "runs (start, length, stride) whose positions rise"
 
 
@@ -69,7 +70,7 @@ class Split:
         searches row by row: zigzag is as even, and faster."""
         _cuts(n, world)
         if integer("block", block, _WHOLE, "Pass 1 to deal single tokens") < 1:
-            raise LevelheadValueError(expected("block", _WHOLE, block, "Pass 1 for single tokens"))
+            raise bad_value("block", _WHOLE, block, "Pass 1 for single tokens")
         if block == 1:
             return cls(tuple(((r, len(range(r, n, world)), world),) for r in range(world)))
         starts = [range(r * block, n, world * block) for r in range(world)]
@@ -112,17 +113,16 @@ class Split:
     def shard(self, x: Any, rank: int, dim: int = -2) -> Any:
         """A rank's part of a tensor or array; a view where its tokens are one run."""
         if x.shape[dim] != self.n:
-            what = f"{self.n} tokens along dimension {dim}"
             advice = "Shard the whole sequence; dim says where its tokens are"
-            raise LevelheadValueError(expected("x", what, f"shape {tuple(x.shape)}", advice))
+            raise bad_value("x", f"{self.n} tokens along dimension {dim}", f"shape {tuple(x.shape)}", advice)
         return select(x, self.runs[rank], dim)
 
     def unshard(self, parts: Sequence[Any], dim: int = -2) -> Any:
         """The whole of what `shard` cut, from every rank's part in rank order."""
         lengths = tuple(part.shape[dim] for part in parts)
         if lengths != self.lengths:
-            what = f"parts of {self.lengths} tokens along dimension {dim}"
-            raise LevelheadValueError(expected("parts", what, lengths, "One part per rank, in order"))
+            wanted = f"parts of {self.lengths} tokens along dimension {dim}"
+            raise bad_value("parts", wanted, lengths, "One part per rank, in order")
         order = np.argsort(np.concatenate([self.positions(r) for r in range(self.world)]))
         if not isinstance(parts[0], Tensor):
             return np.concatenate(parts, dim).take(order, dim)
@@ -168,13 +168,12 @@ def rising(runs: Any) -> Runs:
     joined: list[Run] = []
     end = 0
     try:
-        given = [tuple(integer("split", x, _RUN, "") for x in run) for run in runs]
+        integers = [tuple(integer("split", x, _RUN, "") for x in run) for run in runs]
     except TypeError:
-        raise LevelheadTypeError(expected("split", _RUN, repr(runs)[:60], "See Split")) from None
-    for run in given:
+        raise bad_type("split", _RUN, repr(runs)[:60], "See Split") from None
+    for run in integers:
         if len(run) != 3 or run[1] < 0 or run[2] < 1 or (run[1] and run[0] < end):
-            advice = "Sort a shard's tokens by position, and count from 0"
-            raise LevelheadValueError(expected("split", _RUN, run, advice))
+            raise bad_value("split", _RUN, run, "Sort a shard's tokens by position, and count from 0")
         start, length, stride = run
         if not length:
             continue
@@ -185,15 +184,12 @@ def rising(runs: Any) -> Runs:
     return tuple(joined)
 
 
-_WHOLE = "an integer of at least 1"
-
-
 def _cuts(n: int, parts: int) -> list[int]:
     """The bounds of parts of n tokens that are as even as possible."""
     if integer("n", n, "an integer of at least 0", "Pass the number of tokens") < 0:
-        raise LevelheadValueError(expected("n", "at least 0 tokens", n, "Pass their number"))
+        raise bad_value("n", "at least 0 tokens", n, "Pass their number")
     if integer("world", parts, _WHOLE, "Pass the number of ranks") < 1:
-        raise LevelheadValueError(expected("world", _WHOLE, parts, "Pass the number of ranks"))
+        raise bad_value("world", _WHOLE, parts, "Pass the number of ranks")
     return [n * i // parts for i in range(parts + 1)]
 
 
@@ -219,6 +215,5 @@ def _require_whole(split: Split) -> None:
     for position in np.flatnonzero(times != 1)[:1].tolist():
         owners = [rank for rank, mine in enumerate(held) if position in mine]
         given = f"position {position} on ranks {owners}" if owners else f"nobody with {position}"
-        what = f"every position 0 … {split.n - 1} on one rank, as there are {split.n} tokens"
-        advice = "A shard is missing, given twice or in a wrong place"
-        raise LevelheadValueError(expected("split", what, given, advice))
+        wanted = f"every position 0 … {split.n - 1} on one rank, as there are {split.n} tokens"
+        raise bad_value("split", wanted, given, "A shard is missing, given twice or in a wrong place")

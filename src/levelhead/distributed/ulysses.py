@@ -16,39 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from levelhead import state
 from levelhead.call.options import HEADS, fields
 from levelhead.distributed import gathered, local
 from levelhead.distributed.call import Agreement, gathered_ids
 from levelhead.distributed.local import KeyBlock, OutputGradients, QueryRows
-from levelhead.distributed.plan import ForwardResult, zeros
+from levelhead.distributed.plan import ForwardResult, buffers
 from levelhead.distributed.split import Split, all_positions
 from levelhead.distributed.whole import gathered_shards
-from levelhead.errors import LevelheadValueError, expected
 from levelhead.state import State
 
 
-def refuse(H: int, G: int, world: int) -> None:
-    """An error for heads that cannot be divided evenly."""
-    for name, heads in (("q", H), ("k", G)):
-        if heads % world:
-            what = f"heads that divide by the {world} ranks in plan 'ulysses'"
-            advice = 'Use plan="all-gather" or "ring", or fewer ranks'
-            raise LevelheadValueError(expected(name, what, f"{heads} heads", advice))
-
-
-def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardResult:
+def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
     """This rank's rows over all keys: some heads of all rows first, then all heads of its own."""
-    rows, block, _ = _some_heads(call, k, v, ())
-    result, states = gathered.attend(call, rows, block, stats=stats)
-    if call.verify:
-        assert states is not None
-        call.confirm(call.check_counts(states.counts[..., state.COUNT], rows))
+    rows, block, _ = _some_heads(call, own, ())
+    result = gathered.attend(call, rows, block, stats=stats)
     (out,) = _to_tokens(call, [(result.out, call.queries)])
     kept = (result.out, result.logsumexp)
-    if not stats:
+    states = result.state
+    if states is None:
         return ForwardResult(out, result.logsumexp.new_empty(0), None, kept)
-    assert states is not None and states.acc is not None
     real = [torch.from_numpy(x) for x in (states.sums, states.acc)]
     lse, sums, acc = _to_tokens(call, [(x, call.queries) for x in (result.logsumexp[..., None], *real)])
     (counts,) = _to_tokens(call, [(torch.from_numpy(states.counts), call.queries)])
@@ -56,65 +42,57 @@ def forward(call: Agreement, k: Tensor, v: Tensor, *, stats: bool) -> ForwardRes
     return ForwardResult(out, lse[..., 0].contiguous(), whole, kept)
 
 
-def backward(
-    call: Agreement, k: Tensor, v: Tensor, gradients: OutputGradients, kept: tuple[Tensor, ...], wanted: set[str]
-) -> dict[str, Tensor]:
+def backward(call: Agreement, own: KeyBlock, gradients: OutputGradients, wanted: set[str]) -> dict[str, Tensor]:
     """Gradients by name. Those per head are of this rank's heads, and 0 for the others."""
-    out, logsumexp = kept
-    rows, block, (dout,) = _some_heads(call, k, v, [gradients.dout.to(k.dtype)])
+    out, logsumexp = gradients.kept
+    rows, block, (dout,) = _some_heads(call, own, [gradients.dout.to(own.k.dtype)])
     dlse: Tensor | None = None
     if gradients.dlogsumexp is not None:
         (dlse,) = _to_heads(call, [(gradients.dlogsumexp.to(logsumexp.dtype)[..., None], call.queries)])
         dlse = dlse[..., 0]
-    grads = zeros(rows, wanted, rows.q.dtype)
-    shared = {"k": block.k, "v": block.v}
-    grads |= {name: torch.empty_like(x) for name, x in shared.items() if name in wanted}
-    trace = call.wire.trace
-    local.differentiate(rows, block, OutputGradients(out, logsumexp, dout, dlse), grads, trace)
+    grads = buffers(rows, wanted, dtype=rows.q.dtype)
+    grads |= {name: torch.empty_like(x) for name, x in block.named(wanted).items()}
+    local.differentiate(rows, block, OutputGradients(out, logsumexp, dout, dlse), grads, call.wire.trace)
     splits = {"q": call.queries, "k": call.keys, "v": call.keys}
     names = [name for name in splits if name in wanted]
     back = _to_tokens(call, [(grads[name], splits[name]) for name in names]) if names else []
     grads |= dict(zip(names, back, strict=True))
-    own = _heads(call, call.rows.scale.shape[0])
     for name in {"scale", "sinks"} & wanted:
         whole = torch.zeros(call.rows.scale.shape, dtype=torch.float64)
-        whole[own] = grads[name]
+        whole[_heads(call)] = grads[name]
         grads[name] = whole
     if "mask" in grads:
         grads["mask"] = _mask_home(call, grads["mask"])
     return grads
 
 
-def _heads(call: Agreement, heads: int) -> slice:
-    """This rank's heads, of so many in total."""
-    each = heads // call.wire.world
+def _heads(call: Agreement) -> slice:
+    """This rank's heads."""
+    each = call.rows.scale.shape[0] // call.wire.world
     return slice(call.wire.rank * each, (call.wire.rank + 1) * each)
 
 
-def _some_heads(
-    call: Agreement, k: Tensor, v: Tensor, more: Sequence[Tensor]
-) -> tuple[QueryRows, KeyBlock, list[Tensor]]:
+def _some_heads(call: Agreement, own: KeyBlock, more: Sequence[Tensor]) -> tuple[QueryRows, KeyBlock, list[Tensor]]:
     """All rows and all keys for this rank's heads; `more` are tensors sharded like the queries."""
-    rows, wire = call.rows, call.wire
-    moved = [(rows.q, call.queries), (k, call.keys), (v, call.keys)]
+    rows, heads = call.rows, _heads(call)
+    moved = [(rows.q, call.queries), (own.k, call.keys), (own.v, call.keys)]
     q, k, v, *rest = _to_heads(call, moved + [(x, call.queries) for x in more])
-    own = _heads(call, rows.scale.shape[0])
     options: dict[str, Any] = dict(rows.options)
     for name in fields(HEADS):
         if name in options:
-            options[name] = np.ascontiguousarray(options[name][own])
+            options[name] = np.ascontiguousarray(options[name][heads])
     if "dropout" in options:
-        options["first_head"] = own.start
+        options["first_head"] = heads.start
     ids = rows.query_ids
     new = replace(
         rows,
         q=q,
         runs=all_positions(call.queries),
-        scale=rows.scale[own],
+        scale=rows.scale[heads],
         options=options,
         mask=_mask_over(call),
-        sinks=None if rows.sinks is None else rows.sinks[own],
-        query_ids=None if ids is None else gathered_ids(wire, call.queries, ids),
+        sinks=None if rows.sinks is None else rows.sinks[heads],
+        query_ids=None if ids is None else gathered_ids(call.wire, call.queries, ids),
     )
     return new, KeyBlock(k, v, all_positions(call.keys)), rest
 

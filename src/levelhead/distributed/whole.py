@@ -12,7 +12,7 @@ from torch import Tensor
 from levelhead.distributed.agree import agree, mark, next_call
 from levelhead.distributed.split import Split
 from levelhead.distributed.wire import Wire
-from levelhead.errors import LevelheadError, LevelheadValueError, expected
+from levelhead.errors import LevelheadError, bad_value
 
 
 def gather(x: Tensor, split: Split | None = None, *, group: Any = None, dim: int = -2, timeout: Any = None) -> Tensor:
@@ -30,9 +30,8 @@ def gather(x: Tensor, split: Split | None = None, *, group: Any = None, dim: int
     same["split"] = 0 if split is None else split.fingerprint
     refusal: LevelheadError | None = None
     if split is not None and (split.world, split.lengths[wire.rank : wire.rank + 1]) != (wire.world, (tokens,)):
-        what = f"{wire.world} shards, of which this one has {tokens} tokens"
-        advice = "Give the split that x was sharded with"
-        refusal = LevelheadValueError(expected("split", what, split.lengths, advice))
+        wanted = f"{wire.world} shards, of which this one has {tokens} tokens"
+        refusal = bad_value("split", wanted, split.lengths, "Give the split that x was sharded with")
     step = f"call {next_call(wire)} of this group, levelhead.distributed.gather"
     table = agree(wire, step, same, {"tokens": tokens}, refusal)
     if split is None:

@@ -9,7 +9,8 @@ in flight may still arrive. Make a new one.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from threading import Thread
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from levelhead.checks import number
 from levelhead.distributed.trace import Trace, timed
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value, expected
 from levelhead.torch.operators import LevelheadRuntimeError
 
 _HEARING = 2**20  # tags of the messages of `hear`, above those of any ring
@@ -37,32 +38,30 @@ class Pending:
     def __init__(self, wire: Wire, works: list[Any], held: list[Tensor], what: str) -> None:
         self._wire, self._works, self._held, self._what = wire, works, held, what
         self._error: RuntimeError | None = None
+        self._begin = time.perf_counter()
         self._watcher: Thread | None = None
         if wire.trace is not None and works:  # only a waiting thread can time the end of a transfer
-            self._watcher = Thread(target=self._watch, args=(time.perf_counter(),), daemon=True)
+            self._watcher = Thread(target=self._finish, args=(wire.trace,), daemon=True)
             self._watcher.start()
 
     def wait(self) -> None:
         """Waits until everything has arrived or the time is up."""
         with timed(self._wire.trace, "wait", self._what):
             if self._watcher is None:
-                self._finish()
+                self._finish(None)
             else:
                 self._watcher.join()
         if self._error is not None:
             raise self._wire.lost(self._what, self._error) from self._error
         self._works, self._held = [], []
 
-    def _finish(self) -> None:
+    def _finish(self, trace: Trace | None) -> None:
         try:
             self._wire.finish(self._works)
         except RuntimeError as error:
             self._error = error
-
-    def _watch(self, begin: float) -> None:
-        self._finish()
-        assert self._wire.trace is not None
-        self._wire.trace.note("transfer", self._what, begin)
+        if trace is not None:
+            trace.note("transfer", self._what, self._begin)
 
 
 class Wire:
@@ -71,13 +70,11 @@ class Wire:
     def __init__(self, group: Any, timeout: Any, trace: Trace | None) -> None:
         if not dist.is_available() or not dist.is_initialized():
             advice = "Call torch.distributed.init_process_group first"
-            wanted = "torch.distributed to be running"
-            raise LevelheadValueError(expected("group", wanted, "no process group", advice))
+            raise bad_value("group", "torch.distributed to be running", "no process group", advice)
         self.group: Any = dist.group.WORLD if group is None else group
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
-            advice = "Call only on the ranks of the group"
-            raise LevelheadValueError(expected("group", "a group of mine", "another", advice))
+            raise bad_value("group", "a group of mine", "another", "Call only on the ranks of the group")
         self.timeout = _span(timeout)
         self.trace = trace
         # The device that the back end needs; the kernel needs the CPU.
@@ -89,10 +86,9 @@ class Wire:
         """The x of every rank, all of one shape and dtype, in rank order."""
         mine = _bytes(x).to(self._device)
         parts = [torch.empty_like(mine) for _ in range(self.world)]
-        begin = self._begin()
-        self._wait(lambda: dist.all_gather(parts, mine, group=self.group, async_op=True), what)
         others = (self.world - 1) * mine.numel()
-        self._moved(what, begin, sent=others, received=others)
+        with self._transfer(what, sent=others, received=others):
+            self.finish([dist.all_gather(parts, mine, group=self.group, async_op=True)])
         return [part.cpu().view(x.dtype).view(x.shape) for part in parts]
 
     def exchange(self, parts: Sequence[Tensor], numbers: Sequence[int], what: str) -> list[Tensor]:
@@ -102,10 +98,9 @@ class Wire:
         leaving = [part.numel() * size for part in parts]
         coming = [n * size for n in numbers]
         room = packed.new_empty(sum(coming))
-        begin = self._begin()
-        self._wait(lambda: dist.all_to_all_single(room, packed, coming, leaving, group=self.group, async_op=True), what)
         mine = leaving[self.rank]
-        self._moved(what, begin, sent=sum(leaving) - mine, received=sum(coming) - mine)
+        with self._transfer(what, sent=sum(leaving) - mine, received=sum(coming) - mine):
+            self.finish([dist.all_to_all_single(room, packed, coming, leaving, group=self.group, async_op=True)])
         return [part.view(dtype) for part in torch.split(room.cpu(), coming)]
 
     # ---- from rank to rank
@@ -117,17 +112,13 @@ class Wire:
         numbers and those of ranks before it.
         """
         known = _bytes(x).to(self._device)[None]
-        begin, until = self._begin(), self._deadline()
-        for bit in range((self.world - 1).bit_length()):
-            sent = known[: self.world - 2**bit]
-            received = torch.empty_like(sent)
-            try:
+        others, until = (self.world - 1) * known.shape[1], self._deadline()
+        with self._transfer(what, sent=others, received=others):
+            for bit in range((self.world - 1).bit_length()):
+                sent = known[: self.world - 2**bit]
+                received = torch.empty_like(sent)
                 self.finish(self._post(sent, received, 2**bit, _HEARING + bit), until)
-            except RuntimeError as error:
-                raise self.lost(what, error) from error
-            known = torch.cat([known, received])
-        others = (self.world - 1) * known.shape[1]
-        self._moved(what, begin, sent=others, received=others)
+                known = torch.cat([known, received])
         by_rank = [known[(self.rank - rank) % self.world] for rank in range(self.world)]
         return [one.cpu().view(x.dtype).view(x.shape) for one in by_rank]
 
@@ -145,9 +136,10 @@ class Wire:
     def _post(self, leaving: Tensor, room: Tensor, step: int, tag: int) -> list[Any]:
         """Sends to the rank `step` places after, receives from the one `step` places before. The receive comes first;
         both are one batch, without which two ranks of NCCL would wait for each other."""
+        before, after = (dist.get_global_rank(self.group, (self.rank + x) % self.world) for x in (-step, step))
         operations = [
-            dist.P2POp(operation, x, self._peer((self.rank + distance) % self.world), self.group, tag)
-            for operation, x, distance in ((dist.irecv, room, -step), (dist.isend, leaving, step))
+            dist.P2POp(operation, x, peer, self.group, tag)
+            for operation, x, peer in ((dist.irecv, room, before), (dist.isend, leaving, after))
             if x.numel()
         ]
         return list(dist.batch_isend_irecv(operations)) if operations else []
@@ -174,28 +166,18 @@ class Wire:
         """The error for a wait that failed, with the back end's reason."""
         others = [rank for rank in range(self.world) if rank != self.rank]
         reason = " ".join(str(error).split())[:200]
-        return LostRankError(
-            expected(
-                "group",
-                f"ranks {others} to take part in {what}",
-                f"on rank {self.rank}: {reason}",
-                "A rank died, raised an error or is too slow: see its own output; make a new group",
-            )
-        )
+        wanted = f"ranks {others} to take part in {what}"
+        advice = "A rank died, raised an error or is too slow: see its own output; make a new group"
+        return LostRankError(expected("group", wanted, f"on rank {self.rank}: {reason}", advice))
 
-    def _peer(self, rank: int) -> int:
-        return dist.get_global_rank(self.group, rank)
-
-    def _begin(self) -> float:
-        return time.perf_counter()
-
-    def _wait(self, start: Any, what: str) -> None:
+    @contextmanager
+    def _transfer(self, what: str, *, sent: int, received: int) -> Iterator[None]:
+        """The block waits for a transfer: adds it to the trace; a failure of the back end is a lost rank."""
+        begin = time.perf_counter()
         try:
-            self.finish([start()])
+            yield
         except RuntimeError as error:
             raise self.lost(what, error) from error
-
-    def _moved(self, what: str, begin: float, *, sent: int, received: int) -> None:
         if self.trace is not None:
             self.trace.moved(sent=sent, received=received)
             self.trace.note("transfer", what, begin)
@@ -210,8 +192,8 @@ def _bytes(x: Tensor) -> Tensor:
 def _span(timeout: Any) -> timedelta | None:
     if timeout is None or isinstance(timeout, timedelta):
         return timeout
-    what, advice = "seconds above 0", "Leave it out for the group's own"
-    seconds = number("timeout", timeout, what, advice)
+    wanted, advice = "seconds above 0", "Leave it out for the group's own"
+    seconds = number("timeout", timeout, wanted, advice)
     if seconds <= 0:
-        raise LevelheadValueError(expected("timeout", what, seconds, advice))
+        raise bad_value("timeout", wanted, seconds, advice)
     return timedelta(seconds=seconds)

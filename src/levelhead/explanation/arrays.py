@@ -7,7 +7,7 @@ logits cost a call per key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +16,11 @@ from levelhead import _core, stats
 from levelhead.attention import attention
 from levelhead.call.options import NAMES, Options, Scoring, Shape, describe, documented, known, shape_of
 from levelhead.call.prepare import for_core
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.explanation import option_words
 from levelhead.explanation.forward_pass import AttentionCall
 from levelhead.explanation.head_report import HeadReport
-from levelhead.explanation.head_steps import Array, Gauge, Head
+from levelhead.explanation.head_steps import Array, Gauge, Head, StepArrays
 from levelhead.explanation.renderable import Renderable
 from levelhead.state import unwritten
 
@@ -32,21 +32,12 @@ LIMIT = 512  # tokens
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Explanation(Renderable):
+class Explanation(Renderable, StepArrays):
     """Attention with every step kept, in arrays of the rank of the arguments.
 
     Print it for the steps of the first head; a notebook draws them. `text(head=h)` and `head(h)` have another head's.
     """
 
-    q: Array
-    k: Array
-    v: Array
-    scores: Array  # (H, T, S): Q Kᵀ
-    scaled: Array  # (H, T, S): times the scale
-    logits: Array  # (H, T, S): the input of the softmax, -inf where hidden
-    weights: Array  # (H, T, S)
-    output: Array  # (H, T, E), the bits of `attention`
-    unscaled: Array  # (H, T, S): the weights without the scale
     labels: tuple[tuple[str, ...], tuple[str, ...]]  # of the queries, of the keys
     names: tuple[str, ...]  # of the heads
     scales: tuple[str, ...]  # "÷ √64", for each head
@@ -57,14 +48,12 @@ class Explanation(Renderable):
     def head(self, h: int = 0) -> Head:
         """The steps of one head, counted from 0."""
         if not 0 <= h < len(self.names):
-            wanted = f"a head from 0 to {len(self.names) - 1}"
-            raise LevelheadValueError(expected("head", wanted, h, "Count heads from 0"))
-        key_head = 0 if self.k.ndim == 2 else h * self.k.shape[0] // len(self.names)
-        of_query = dict.fromkeys(("q", "scores", "scaled", "logits", "weights", "output", "unscaled"), h)
-        arrays: dict[str, Array] = {name: getattr(self, name) for name in (*of_query, "k", "v")}
+            raise bad_value("head", f"a head from 0 to {len(self.names) - 1}", h, "Count heads from 0")
+        key_head = h * self.k.shape[0] // len(self.names)
+        heads = {name: key_head if name in ("k", "v") else h for name in self.arrays()}
         return Head(
             name=self.names[h],
-            **{name: x if x.ndim == 2 else x[of_query.get(name, key_head)] for name, x in arrays.items()},
+            **{name: x if x.ndim == 2 else x[heads[name]] for name, x in self.arrays().items()},
             queries=self.labels[0],
             keys=self.labels[1],
             scale=self.scales[h],
@@ -122,7 +111,7 @@ def explain(
     scoring = describe(sizes, scale=scale, dtype_name=q.dtype.name, **rest)
     changes = option_words.changes(scoring)
     call = AttentionCall(q, k, v, scale, rest)
-    unscaled = replace(call, scale="none")
+    unscaled = call.unscaled()
     scaled = _logits(q, k, scoring, scale_only=True)
     return Explanation(
         q=q,
@@ -182,21 +171,20 @@ def _numpy(x: Any) -> Array:
 
 def _shape(name: str, x: Any) -> tuple[int, ...]:
     if not hasattr(x, "shape"):
-        advice = "Make an array of it: np.asarray(..., np.float32)"
-        raise LevelheadTypeError(expected(name, "an array", type(x).__name__, advice))
+        raise bad_type(name, "an array", type(x).__name__, "Make an array of it: np.asarray(..., np.float32)")
     return tuple(x.shape)
 
 
 def _check(sizes: Shape) -> None:
     if sizes.batch:
-        given, advice = f"a batch of shape {sizes.batch}", "Explain one row of it at a time: q[0], k[0], v[0]"
-        raise LevelheadValueError(expected("q", "(T, D) or (H, T, D)", given, advice))
+        advice = "Explain one row of it at a time: q[0], k[0], v[0]"
+        raise bad_value("q", "(T, D) or (H, T, D)", f"a batch of shape {sizes.batch}", advice)
+    tokens = f"{sizes.T} queries and {sizes.S} keys"
     if max(sizes.T, sizes.S) > LIMIT:
-        given, advice = f"{sizes.T} queries and {sizes.S} keys", "lh.observe summarises long sequences"
-        raise LevelheadValueError(expected("q", f"at most {LIMIT} tokens", given, advice))
+        raise bad_value("q", f"at most {LIMIT} tokens", tokens, "lh.observe summarises long sequences")
     if not (sizes.T and sizes.S and sizes.H and sizes.D and sizes.E):
-        given = f"{sizes.T} queries and {sizes.S} keys in {sizes.H} heads of width {sizes.D}"
-        raise LevelheadValueError(expected("q", "at least one of each", given, "Give some tokens"))
+        given = f"{tokens} in {sizes.H} heads of width {sizes.D}"
+        raise bad_value("q", "at least one of each", given, "Give some tokens")
 
 
 def _labels(labels: Any, sizes: Shape) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -206,15 +194,13 @@ def _labels(labels: Any, sizes: Shape) -> tuple[tuple[str, ...], tuple[str, ...]
         labels = labels, labels
     queries, keys = (tuple(map(str, side)) for side in labels)
     if (len(queries), len(keys)) != (sizes.T, sizes.S):
-        wanted = f"{sizes.T} names of queries and {sizes.S} of keys"
-        given, advice = f"{len(queries)} and {len(keys)}", "Give one list for both, or a pair of lists"
-        raise LevelheadValueError(expected("labels", wanted, given, advice))
+        wanted, given = f"{sizes.T} names of queries and {sizes.S} of keys", f"{len(queries)} and {len(keys)}"
+        raise bad_value("labels", wanted, given, "Give one list for both, or a pair of lists")
     return queries, keys
 
 
 def _names(given: Sequence[str] | None, heads: int) -> tuple[str, ...]:
     names = tuple(f"head {h}" for h in range(heads)) if given is None else tuple(map(str, given))
     if len(names) != heads:
-        wanted = f"a name for each of {heads} heads"
-        raise LevelheadValueError(expected("names", wanted, len(names), "Leave it out for numbers"))
+        raise bad_value("names", f"a name for each of {heads} heads", len(names), "Leave it out for numbers")
     return names

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from levelhead import models
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.explanation.forward_pass import AttentionCall, ForwardPass
 from levelhead.explanation.head_steps import Step
 from levelhead.explanation.tokens import Tokens, checked, of_tokenizer
@@ -32,8 +32,7 @@ def read(opened: models.Opened, sentence: str) -> ForwardPass:
     tokenizer = opened.tokenizer
     if tokenizer is None or not tokenizer.is_fast:
         given = "none" if tokenizer is None else "a slow one, which forgets where tokens were"
-        advice = "Keep tokenizer.json beside the weights"
-        raise LevelheadValueError(expected("model", "a fast tokenizer", given, advice))
+        raise bad_value("model", "a fast tokenizer", given, "Keep tokenizer.json beside the weights")
     tokens = checked(of_tokenizer(tokenizer, sentence))
     calls: list[AttentionCall] = []
 
@@ -45,7 +44,7 @@ def read(opened: models.Opened, sentence: str) -> ForwardPass:
     if not calls:
         given = f"{type(opened.model).__name__}, whose attention was not seen"
         advice = "Models of transformers that ask its attention interface are"
-        raise LevelheadValueError(expected("model", "a model that can be explained", given, advice))
+        raise bad_value("model", "a model that can be explained", given, advice)
     return _forward_pass(opened, tokens, tuple(calls))
 
 
@@ -64,8 +63,8 @@ def _call(
     """One call of transformers' attention interface, as arguments of `levelhead.attention`."""
     unsupported = ", ".join(name for name in _UNSUPPORTED if rest.get(name) is not None)
     if unsupported:
-        advice = "lh.watch and lh.health know such models"
-        raise LevelheadValueError(expected("model", "attention with scale and mask alone", unsupported, advice))
+        wanted = "attention with scale and mask alone"
+        raise bad_value("model", wanted, unsupported, "lh.watch and lh.health know such models")
     options: dict[str, Any] = {}
     if attention_mask is not None:
         options["mask"] = _mask(attention_mask[0, ..., : key.shape[2]])
@@ -87,9 +86,8 @@ def _mask(mask: Tensor) -> Any:
 
 
 def _forward_pass(opened: models.Opened, tokens: Tokens, calls: tuple[AttentionCall, ...]) -> ForwardPass:
-    first = calls[0]
-    H, T, _ = first.q.shape
-    G, _, E = first.v.shape
+    H, T, _ = calls[0].q.shape
+    G, _, E = calls[0].v.shape
     known = models.available().get(opened.name)
     about = known.about if known else type(opened.model).__name__
     marks = sorted({name for name, mark in zip(tokens.names, tokens.special, strict=True) if mark})
@@ -97,6 +95,5 @@ def _forward_pass(opened: models.Opened, tokens: Tokens, calls: tuple[AttentionC
     if G < H:
         notes.append(f"{H} query heads share {G} heads of keys and values, {H // G} each")
     side = f"the outputs of all {H} heads side by side; the layer's projection follows"
-    return ForwardPass(
-        opened.name, about, tokens, calls, after=(Step("concatenated", (T, H * E), side),), notes=tuple(notes)
-    )
+    after = (Step("concatenated", (T, H * E), side),)
+    return ForwardPass(opened.name, about, tokens, calls, after=after, notes=tuple(notes))

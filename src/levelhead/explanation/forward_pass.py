@@ -33,9 +33,9 @@ class AttentionCall:
         """(…, T, S): softmax(q kᵀ · scale), changed by the options."""
         return weights(self.q, self.k, self.scale, **self.options)
 
-    def unscaled(self) -> Array:
-        """The weights of the same queries and keys without the scale."""
-        return replace(self, scale="none").weights()
+    def unscaled(self) -> AttentionCall:
+        """The call with the same queries and keys, without the scale."""
+        return replace(self, scale="none")
 
     def gauges(self) -> tuple[Gauge, ...]:
         """The level of each head."""

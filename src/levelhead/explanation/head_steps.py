@@ -5,7 +5,7 @@ It computes no attention (`arrays` calls the core) and has no layout (`terminal`
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from levelhead.json_numbers import json_value
 
 Array = NDArray[Any]
 _NUMBERED = ("scores", "scaled", "weights", "weighted sum", "output")
-_ARRAYS = ("q", "k", "v", "scores", "scaled", "logits", "weights", "output", "unscaled")
 
 
 def in_brackets(shape: tuple[int, ...]) -> str:
@@ -68,10 +67,10 @@ class Gauge:
 
 
 @dataclass(frozen=True, eq=False)
-class Head:
-    """softmax(Q Kᵀ · scale) V for T queries and S keys, with everything in between."""
+class StepArrays:
+    """softmax(Q Kᵀ · scale) V for T queries and S keys, with everything in between; several heads have their axis in
+    front."""
 
-    name: str
     q: Array  # (T, D)
     k: Array  # (S, D)
     v: Array  # (S, E)
@@ -81,6 +80,17 @@ class Head:
     weights: Array  # (T, S)
     output: Array  # (T, E), the bits of `attention`
     unscaled: Array  # (T, S), the weights without the scale
+
+    def arrays(self) -> dict[str, Array]:
+        """All of them, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(StepArrays)}
+
+
+@dataclass(frozen=True, eq=False)
+class Head(StepArrays):
+    """One head, with the words that go with its numbers."""
+
+    name: str
     queries: tuple[str, ...]  # the tokens' names
     keys: tuple[str, ...]
     scale: str  # "÷ √64"
@@ -155,7 +165,7 @@ class Head:
             "steps": [step.to_json() for step in (*self.inputs, *self.steps)],
             "gauge": self.gauge.to_json(),
             "unscaled_gauge": self.unscaled_gauge.to_json(),
-            **{name: rounded(getattr(self, name)) for name in _ARRAYS},
+            **{name: rounded(array) for name, array in self.arrays().items()},
         }
 
 

@@ -172,18 +172,17 @@ def _heads(attended: TokenAttention | None) -> str:
 def _looks(attended: TokenAttention, looks: Iterable[Look]) -> str:
     names = ("layer", "head", "most weight on", "", "unscaled", "", "on another word", "")
     titles = "".join(f'<th class="word">{name}</th>' for name in names)
-    rows = []
-    for look in looks:
-        word = "–" if look.word is None else attended.named(look.word)
-        cells = (
-            (attended.named(look.to), look.weight),
-            (attended.named(look.unscaled_to), look.unscaled_weight),
-            (word, look.word_weight),
-        )
-        shown = "".join(f'<td class="word">{escape(name)}</td><td>{weight:.2f}</td>' for name, weight in cells)
-        rows.append(f"<tr><td>{look.layer}</td><td>{look.head}</td>{shown}</tr>\n")
+    rows = "".join(
+        f"<tr><td>{look.layer}</td><td>{look.head}</td>{''.join(map(_attended, attended.cells(look)))}</tr>\n"
+        for look in looks
+    )
     head = f"<thead><tr>{titles}</tr></thead>"
-    return f'<div class="scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
+    return f'<div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>'
+
+
+def _attended(cell: tuple[str | None, float]) -> str:
+    name, weight = cell
+    return f'<td class="word">{escape(name or "–")}</td><td>{weight:.2f}</td>'
 
 
 _FOOTER = (

@@ -10,16 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from levelhead.explanation import terminal_table
 from levelhead.explanation.head_report import HeadReport
 from levelhead.explanation.head_steps import Array, Gauge, Head, Step, in_brackets
-from levelhead.explanation.terminal_table import cut, fitted
+from levelhead.explanation.terminal_table import ROWS, bar, beside, cut, fitted, layout, room_of, table
 from levelhead.explanation.token_attention import TokenAttention
 from levelhead.explanation.tokens import quoted
 from levelhead.observation import number
 from levelhead.terminal import NARROW, paint, width_of
 
-_ROWS = 24  # rows of a table that are shown
 _HEADS = 12  # lines of the table of heads
 _BARS = 16  # keys in the list of bars
 _OUTPUT = 6  # columns of the output
@@ -97,9 +95,8 @@ def steps(report: HeadReport, *, colour: bool = False, width: int = NARROW) -> I
             yield from _first_columns(report, report.head.output, colour, width)
         else:
             values, weights = report.head.table(step.name)
-            layout = _layout(report, values, _DIGITS["weights" if step.name == "weights" else "scores"], width)
-            names = (report.head.queries, report.head.keys)
-            yield from terminal_table.table(values, names, weights, layout, colour=colour)
+            digits = _DIGITS["weights" if step.name == "weights" else "scores"]
+            yield from table(report, values, report.head.keys, weights, digits, colour=colour, width=width)
     for step in report.after:
         yield from _step(step, width)
     if report.after and (last := report.after[-1].values) is not None:
@@ -113,25 +110,19 @@ def _step(step: Step, width: int) -> list[str]:
 
 def _first_columns(report: HeadReport, values: Array, colour: bool, width: int) -> Iterator[str]:
     values = values[:, :_OUTPUT]
-    names = (report.head.queries, [f"[{j}]" for j in range(values.shape[1])])
-    layout = _layout(report, values, range(3, 4), width)
-    yield from terminal_table.table(values, names, np.zeros(values.shape), layout, colour=colour)
-
-
-def _layout(report: HeadReport, values: Array, digits: range, width: int) -> terminal_table.Layout:
-    names = report.head.queries
-    return terminal_table.layout(values, names, digits=digits, width=width, rows=_ROWS, around=report.row)
+    names = [f"[{j}]" for j in range(values.shape[1])]
+    yield from table(report, values, names, np.zeros(values.shape), range(3, 4), colour=colour, width=width)
 
 
 def _cuts(report: HeadReport, width: int) -> list[str]:
     """A sentence about the tables that will not show everything."""
     head = report.head
-    narrowest = min(len(_layout(report, head.values(name), digits, width).columns) for name, digits in _DIGITS.items())
+    narrowest = min(len(layout(report, head.values(name), digits, width).columns) for name, digits in _DIGITS.items())
     T, S = head.scores.shape
-    if narrowest == S and T <= _ROWS:
+    if narrowest == S and T <= ROWS:
         return []
     around = f"around {head.queries[report.row]}" if report.token is not None else "the first ones"
-    shown = f"  Tables show {min(T, _ROWS)} of {T} rows and at least {narrowest} of {S} columns, {around}"
+    shown = f"  Tables show {min(T, ROWS)} of {T} rows and at least {narrowest} of {S} columns, {around}"
     return _wrapped(f"{shown}; a wider terminal shows more, a file all.", width, hang="  ")
 
 
@@ -139,14 +130,12 @@ def _cuts(report: HeadReport, width: int) -> list[str]:
 
 
 def _beside(report: HeadReport, colour: bool, width: int) -> Iterator[str]:
-    head = report.head
-    tables = {title: weights for title, weights, _ in head.sides}
-    names = (head.queries, head.keys)
+    sides = report.head.sides
     yield paint("The weights, with the scale and without", "bold", colour)
-    yield from terminal_table.beside(tables, names, colour=colour, width=width, rows=_ROWS, around=report.row)
+    yield from beside(report, colour=colour, width=width)
     yield ""
-    room = max(map(terminal_table.room_of, tables))
-    for title, _, gauge in head.sides:
+    room = max(room_of(title) for title, _, _ in sides)
+    for title, _, gauge in sides:
         yield f"  {fitted(title, room)}  {_gauge(gauge, colour)}"
     if report.token is not None:
         yield ""
@@ -168,13 +157,13 @@ def _bars(report: HeadReport, colour: bool, width: int) -> Iterator[str]:
     if keys.size > _BARS:
         largest = np.argsort(-head.weights[row][keys], kind="stable")[:_BARS]
         keys = np.sort(keys[largest])
-    name = min(max(map(terminal_table.room_of, head.keys)), 16)
+    name = min(max(map(room_of, head.keys)), 16)
     room = (width - name - 4 - 2 * 8) // 2
     (scaled, *_), (unscaled, *_) = head.sides
     yield " " * (name + 4) + fitted(scaled, room + 8) + unscaled
     for j in keys:
         weights = (float(x[row, j]) for _, x, _ in head.sides)
-        halves = (f"{weight:.3f} {terminal_table.bar(weight, room)}" for weight in weights)
+        halves = (f"{weight:.3f} {bar(weight, room)}" for weight in weights)
         yield f"  {fitted(head.keys[j], name)}  {'  '.join(halves)}".rstrip()
 
 
@@ -188,13 +177,7 @@ def _heads(attended: TokenAttention, colour: bool, width: int) -> Iterator[str]:
     yield ""
     yield "  layer head  most weight on        unscaled              on another word"
     for look in attended.looks[:_HEADS]:
-        both = ((look.to, look.weight), (look.unscaled_to, look.unscaled_weight))
-        cells = "  ".join(fitted(_look(attended, to, weight), 20) for to, weight in both)
-        word = "-" if look.word is None else _look(attended, look.word, look.word_weight)
-        yield f"  {look.layer:>5} {look.head:>4}  {cells}  {word}"
+        scaled, unscaled, word = (f"{weight:.2f} {cut(to, 14)}" if to else "-" for to, weight in attended.cells(look))
+        yield f"  {look.layer:>5} {look.head:>4}  {fitted(scaled, 20)}  {fitted(unscaled, 20)}  {word}"
     if (rest := len(attended.looks) - _HEADS) > 0:
         yield f"  … and {rest} more heads, with less on another word"
-
-
-def _look(attended: TokenAttention, to: int, weight: float) -> str:
-    return f"{weight:.2f} {cut(attended.named(to), 14)}"

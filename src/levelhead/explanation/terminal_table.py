@@ -7,11 +7,12 @@ foreground and background, so that it is legible on dark and light terminals.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from levelhead.explanation.head_report import HeadReport
 from levelhead.explanation.head_steps import Array
 
 # From pale to dark, of the 256 colours of terminals; a step for every tenth or so of the weight.
@@ -19,6 +20,7 @@ _BACKGROUND = (230, 193, 151, 115, 79, 37, 31, 25, 18)
 _WHITE_TEXT_FROM = 6  # from this step on the background is dark
 _FAINT = 0.01  # a weight below is not coloured
 _READABLE = 6  # columns of a cell in a cut table, so that the names above stay readable
+ROWS = 24  # of a table that are shown
 _NAME = 12  # columns that a token's name may take at most
 
 
@@ -68,11 +70,6 @@ def window(size: int, shown: int, around: int) -> range:
     return range(begin, begin + shown)
 
 
-def names_room(names: Sequence[str]) -> int:
-    """Columns for the names of the rows."""
-    return min(max(map(room_of, names)), _NAME)
-
-
 @dataclass(frozen=True)
 class Layout:
     """Which rows and columns of a table are shown, how wide a cell is, with how many digits."""
@@ -81,33 +78,40 @@ class Layout:
     columns: range
     cell: int
     digits: int
-    margin: int  # in front of the numbers: the rows' names
 
 
-def layout(values: Array, names: Sequence[str], *, digits: range, width: int, rows: int, around: int) -> Layout:
+def layout(report: HeadReport, values: Array, digits: range, width: int) -> Layout:
     """As many digits as let all columns fit; where none do, a window of readable columns."""
-    margin = names_room(names) + 3
     T, S = values.shape
+    room = width - _names_room(report) - 3
     cells = {n: 1 + max(len(_shown(x, n)) for x in np.unique(values)) for n in reversed(digits)}
-    fitting = next((n for n, cell in cells.items() if margin + cell * S <= width), None)
+    fitting = next((n for n, cell in cells.items() if cell * S <= room), None)
     chosen = max(digits.start, 1) if fitting is None else fitting
     cell = max(cells[chosen], _READABLE) if fitting is None else cells[chosen]
-    return Layout(window(T, rows, around), window(S, (width - margin) // cell, around), cell, chosen, margin)
+    return Layout(window(T, ROWS, report.row), window(S, room // cell, report.row), cell, chosen)
+
+
+def _names_room(report: HeadReport) -> int:
+    """Columns for the names of the rows, without the space around them."""
+    return min(max(map(room_of, report.head.queries)), _NAME)
+
+
+def _row_name(report: HeadReport, row: int) -> str:
+    room = _names_room(report)
+    return fitted(cut(report.head.queries[row], room), room + 2, right=True) + " "
 
 
 def table(
-    values: Array, names: tuple[Sequence[str], Sequence[str]], weights: Array, layout: Layout, *, colour: bool
+    report: HeadReport, values: Array, names: Sequence[str], weights: Array, digits: range, *, colour: bool, width: int
 ) -> Iterator[str]:
-    """A line of column names, then a line per row; all lines have the same width."""
-    rows, columns = names
-    titles = (fitted(cut(columns[j], layout.cell - 1), layout.cell, right=True) for j in layout.columns)
-    yield " " * layout.margin + "".join(titles)
-    for i in layout.rows:
-        cells = (
-            _painted(f"{_shown(values[i, j], layout.digits):>{layout.cell}}", weights[i, j], colour)
-            for j in layout.columns
-        )
-        yield fitted(cut(rows[i], layout.margin - 3), layout.margin - 1, right=True) + " " + "".join(cells)
+    """A line of column names, then a line per row; all lines have the same width. `weights` colour the cells."""
+    shown = layout(report, values, digits, width)
+    titles = (fitted(cut(names[j], shown.cell - 1), shown.cell, right=True) for j in shown.columns)
+    yield " " * (_names_room(report) + 3) + "".join(titles)
+    for i in shown.rows:
+        cells = (f"{_shown(values[i, j], shown.digits):>{shown.cell}}" for j in shown.columns)
+        painted = (_painted(cell, weights[i, j], colour) for cell, j in zip(cells, shown.columns, strict=True))
+        yield _row_name(report, i) + "".join(painted)
 
 
 def _shown(value: float, digits: int) -> str:
@@ -120,29 +124,21 @@ _PERCENT, _SHADE = 5, 2  # columns of a cell, with a number in it or a shade
 _SHADES = ((0.0, "·"), (0.05, "░"), (0.2, "▒"), (0.5, "▓"), (0.8, "█"))
 
 
-def beside(
-    tables: Mapping[str, Array],
-    names: tuple[Sequence[str], Sequence[str]],
-    *,
-    colour: bool,
-    width: int,
-    rows: int,
-    around: int,
-) -> Iterator[str]:
-    """Two tables of weights, by title, side by side: in per cent, or as shades where those do not fit."""
-    T, S = len(names[0]), len(names[1])
-    room = names_room(names[0])
-    margin = " " * (room + 3)
-    spare = width - room - 3 - len(_GAP)
+def beside(report: HeadReport, *, colour: bool, width: int) -> Iterator[str]:
+    """The weights with and without the scale, side by side: in per cent, or as shades where those do not fit."""
+    head, sides = report.head, report.head.sides
+    T, S = head.weights.shape
+    margin = " " * (_names_room(report) + 3)
+    spare = width - len(margin) - len(_GAP)
     cell = _PERCENT if spare >= 2 * _PERCENT * S else _SHADE
-    columns = window(S, spare // (2 * cell), around)
-    yield margin + _GAP.join(fitted(title, cell * len(columns)) for title in tables)
+    columns = window(S, spare // (2 * cell), report.row)
+    yield margin + _GAP.join(fitted(title, cell * len(columns)) for title, _, _ in sides)
     if cell == _PERCENT:
-        words = "".join(fitted(" " + names[1][j], cell, right=True) for j in columns)
+        words = "".join(fitted(" " + head.keys[j], cell, right=True) for j in columns)
         yield margin + words + _GAP + words
-    for i in window(T, rows, around):
-        halves = ("".join(_in_cell(x[i, j], cell, colour) for j in columns) for x in tables.values())
-        yield f"{fitted(names[0][i], room + 2, right=True)} " + _GAP.join(halves)
+    for i in window(T, ROWS, report.row):
+        halves = ("".join(_in_cell(weights[i, j], cell, colour) for j in columns) for _, weights, _ in sides)
+        yield _row_name(report, i) + _GAP.join(halves)
     if cell == _SHADE:
         yield margin + ", ".join(f"{glyph * _SHADE} from {low:g}" for low, glyph in _SHADES[1:])
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from levelhead import models
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.explanation import capture, random_layer
 from levelhead.explanation.arrays import Explanation, explain
 from levelhead.explanation.forward_pass import ForwardPass
@@ -150,7 +150,7 @@ def explain_text(
     _check(sentence)
     for name, number in (("layer", layer), ("head", head)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-            raise LevelheadTypeError(expected(name, "a whole number", repr(number), "Count from 0"))
+            raise bad_type(name, "a whole number", repr(number), "Count from 0")
     source, notes = _model(model)
     if source == random_layer.NAME:
         reading = random_layer.read(sentence)
@@ -161,7 +161,7 @@ def explain_text(
     position, note = (None, "") if token is None else reading.tokens.find(token)
     looks: TokenAttention | None = None
     if position is not None:
-        layers = ((x.weights(), x.unscaled()) for x in reading.calls)
+        layers = ((x.weights(), x.unscaled().weights()) for x in reading.calls)
         looks = attended(position, reading.tokens, layers, ordered=reading.ordered)
     gauges = tuple(call.gauges() for call in reading.calls)
     layer, head, why = _choose(reading, layer, head, looks, gauges)
@@ -200,7 +200,7 @@ def _model(model: str | models.Opened | None) -> tuple[str | models.Opened, tupl
         return model, ()
     names = ", ".join((*models.available(), random_layer.NAME))
     given = repr(model) if len(repr(model)) <= 60 else "something else"
-    raise LevelheadValueError(expected("model", f"one of {names}", given, "Check the name"))
+    raise bad_value("model", f"one of {names}", given, "Check the name")
 
 
 def _missing(name: str) -> Iterator[str]:
@@ -252,19 +252,17 @@ def _choose(
 
 def _check(sentence: object) -> None:
     if not isinstance(sentence, str):
-        raise LevelheadTypeError(expected("sentence", "text", type(sentence).__name__, "Give a str"))
+        raise bad_type("sentence", "text", type(sentence).__name__, "Give a str")
     if len(sentence) > CHARACTERS:
-        wanted, advice = f"at most {CHARACTERS} characters", "Give one sentence of it"
-        raise LevelheadValueError(expected("sentence", wanted, len(sentence), advice))
+        raise bad_value("sentence", f"at most {CHARACTERS} characters", len(sentence), "Give one sentence of it")
     if any("\ud800" <= c <= "\udfff" for c in sentence):  # how Python passes arguments that are not UTF-8
-        advice = "Check the encoding of your terminal"
-        raise LevelheadValueError(expected("sentence", "Unicode", "half a character", advice))
+        raise bad_value("sentence", "Unicode", "half a character", "Check the encoding of your terminal")
     if not any(c.isalnum() for c in sentence):
         given = quoted(sentence) if sentence.strip() else "nothing"
-        raise LevelheadValueError(expected("sentence", "words", given, "Write a few words"))
+        raise bad_value("sentence", "words", given, "Write a few words")
 
 
 def _check_range(name: str, number: int | None, end: int) -> None:
     if number is not None and not 0 <= number < end:
         wanted = f"a number from 0 to {end - 1}" if end > 1 else "0, the only one"
-        raise LevelheadValueError(expected(name, wanted, number, f"The model has {end}"))
+        raise bad_value(name, wanted, number, f"The model has {end}")

@@ -49,6 +49,12 @@ class TokenAttention:
         """A token as seen from this one."""
         return "itself" if to == self.token else self.tokens.distinct[to]
 
+    def cells(self, look: Look) -> tuple[tuple[str | None, float], ...]:
+        """The key with the largest weight, the one without the scale, and the other word, each with its weight."""
+        word = None if look.word is None else self.named(look.word)
+        unscaled = (self.named(look.unscaled_to), look.unscaled_weight)
+        return (self.named(look.to), look.weight), unscaled, (word, look.word_weight)
+
     def sentences(self) -> Iterator[str]:
         """The counts in words."""
         n = len(self.looks)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import LevelheadValueError, bad_value
 
 TOKENS = 256  # of a sentence at most
 _WORD = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
@@ -58,8 +58,7 @@ class Tokens:
 
     def _missing(self, given: str) -> LevelheadValueError:
         names = ", ".join(self.names[:_LISTED]) + ", …" * (len(self) > _LISTED)
-        wanted = f"a word of the sentence, whose tokens are {names}"
-        return LevelheadValueError(expected("token", wanted, given, "Choose one of them"))
+        return bad_value("token", f"a word of the sentence, whose tokens are {names}", given, "Choose one of them")
 
 
 def _matching(word: str, names: Sequence[str]) -> list[int]:
@@ -83,21 +82,20 @@ def of_tokenizer(tokenizer: Any, sentence: str) -> Tokens:
         if special[i]:
             names.append(printable(spelled[i]))
             words.append(names[-1])
-            continue
-        pieces = [spans[j] for j, word in enumerate(word_ids) if word == word_ids[i] and not special[j]]
-        continues = i > 0 and not special[i - 1] and word_ids[i - 1] == word_ids[i]
-        names.append("·" * continues + printable(sentence[begin:end]))
-        words.append(printable(sentence[pieces[0][0] : pieces[-1][1]]))
+        else:
+            pieces = [spans[j] for j, word in enumerate(word_ids) if word == word_ids[i] and not special[j]]
+            continues = i > 0 and not special[i - 1] and word_ids[i - 1] == word_ids[i]
+            names.append("·" * continues + printable(sentence[begin:end]))
+            words.append(printable(sentence[pieces[0][0] : pieces[-1][1]]))
     return Tokens(tuple(names), tuple(words), special, tuple(ids))
 
 
 def checked(tokens: Tokens) -> Tokens:
     """The tokens; an error unless there are words among them, and not too many."""
     if all(tokens.special):
-        given = "none that the model's tokenizer knows"
-        raise LevelheadValueError(expected("sentence", "words", given, "Write a few words"))
+        raise bad_value("sentence", "words", "none that the model's tokenizer knows", "Write a few words")
     if len(tokens) > TOKENS:
-        raise LevelheadValueError(expected("sentence", f"at most {TOKENS} tokens", len(tokens), "Give a shorter one"))
+        raise bad_value("sentence", f"at most {TOKENS} tokens", len(tokens), "Give a shorter one")
     return tokens
 
 
