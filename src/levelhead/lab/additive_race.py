@@ -21,8 +21,6 @@ from levelhead.additive import additive_attention
 from levelhead.attention import attention
 from levelhead.bench import measure
 
-__all__ = ["Race", "race"]
-
 _STORED = 2**29  # bytes of (T, S, A) beyond which the plain formulation is left out
 _CALLS = 5  # timed in a burst
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["VERDICTS", "Claim", "Outcome", "Params", "Path", "Plot", "Tell", "UndecidedError", "Verdict"]
-
 Verdict: TypeAlias = Literal["confirmed", "caveat", "refuted", "undecided"]
 VERDICTS: tuple[Verdict, ...] = ("confirmed", "caveat", "refuted", "undecided")
 

@@ -15,8 +15,6 @@ from levelhead.lab.claim import Claim, Path, Plot
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series, Shape, Source
 from levelhead.lab.measure import divided
 
-__all__ = ["claim_figure"]
-
 Fields = Mapping[str, Any]  # theory, measured, stderr, verdict, params, seed and details of a result
 
 _SHOWN = 8  # numbers of a list

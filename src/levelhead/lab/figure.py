@@ -17,8 +17,6 @@ from levelhead import stats
 from levelhead.json_numbers import json_value
 from levelhead.lab import notebook_svg
 
-__all__ = ["Axis", "Chart", "Fact", "Figure", "Gauge", "Series", "Shape", "Source", "snippet"]
-
 Source: TypeAlias = Literal["live", "recorded", "theory"]
 Shape: TypeAlias = Literal["line", "points", "bars", "heat"]
 

@@ -15,8 +15,6 @@ from levelhead.lab import tasks
 from levelhead.lab.claim import Params
 from levelhead.lab.plan import Plan
 
-__all__ = ["FULL", "NONE", "QUICK", "ROOT", "WHOLE", "at_rates", "core", "plain", "plans", "with_few", "with_sgd"]
-
 NONE, ROOT, WHOLE = "none", "1/sqrt(d_k)", "1/d_k"
 
 QUICK: Params = {

@@ -27,32 +27,6 @@ from levelhead.lab.settings import refused, whole
 from levelhead.lab.theory import frobenius
 from levelhead.weights import weights
 
-__all__ = [
-    "HEADS",
-    "WIDTHS",
-    "Curve",
-    "Setting",
-    "batch_sizes",
-    "batches",
-    "clustered_curve",
-    "curve",
-    "divided",
-    "divisor",
-    "dot_products",
-    "factor_of",
-    "gather",
-    "logit_gradients",
-    "normals",
-    "over_nested_widths",
-    "over_widths",
-    "pair_logits",
-    "pairs",
-    "row",
-    "row_statistics",
-    "settings",
-    "statistics",
-]
-
 Array = NDArray[Any]
 
 HEADS = 8  # of the model whose width d = 8 · d_k is meant by "1/sqrt(d)"

@@ -18,8 +18,6 @@ from levelhead.lab.claim import UndecidedError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MODEL", "opened", "passages", "queries_and_keys"]
-
 MODEL = "minilm"
 _LONG = 2500  # characters that a topic must have to give several passages
 

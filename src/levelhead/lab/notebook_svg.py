@@ -12,8 +12,6 @@ from html import escape
 from itertools import accumulate, compress, groupby
 from typing import Any
 
-__all__ = ["svg"]
-
 WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 24, 34
 COLOURS = ("#0b62a4", "#d1661a", "#3a8a3a", "#8a4fa8", "#666666")

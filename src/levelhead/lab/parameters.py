@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 from levelhead.lab import tasks
 from levelhead.lab.settings import choice, whole, within
 
-__all__ = ["CURES", "PARAMETERS", "POWER", "SCALES", "Choice", "Parameter", "Real", "Whole", "check"]
-
 POWER = "1/d_k^p"  # with the parameter `power` as p
 SCALES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)", POWER)  # the rules of levelhead.call.scaling, and the power
 CURES = ("none", "1/d_k", "qk-norm", "softcap")  # of the figure "attack"

@@ -12,8 +12,6 @@ from levelhead.call.scaling import rule
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab import tasks
 
-__all__ = ["MATRICES", "OPTIMISERS", "Curves", "Plan"]
-
 MATRICES = ("q", "k", "v")  # W_Q, W_K, W_V
 OPTIMISERS = ("adam", "sgd")
 _LEAST = {"examples": 1, "d_k": 1, "depth": 1, "seed": 0, "steps": 0, "every": 1}

@@ -21,8 +21,6 @@ from typing import Any, TypeAlias
 
 from levelhead.info import info
 
-__all__ = ["Order", "side_by_side"]
-
 Message: TypeAlias = Mapping[str, Any]
 
 # The path is the caller's, not what the interpreter would make of the current directory.

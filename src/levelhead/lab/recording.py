@@ -14,8 +14,6 @@ from levelhead.json_numbers import json_value, number_from_json
 from levelhead.lab.plan import Curves, Plan
 from levelhead.lab.seeds import Training
 
-__all__ = ["packed", "rounded", "unpacked"]
-
 _DIGITS, _ENTROPY_DIGITS = 3, 2  # that are kept
 
 

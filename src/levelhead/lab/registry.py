@@ -11,8 +11,6 @@ from importlib import import_module
 from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
 from levelhead.lab.claim import Claim
 
-__all__ = ["ALL", "MODULES", "chosen", "claim", "claims"]
-
 ALL = "all"
 _FILES = {
     "C1": "c01_variance",

@@ -12,8 +12,6 @@ from levelhead.lab.result import Result
 from levelhead.terminal import paint
 from levelhead.words import plural
 
-__all__ = ["claim_lines", "listing", "result_lines", "summary"]
-
 _WIDTH = 100
 _SHOWN = 6  # numbers of a list; the others are in the JSON
 

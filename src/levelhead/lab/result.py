@@ -15,8 +15,6 @@ from levelhead.lab.claim import VERDICTS, Claim, Outcome, Params, Verdict
 from levelhead.lab.claim_figure import claim_figure
 from levelhead.lab.figure import Figure, Source, snippet
 
-__all__ = ["PRINTED", "Result", "outcome_json", "result_of"]
-
 PRINTED = ("id", "claim", "theory", "measured", "stderr", "criterion", "expected", "verdict", "params", "seed")
 
 

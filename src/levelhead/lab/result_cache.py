@@ -21,8 +21,6 @@ from levelhead.cache import directory as cache_directory
 from levelhead.info import cpu_name, info
 from levelhead.lab.claim import Claim, Params
 
-__all__ = ["check", "directory", "load", "save"]
-
 _PACKAGE = Path(__file__).parents[1]
 _COMPUTES = (".py", ".so", ".txt")  # code, the core, and texts that models read
 _SHOWS = ("__main__.py", "cli", "lab/figures", "page")  # changes no measurement

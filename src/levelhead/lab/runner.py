@@ -19,8 +19,6 @@ from levelhead.lab import pool, registry, result_cache, settings, worker
 from levelhead.lab.claim import Claim, Params
 from levelhead.lab.result import Result, result_of
 
-__all__ = ["CrashedError", "TellLab", "run"]
-
 TellLab: TypeAlias = Callable[[str, float, str], None]  # id, share done, what is being done
 SEEDS = 2**32
 _JOBS = 2  # training claims need memory; `jobs` allows more

@@ -17,20 +17,6 @@ from levelhead.lab.claim import Outcome, UndecidedError, Verdict
 from levelhead.lab.grid import NONE, ROOT
 from levelhead.lab.plan import Curves, Plan
 
-__all__ = [
-    "Estimate",
-    "Training",
-    "by_seed",
-    "curve_of",
-    "estimate",
-    "geometric_mean",
-    "learning",
-    "outcome",
-    "ratio",
-    "reaches",
-    "where",
-]
-
 # Student's t for n - 1 = 1, 2, …: a mean of n seeds lies so many of its standard errors around the
 # true one in 95 of 100 cases. With more seeds than are listed, the last is a little too careful.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)

@@ -13,8 +13,6 @@ from typing import Any
 from levelhead.errors import LevelheadValueError, expected
 from levelhead.lab.claim import Claim, Params
 
-__all__ = ["applied", "ascending", "choice", "numbers", "refused", "whole", "within"]
-
 
 def applied(claims: Sequence[Claim], changes: Params, *, full: bool) -> Mapping[str, Params]:
     """Parameters by the claim's id."""

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from levelhead.errors import LevelheadValueError, expected
 
-__all__ = ["FEW", "NO_ANSWER", "PLENTY", "TASKS", "Examples", "Task", "make"]
-
 Ints: TypeAlias = NDArray[np.int64]
 
 NO_ANSWER = -100  # where nothing is asked; PyTorch's cross entropy leaves it out by default

@@ -15,19 +15,6 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Softmax",
-    "expected_softmax",
-    "frobenius",
-    "jacobian",
-    "logit_density",
-    "normal_density",
-    "over_queries",
-    "overflowing",
-    "softmax_of",
-    "softmax_over",
-]
-
 Floats = NDArray[np.float64]
 
 # Smooth integrands on even grids: the trapezoid rule is as good as exact at half a logit a step. The running integral

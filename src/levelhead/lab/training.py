@@ -20,8 +20,6 @@ from levelhead.lab import tasks
 from levelhead.lab.plan import MATRICES, Curves, Plan
 from levelhead.lab.transformer import HEADS, Transformer
 
-__all__ = ["spread", "train"]
-
 BETAS, MOMENTUM = (0.9, 0.95), 0.9  # of Adam; of SGD
 TOKENS = 512  # in a batch
 

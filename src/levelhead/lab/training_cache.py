@@ -26,8 +26,6 @@ from levelhead.lab.claim import Tell, UndecidedError
 from levelhead.lab.plan import Curves, Plan
 from levelhead.lab.seeds import Training as Run
 
-__all__ = ["directory", "forget", "trained"]
-
 _CODE = ("plan.py", "tasks.py", "training.py", "transformer.py")
 
 

@@ -15,8 +15,6 @@ from torch.nn import functional
 from levelhead.attention import attention, observe
 from levelhead.lab.tasks import Task
 
-__all__ = ["HEADS", "WIDTH", "Transformer", "TransformerBlock"]
-
 WIDTH, HEADS, WIDER = 64, 2, 4  # of the residual stream; in each layer; the MLP's factor
 
 

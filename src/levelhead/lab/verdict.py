@@ -24,20 +24,6 @@ from numpy.typing import ArrayLike, NDArray
 from levelhead.lab.claim import Verdict
 from levelhead.lab.measure import Curve
 
-__all__ = [
-    "BEYOND",
-    "BOUND",
-    "WITHIN",
-    "Line",
-    "agree",
-    "judged",
-    "line",
-    "log_variance",
-    "median",
-    "shares_agree",
-    "slope",
-]
-
 WITHIN, BEYOND = 3.0, 5.0  # standard errors, where a claim rests on a few numbers
 BOUND = 4.0  # standard errors, where it rests on dozens
 

@@ -18,8 +18,6 @@ from levelhead.errors import LevelheadError
 from levelhead.lab.claim import Claim, Params, Tell, UndecidedError
 from levelhead.lab.result import outcome_json
 
-__all__ = ["main", "perform"]
-
 
 def perform(claim: Claim, params: Params, seed: int, tell: Tell) -> dict[str, Any]:
     """Runs the experiment; what cannot be decided here is a finding as well."""
