@@ -11,7 +11,9 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import levelhead as lh
@@ -155,8 +157,26 @@ def test_the_stub_names_the_arguments_that_exist() -> None:
         if isinstance(node, ast.FunctionDef):
             declared = arguments(node)
             (overload,) = getattr(_core, node.name).__nb_signature__
-            signature = ast.parse(re.sub(r"\\\d+", "0", overload[0]) + ": ...").body[0]
-            assert declared == arguments(signature), node.name
+            signature: Any = ast.parse(re.sub(r"\\\d+", "0", overload[0]) + ": ...").body[0]
+            bound = arguments(signature)
+            if signature.args.kwarg is None:
+                assert declared == bound, node.name
+            else:  # it collects its keywords and refuses unknown ones
+                assert declared[: len(bound)] == bound and len(declared) > len(bound), node.name
+
+
+def test_the_core_refuses_keywords_that_the_stub_does_not_name() -> None:
+    stub = ast.parse((PACKAGE / "_core.pyi").read_text())
+    forward, backward = (x for x in stub.body if isinstance(x, ast.FunctionDef) and x.name in ("forward", "backward"))
+    q, scale = np.ones((1, 1, 2, 4), np.float32), np.ones(1)
+    lse, out = np.zeros((1, 1, 2), np.float32), np.empty_like(q)
+    calls = {"forward": (forward, (q, q, q)), "backward": (backward, (q, q, q, q, out, lse))}
+    for name, (node, given) in calls.items():
+        core = getattr(_core, name)
+        named = {x.arg: None for x in node.args.kwonlyargs if x.arg not in ("threads", "torchs_team")}
+        core(*given, scale=scale, **{**named, "out": out} if name == "forward" else named)
+        with pytest.raises(TypeError, match="does not know"):
+            core(*given, scale=scale, unknown=None)
 
 
 # ---- the same everywhere ----------------------------------------------------
