@@ -7,7 +7,6 @@ together again; it sends nothing.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from levelhead.checks import integer
+from levelhead.distributed.agree import mark
 from levelhead.errors import bad_type, bad_value
 
 Run: TypeAlias = tuple[int, int, int]  # start, length, stride
@@ -101,8 +101,7 @@ class Split:
     @cached_property
     def fingerprint(self) -> int:
         """A hash with which ranks compare their splits."""
-        digest = hashlib.blake2b(repr(self.runs).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little", signed=True)
+        return mark(self.runs)
 
     def positions(self, rank: int) -> NDArray[np.int64]:
         """The positions of a rank's tokens, in the order of its shard."""

@@ -88,8 +88,7 @@ def _step(report: HeadReport, step: Step) -> str:
         inside = _table(report, values, head.keys, weights, svg.shown(report)[1], 3 if name == "weights" else 2)
     return (
         f"<figure><h3>{step.number}{escape(name)} <code>{in_brackets(step.shape)}</code></h3>"
-        f"<figcaption>{escape(step.about)}</figcaption>"
-        f'<div class="scroll">{inside}</div></figure>\n'
+        f'<figcaption>{escape(step.about)}</figcaption><div class="scroll">{inside}</div></figure>\n'
     )
 
 
@@ -99,8 +98,7 @@ def _table(
     chosen = ' class="chosen"'
     titles = "".join(f'<th scope="col">{escape(names[j])}</th>' for j in columns)
     rows = "".join(
-        f"<tr{chosen if i == report.token else ''}>"
-        f'<th scope="row">{escape(report.head.queries[i])}</th>'
+        f'<tr{chosen if i == report.token else ""}><th scope="row">{escape(report.head.queries[i])}</th>'
         f"{''.join(_cell(values[i, j], weights[i, j], digits) for j in columns)}</tr>\n"
         for i in svg.shown(report)[0]
     )
@@ -119,8 +117,7 @@ def _cell(value: float, weight: float, digits: int) -> str:
 def _pair(report: HeadReport) -> str:
     figures = "".join(
         f"<figure><figcaption>weights, {escape(title)}</figcaption>"
-        f'<div class="drawn">{svg.picture(weights, report, f"weights, {title}")}</div>'
-        f"{_gauge(gauge)}</figure>\n"
+        f'<div class="drawn">{svg.picture(weights, report, f"weights, {title}")}</div>{_gauge(gauge)}</figure>\n'
         for title, weights, gauge in report.head.sides
     )
     return f'<div class="pair">\n{figures}</div>\n'
@@ -148,8 +145,7 @@ def _bars(report: HeadReport) -> str:
     )
     return (
         f"<figure><h3>Where {escape(quoted(head.queries[row]))} looks in this head</h3>"
-        f'<div class="bars3"><b></b><b>scores {escape(head.scale)}</b><b>unscaled</b>\n'
-        f"{lines}</div></figure>\n"
+        f'<div class="bars3"><b></b><b>scores {escape(head.scale)}</b><b>unscaled</b>\n{lines}</div></figure>\n'
     )
 
 
@@ -164,8 +160,7 @@ def _heads(attended: TokenAttention | None) -> str:
     more = f"<details><summary>{len(rest)} more heads</summary>{_looks(attended, rest)}</details>\n" if rest else ""
     return (
         f"<section>\n<h2>Where {escape(quoted(attended.name))} looks in every head</h2>\n"
-        f"<ul>{sentences}</ul>\n"
-        f"<figure>{_looks(attended, attended.looks[:_OPEN])}</figure>\n{more}</section>\n"
+        f"<ul>{sentences}</ul>\n<figure>{_looks(attended, attended.looks[:_OPEN])}</figure>\n{more}</section>\n"
     )
 
 

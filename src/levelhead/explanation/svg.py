@@ -97,10 +97,9 @@ def _block(head: Head) -> str:
 
 
 def _box(right: float, y: float, name: str, extra: str = "") -> str:
-    return (
-        f'<rect class="box{extra}" {_LIGHT["box"]} x="{_LEFT:g}" y="{y:g}" '
-        f'width="{right - _LEFT:g}" height="{_BOX}" rx="9"/>'
-    ) + _text("name", (_LEFT + right) / 2, y + 24, cut(name, 30))
+    size = f'x="{_LEFT:g}" y="{y:g}" width="{right - _LEFT:g}" height="{_BOX}"'
+    box = f'<rect class="box{extra}" {_LIGHT["box"]} {size} rx="9"/>'
+    return box + _text("name", (_LEFT + right) / 2, y + 24, cut(name, 30))
 
 
 def _arrow(x: float, begin: float, end: float) -> str:
