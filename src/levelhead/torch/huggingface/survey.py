@@ -1,14 +1,14 @@
 """Which modules of a model attend, and how each of them gets at its attention.
 
-Read off the code, before anything runs: the names that the compiled functions of a module's class
-use. A module either asks transformers' attention interface for a function, or calls
-`F.scaled_dot_product_attention` itself, or forms its softmax by hand. This file only looks; what
-can be served, and how, is `huggingface`'s business.
+Determined from the names that the compiled functions of a module's class use, before anything runs. A module either
+gets a function from transformers' attention interface, or calls `F.scaled_dot_product_attention` itself, or forms its
+softmax by hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -32,12 +32,10 @@ class Attending(NamedTuple):
 
 def attending_modules(model: nn.Module) -> Iterator[Attending]:
     """Every module of the model that attends, in the model's order."""
-    seen: dict[type, tuple[bool, bool, bool]] = {}
+    ways: Callable[[type], tuple[bool, bool, bool]] = cache(_ways)
     for name, module in model.named_modules():
         kind = type(module)
-        if kind not in seen:
-            seen[kind] = _ways(kind)
-        interface, sdpa, by_hand = seen[kind]
+        interface, sdpa, by_hand = ways(kind)
         if not interface and not sdpa and not by_hand:
             # nn.Softmax may also be a child, which the class only calls.
             children = any(isinstance(child, nn.Softmax) for child in module.children())
@@ -74,22 +72,14 @@ def eager_functions(module: nn.Module) -> Iterator[FunctionType]:
 
 def _functions(kind: type, *, helpers: bool = True) -> Iterator[FunctionType]:
     """A class's methods, and the functions of its file that they name, and those these name."""
-    found = [
-        function
-        for base in kind.__mro__
-        if not base.__module__.startswith(_LIBRARY) and base is not object
-        for value in vars(base).values()
-        if (function := _plain(value)) is not None
-    ]
-    met = set(found)
-    while found:
-        function = found.pop()
+    bases = [base for base in kind.__mro__ if not base.__module__.startswith(_LIBRARY) and base is not object]
+    functions = [function for base in bases for value in vars(base).values() if (function := _plain(value))]
+    for function in functions:  # grows as helpers join
         yield function
         for word in _words(function) if helpers else ():
             helper = _plain(function.__globals__.get(word))
-            if helper and helper not in met and helper.__module__ == function.__module__:
-                met.add(helper)
-                found.append(helper)
+            if helper and helper not in functions and helper.__module__ == function.__module__:
+                functions.append(helper)
 
 
 def _plain(value: Any) -> FunctionType | None:
@@ -102,12 +92,9 @@ def _plain(value: Any) -> FunctionType | None:
 
 def _words(function: FunctionType) -> set[str]:
     codes: list[CodeType] = [function.__code__]
-    found: set[str] = set()
-    while codes:
-        code = codes.pop()
-        found.update(code.co_names)
+    for code in codes:  # grows as nested functions join
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return found
+    return {name for code in codes for name in code.co_names}
 
 
 # Names in eager functions that compute two products, a softmax, dropout, shared heads, a cap, and a sink as one more
