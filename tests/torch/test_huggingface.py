@@ -19,8 +19,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import levelhead as lh
-from levelhead.torch import huggingface
-from levelhead.torch.huggingface import use
+from levelhead.torch.huggingface import serving, use
 from levelhead.torch.huggingface.survey import understood
 
 TEXT = dict(
@@ -534,7 +533,7 @@ def test_threads() -> None:
 
 
 def test_example() -> None:
-    assert doctest.testmod(huggingface) == (0, 9)
+    assert doctest.testmod(serving) == (0, 9)
 
 
 def test_prints() -> None:

@@ -1,5 +1,4 @@
-"""Additive attention for tensors: the projections are PyTorch's, the rest is the core's, forward
-and backward. `levelhead.additive_attention` leads here."""
+"""Additive attention for tensors: the projections are PyTorch's, the rest is the core's, forward and backward."""
 
 from __future__ import annotations
 
@@ -60,18 +59,7 @@ class _Additive(torch.autograd.Function):
         q, k, v, weights, out, logsumexp = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         dweights = np.empty(weights.shape, np.float64)
-        _core.backward(
-            memory(dout),
-            memory(q),
-            memory(k),
-            memory(v),
-            memory(out),
-            memory(logsumexp),
-            dq=memory(dq),
-            dk=memory(dk),
-            dv=memory(dv),
-            dadditive=dweights,
-            additive=memory(weights.contiguous()),
-            **ctx.keywords,
-        )
+        keywords = ctx.keywords | {"dq": memory(dq), "dk": memory(dk), "dv": memory(dv), "dadditive": dweights}
+        forward = (memory(dout), memory(q), memory(k), memory(v), memory(out), memory(logsumexp))
+        _core.backward(*forward, additive=memory(weights.contiguous()), **keywords)
         return dq, dk, dv, torch.from_numpy(dweights).to(weights.dtype), None

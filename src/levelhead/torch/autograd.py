@@ -13,17 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from levelhead import _core
 from levelhead.call import arrays
 from levelhead.call.arrays import Origin
 from levelhead.call.options import BATCH, HEADS, MASK, TOKENS, Options, Scoring, Shape, fields, shape_of
 from levelhead.call.prepare import described, for_core, team_for
 from levelhead.errors import bad_type, bad_value
 from levelhead.observation import Observation
-from levelhead.state import COUNTS, SUMS, State
+from levelhead.state import State, unwritten
 from levelhead.torch import operators
 from levelhead.torch.functorch import attend, untraced
-from levelhead.torch.operators import ARGUMENTS, WANTED, differentiate, memory, remember, wide
+from levelhead.torch.operators import memory
 
 
 @untraced
@@ -40,14 +39,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, *, threads: int
 def observe(q: Tensor, k: Tensor, v: Tensor | None, options: Options, *, threads: int | None) -> Observation[Tensor]:
     """As `levelhead.observe`; its output and its logsumexp are differentiable."""
     scoring, shape, origin, team = _described(q, k, v, threads, options)
-    state: dict[str, Any] = {}
+    state = unwritten(tuple(q.shape[:-1]), None if v is None else v.shape[-1], origin.wide, k.shape[-2])
     values = k[..., :0] if v is None else v  # values of no width: statistics only
-    out, logsumexp = _Observe.apply(state, v is not None, q, k, values, *scoring, team)  # type: ignore[no-untyped-call]
+    out, logsumexp = _Observe.apply(state, q, k, values, *scoring, team)  # type: ignore[no-untyped-call]
     sinks = None if scoring.sinks is None else memory(scoring.sinks.detach().to(torch.float64))
     exists = scoring.existing_rows(shape, torch.arange(shape.T))
-    observation: Observation[Tensor] = Observation(
-        State(keys=k.shape[-2], **state), sinks, origin, None if exists is None else exists.numpy()
-    )
+    observation: Observation[Tensor] = Observation(state, sinks, origin, None if exists is None else exists.numpy())
     vars(observation)["logsumexp"] = logsumexp
     if v is not None:
         vars(observation)["output"] = out
@@ -55,33 +52,18 @@ def observe(q: Tensor, k: Tensor, v: Tensor | None, options: Options, *, threads
 
 
 class _Observe(torch.autograd.Function):
-    """One pass that leaves the rows' states in `state`, which is not differentiated."""
+    """One pass that writes the rows' states to `state`, which is not differentiated."""
 
     @staticmethod
-    def forward(
-        ctx: Any, state: dict[str, Any], valued: bool, q: Tensor, k: Tensor, v: Tensor, *arguments: Any
-    ) -> tuple[Tensor, Tensor]:
-        *values, threads = arguments
-        rows = tuple(q.shape[:-1])
-        out = q.new_empty((*rows, v.shape[-1]))
-        logsumexp = q.new_empty(rows, dtype=wide(q.dtype))
-        real = memory(logsumexp).dtype
-        state["sums"] = np.empty((*rows, len(SUMS)), real)
-        state["counts"] = np.empty((*rows, len(COUNTS)), np.int64)
-        state["acc"] = np.empty((*rows, v.shape[-1]), real) if valued else None
-        into = {"out": memory(out), "logsumexp": memory(logsumexp)} | state
-        keywords = operators.for_core(Scoring(*values), q, k, threads)
-        _core.forward(memory(q), memory(k), memory(v), **into, **keywords)
-        remember(ctx, q, k, v, arguments, (out, logsumexp))
-        return out, logsumexp
+    def forward(ctx: Any, state: State, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        scoring, threads = operators.unpacked(arguments)
+        output = operators.forward(q, k, v, state, operators.for_core(scoring, q, k, threads))
+        operators.setup(ctx, (q, k, v, *arguments), output)
+        return output
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None) -> tuple[Any, ...]:
-        names = ("state", "valued", *ARGUMENTS)
-        needs = dict(zip(names, ctx.needs_input_grad, strict=True))
-        operator = torch.ops.levelhead.attend_backward
-        gradients = differentiate(ctx, dout, dlogsumexp, tuple(needs[name] for name in WANTED), operator)
-        return tuple(gradients.get(name) for name in names)
+    def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
+        return operators.backward(ctx, dout, dlogsumexp, names=("state", *operators.ARGUMENTS))
 
 
 def _described(

@@ -24,97 +24,32 @@ from levelhead.torch.operators import LevelheadRuntimeError
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | None = None) -> tuple[Tensor, Tensor]:
     """Output and logsumexp, differentiable by q, k, v, scale, a float mask and sinks."""
-    if torch.compiler.is_compiling():
-        out, logsumexp = torch.ops.levelhead.attend(q, k, v, *scoring, threads)
-    else:
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
         _refuse_tangents(q, k, v, scoring.scale, scoring.mask, scoring.sinks)
-        out, logsumexp = _attend(q, k, v, *scoring, threads)
+    out, logsumexp = (torch.ops.levelhead.attend if compiling else _attend)(q, k, v, *scoring, threads)
     return out, logsumexp
 
 
-def _refuse_tangents(*given: Any) -> None:
+def _refuse_tangents(*inputs: Any) -> None:
     """Refuses dual numbers, whose tangents would be lost."""
     if forward_ad._current_level < 0:
         return
     unpack: Any = forward_ad.unpack_dual
-    for x in given:
-        learns = isinstance(x, Tensor) and x.is_floating_point()
-        if learns and unpack(x).tangent is not None:
-            raise LevelheadRuntimeError(
-                "levelhead: expected a derivative in reverse mode, got a dual tensor (jvp, jacfwd,"
-                " hessian). Use torch.func.vjp or jacrev; jacrev(jacrev(f)) is a Hessian."
-            )
-
-
-def _attend(*given: Any) -> Any:
-    return _either(_Attend, torch.ops.levelhead.attend)(*given)
-
-
-def _attend_backward(*given: Any) -> Any:
-    return _either(_AttendBackward, torch.ops.levelhead.attend_backward)(*given)
-
-
-def _either(function: Any, operator: Any) -> Any:
-    return function.apply if torch._C._are_functorch_transforms_active() else operator
-
-
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(*given: Any) -> Any:
-        return torch.ops.levelhead.attend(*given)
-
-    setup_context = staticmethod(operators.setup)
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None) -> Any:
-        return operators.backward(ctx, dout, dlogsumexp, _attend_backward)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
-        return _joined(_attend, info, in_dims, *given)
-
-
-class _AttendBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(*given: Any) -> Any:
-        return torch.ops.levelhead.attend_backward(*given)
-
-    setup_context = staticmethod(operators.setup_backward)
-    backward = staticmethod(operators.backward_of_backward)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
-        return _one_by_one(_attend_backward, info, in_dims, *given)
-
-
-# ---- compile
-
-
-def untraced(call: Any) -> Any:
-    """The call as one graph break under compile, for code that Dynamo cannot trace."""
-    disabled: list[Any] = []
-
-    @wraps(call)
-    def run(*given: Any, **options: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:  # a second to import, and nothing is compiled yet
-            return call(*given, **options)
-        if not disabled:
-            disabled.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
-        return disabled[0](*given, **options)
-
-    return run
+    if any(isinstance(x, Tensor) and x.is_floating_point() and unpack(x).tangent is not None for x in inputs):
+        raise LevelheadRuntimeError(
+            "levelhead: expected a derivative in reverse mode, got a dual tensor (jvp, jacfwd,"
+            " hessian). Use torch.func.vjp or jacrev; jacrev(jacrev(f)) is a Hessian."
+        )
 
 
 # ---- vmap
 
 
-def _one_by_one(call: Any, info: Any, in_dims: Any, *given: Any) -> Any:
+def _one_by_one(call: Any, info: Any, in_dims: Any, *inputs: Any) -> Any:
     """Every example by itself, each on all threads."""
-    dims = [dim if isinstance(x, Tensor) else None for x, dim in zip(given, in_dims, strict=True)]
-    each = [
-        call(*(x if dim is None else x.select(dim, i) for x, dim in zip(given, dims, strict=True)))
-        for i in range(info.batch_size)
-    ]
+    pairs = [(x, dim if isinstance(x, Tensor) else None) for x, dim in zip(inputs, in_dims, strict=True)]
+    each = [call(*(x if dim is None else x.select(dim, i) for x, dim in pairs)) for i in range(info.batch_size)]
     stacked = tuple(torch.stack(parts) for parts in zip(*each, strict=True))
     return stacked, (0,) * len(stacked)
 
@@ -122,8 +57,7 @@ def _one_by_one(call: Any, info: Any, in_dims: Any, *given: Any) -> Any:
 def _joined(operator: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Any:
     """One more leading dimension; options with one value per batch row are repeated or flattened."""
     dims = dict(zip(operators.ARGUMENTS, in_dims, strict=True))
-    *values, threads = arguments
-    scoring = Scoring(*values)
+    scoring, threads = operators.unpacked(arguments)
     # The core has one value of these for the whole call, and drops other weights in other batch rows.
     if scoring.dropout or any(dims[name] is not None for name in fields(HEADS, SEED)):
         return _one_by_one(operator, info, in_dims, q, k, v, *arguments)
@@ -150,3 +84,53 @@ def _joined(operator: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Ten
 # Functions of torch.func cannot be called from inside the rule of an operator.
 register_vmap("levelhead::attend", partial(_joined, torch.ops.levelhead.attend))
 register_vmap("levelhead::attend_backward", partial(_one_by_one, torch.ops.levelhead.attend_backward))
+
+
+# ---- twins
+
+
+def _twin(operator: Any, setup: Any, gradient: Any, rule: Any) -> Any:
+    """Calls the operator, or inside `torch.func` an autograd Function with its gradient and its rule of vmap."""
+
+    class Twin(torch.autograd.Function):
+        setup_context = staticmethod(setup)
+        backward = staticmethod(gradient)
+
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            return operator(*inputs)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+            return rule(call, info, in_dims, *inputs)
+
+    def call(*inputs: Any) -> Any:
+        return (Twin.apply if torch._C._are_functorch_transforms_active() else operator)(*inputs)
+
+    return call
+
+
+_attend_backward = _twin(
+    torch.ops.levelhead.attend_backward, operators.setup_backward, operators.backward_of_backward, _one_by_one
+)
+_attend = _twin(
+    torch.ops.levelhead.attend, operators.setup, partial(operators.backward, operator=_attend_backward), _joined
+)
+
+
+# ---- compile
+
+
+def untraced(call: Any) -> Any:
+    """The call as one graph break under compile, for code that Dynamo cannot trace."""
+    disabled: list[Any] = []
+
+    @wraps(call)
+    def run(*args: Any, **options: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:  # a second to import, and nothing is compiled yet
+            return call(*args, **options)
+        if not disabled:
+            disabled.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
+        return disabled[0](*args, **options)
+
+    return run

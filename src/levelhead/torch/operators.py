@@ -22,7 +22,7 @@ from levelhead import _core
 from levelhead.call.arrays import Array, stretched
 from levelhead.call.options import BATCH, FLAG, HEADS, INTEGER, KINDS, MASK, NUMBER, RATE, SEED, TOKENS, Scoring, fields
 from levelhead.errors import LevelheadError
-from levelhead.state import COUNTS, SUMS
+from levelhead.state import State, unwritten
 from levelhead.torch import second_order
 
 
@@ -40,15 +40,12 @@ ARGUMENTS = ("q", "k", "v", *Scoring._fields, "threads")
 WANTED = ("q", "k", "v", "scale", "mask", "sinks")  # what has a gradient, in that order
 
 _library: Any = Library("levelhead", "DEF")  # type: ignore[no-untyped-call]
-_library.define(
-    f"attend(Tensor q, Tensor k, Tensor v, {_ARGUMENTS}) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
-)
-_library.define(
-    "attend_backward(Tensor dout, Tensor? dlogsumexp, Tensor q, Tensor k, Tensor v, Tensor out,"
-    f" Tensor logsumexp, {_ARGUMENTS}, bool[] wanted)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
-)
+for _schema in (
+    f"attend(Tensor q, Tensor k, Tensor v, {_ARGUMENTS}) -> (Tensor, Tensor)",
+    "attend_backward(Tensor dout, Tensor? dlogsumexp, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logsumexp,"
+    f" {_ARGUMENTS}, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+):
+    _library.define(_schema, tags=torch.Tag.pt2_compliant_tag)
 _core.register_torch(torch)
 
 
@@ -103,8 +100,7 @@ def memory(x: Tensor) -> Array:
     x = x.detach().resolve_neg()
     if x.dtype is torch.bfloat16:
         return x.view(torch.int16).numpy().view(np.uint16)
-    found: Array = x.numpy()
-    return found
+    return x.numpy()
 
 
 def uniform(heads: int, factor: float, device: Any = "cpu") -> Tensor:
@@ -126,25 +122,31 @@ def for_core(scoring: Scoring, q: Tensor, k: Tensor, threads: int | None = None)
     return keywords | team
 
 
-def _described(arguments: Any) -> tuple[Scoring, int | None]:
+def unpacked(arguments: Any) -> tuple[Scoring, int | None]:
     """The options in an operator's arguments, and its threads."""
     *values, threads = arguments
     return Scoring(*values), threads
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, state: State | None, keywords: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Output and logsumexp; the core writes the rows' states to `state`."""
     out, logsumexp = _attend_shapes(q, k, v)
-    scoring, threads = _described(arguments)
-    keywords = for_core(scoring, q, k, threads)
     into: dict[str, Any] = {"out": memory(out), "logsumexp": memory(logsumexp)}
-    if observed():
-        rows, real = tuple(q.shape[:-1]), into["logsumexp"].dtype
-        into["sums"] = np.empty((*rows, len(SUMS)), real)
-        into["counts"] = np.empty((*rows, len(COUNTS)), np.int64)
-        done = Pass(q, k, scoring, into["sums"], into["counts"], keywords.get("sinks"))
-        _observers.stack[-1].append(done)
+    if state is not None:
+        into |= {"sums": state.sums, "counts": state.counts, "acc": state.acc}
     _core.forward(memory(q), memory(k), memory(v), **into, **keywords)
     return out, logsumexp
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    scoring, threads = unpacked(arguments)
+    keywords = for_core(scoring, q, k, threads)
+    state = None
+    if observed():
+        real = np.float64 if q.dtype is torch.float64 else np.float32
+        state = unwritten(tuple(q.shape[:-1]), None, real, k.shape[-2])
+        _observers.stack[-1].append(Pass(q, k, scoring, state.sums, state.counts, keywords.get("sinks")))
+    return forward(q, k, v, state, keywords)
 
 
 def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -152,35 +154,30 @@ def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Te
     return q.new_empty((*rows, v.shape[-1])), q.new_empty(rows, dtype=wide(q.dtype))
 
 
-def _attend_backward(
-    dout: Tensor, dlogsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, *rest: Any
-) -> tuple[Tensor, ...]:
-    *arguments, wanted = rest
-    scoring, threads = _described(arguments)
-    gradients = _backward_shapes(dout, dlogsumexp, q, k, v, out, logsumexp, *rest)
-    into: dict[str, Any] = {
-        f"d{name}": memory(x) for name, x, want in zip(WANTED, gradients, wanted, strict=True) if want
-    }
+def _attend_backward(*inputs: Any) -> tuple[Tensor, ...]:
+    dout, dlogsumexp, q, k, v, out, logsumexp, *arguments, wanted = inputs
+    scoring, threads = unpacked(arguments)
+    gradients = _backward_shapes(*inputs)
+    pairs = zip(WANTED, gradients, wanted, strict=True)
+    into: dict[str, Any] = {f"d{name}": memory(x) for name, x, want in pairs if want}
     if "dmask" in into:
         gradients[WANTED.index("mask")].zero_()
         into["dmask"] = stretched(into["dmask"], (*q.shape[:-1], k.shape[-2]))
     per_row = None if dlogsumexp is None else memory(dlogsumexp.to(logsumexp.dtype).contiguous())
-    keywords = for_core(scoring, q, k, threads) | into
     lse = memory(logsumexp.contiguous())
-    forward = (memory(dout.to(q.dtype)), memory(q), memory(k), memory(v), memory(out), lse)
-    _core.backward(*forward, dlogsumexp=per_row, **keywords)
+    tensors = (memory(dout.to(q.dtype)), memory(q), memory(k), memory(v), memory(out), lse)
+    keywords = for_core(scoring, q, k, threads) | into
+    _core.backward(*tensors, dlogsumexp=per_row, **keywords)
     return gradients
 
 
-def _backward_shapes(
-    dout: Tensor, dlogsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, *rest: Any
-) -> tuple[Tensor, ...]:
+def _backward_shapes(*inputs: Any) -> tuple[Tensor, ...]:
     """Memory for every gradient; none for those that are not wanted."""
-    *arguments, wanted = rest
-    inputs = _described(arguments)[0]._asdict() | {"q": q, "k": k, "v": v}
+    _, _, q, k, v, _, _, *arguments, wanted = inputs
+    sources = unpacked(arguments)[0]._asdict() | {"q": q, "k": k, "v": v}
     dtypes = {"mask": wide(q.dtype), "scale": torch.float64, "sinks": torch.float64}
     return tuple(
-        q.new_empty(inputs[name].shape if want else (0,), dtype=dtypes.get(name, q.dtype))
+        q.new_empty(sources[name].shape if want else (0,), dtype=dtypes.get(name, q.dtype))
         for name, want in zip(WANTED, wanted, strict=True)
     )
 
@@ -194,37 +191,28 @@ register_fake("levelhead::attend_backward", _backward_shapes, lib=_library)
 # ---- autograd
 
 
-def remember(ctx: Any, q: Tensor, k: Tensor, v: Tensor, arguments: Any, out: Any) -> None:
-    """Keeps in an autograd context what `differentiate` needs; `out` is output and logsumexp."""
-    ctx.save_for_backward(q, k, v, *out, *arguments[:TENSORS])
+def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """The context of `attend`."""
+    q, k, v, *arguments = inputs
+    ctx.save_for_backward(q, k, v, *output, *arguments[:TENSORS])
     ctx.plain = arguments[TENSORS:]
     ctx.set_materialize_grads(False)
 
 
-def differentiate(
-    ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None, needs: tuple[bool, ...], operator: Any
-) -> dict[str, Tensor]:
-    """Gradients by name, of those of `WANTED` that `needs` marks, from the operator or its `torch.func` twin."""
+def backward(
+    ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None, operator: Any = None, names: tuple[str, ...] = ARGUMENTS
+) -> tuple[Tensor | None, ...]:
+    """The gradient of `attend` by the inputs `names`, from the operator or its `torch.func` twin."""
+    needs = [bool(ctx.needs_input_grad[names.index(name)]) for name in WANTED]
     q, k, v, out, logsumexp, *tensors = ctx.saved_tensors
     arguments = (*tensors, *ctx.plain)
     dout = torch.zeros_like(out) if dout is None else dout
-    gradients = operator(dout, dlogsumexp, q, k, v, out, logsumexp, *arguments, list(needs))
-    inputs = _described(arguments)[0]._asdict() | {"q": q, "k": k, "v": v}
-    return {name: x.to(inputs[name].dtype) for name, x, need in zip(WANTED, gradients, needs, strict=True) if need}
-
-
-def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """The context of `attend`."""
-    q, k, v, *arguments = inputs
-    remember(ctx, q, k, v, arguments, output)
-
-
-def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None, operator: Any = None) -> Any:
-    """The gradient of `attend`."""
-    needs = tuple(bool(ctx.needs_input_grad[ARGUMENTS.index(name)]) for name in WANTED)
     operator = torch.ops.levelhead.attend_backward if operator is None else operator
-    gradients = differentiate(ctx, dout, dlogsumexp, needs, operator)
-    return tuple(gradients.get(name) for name in ARGUMENTS)
+    results = operator(dout, dlogsumexp, q, k, v, out, logsumexp, *arguments, needs)
+    sources = unpacked(arguments)[0]._asdict() | {"q": q, "k": k, "v": v}
+    wanted = zip(WANTED, results, needs, strict=True)
+    gradients = {name: x.to(sources[name].dtype) for name, x, need in wanted if need}
+    return tuple(gradients.get(name) for name in names)
 
 
 def setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -245,11 +233,11 @@ def backward_of_backward(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
     by = {name: x for name, want, x in pairs if want and x is not None}
     if not by:
         return (None,) * len(ctx.needs_input_grad)
-    scoring, _ = _described((*tensors, *ctx.plain))
-    gradients = second_order.second((q, k, v), scoring, dout, dlogsumexp, by, wide(q.dtype))
-    first, rest = ARGUMENTS[:3], ARGUMENTS[3:]
-    outer = (gradients["dout"], gradients.get("dlogsumexp"))
-    return (*outer, *map(gradients.get, first), None, None, *map(gradients.get, rest), None)
+    scoring, _ = unpacked((*tensors, *ctx.plain))
+    outer = {"dout": dout} | ({} if dlogsumexp is None else {"dlogsumexp": dlogsumexp})
+    gradients = second_order.second({"q": q, "k": k, "v": v}, scoring, outer, by, wide(q.dtype))
+    names = ("dout", "dlogsumexp", *ARGUMENTS[:3], "out", "logsumexp", *ARGUMENTS[3:], "wanted")
+    return tuple(map(gradients.get, names))
 
 
 register_autograd("levelhead::attend", backward, setup_context=setup, lib=_library)

@@ -1,16 +1,14 @@
 """`torch.nn.functional.scaled_dot_product_attention` on levelhead: same signature, same meaning.
 
-Queries and keys are aligned at their first positions, a boolean mask says who may attend, batch and
-heads broadcast, and dropout's seed comes from PyTorch's generator, so that checkpointing and
-compile replay it. Beyond PyTorch: a mask and `is_causal` together mean both. `patch` puts it in the
-original's place.
+Dropout's seed comes from PyTorch's generator, so that checkpointing and compile replay it. Beyond PyTorch: a mask and
+`is_causal` together mean both. `patch` puts it in the original's place.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -55,15 +53,13 @@ def scaled_dot_product_attention(
     """
     plain = type(dropout_p) is float and type(is_causal) is bool and type(enable_gqa) is bool
     if plain and dropout_p == 0.0 and attn_mask is None:
-        done = _fast(query, key, value, is_causal, scale)
-        if done is not None:
-            return done
-    given = (query, key, value, attn_mask)
-    if has_torch_function(given):  # subclasses and modes have the first word, as in PyTorch
-        rest: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal}
-        rest |= {"scale": scale, "enable_gqa": enable_gqa}
-        found: Tensor = handle_torch_function(scaled_dot_product_attention, given, *given, **rest)
-        return found
+        result = _fast(query, key, value, is_causal, scale)
+        if result is not None:
+            return result
+    tensors = (query, key, value, attn_mask)
+    if has_torch_function(tensors):  # subclasses and modes come first, as in PyTorch
+        options: Any = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        return handle_torch_function(scaled_dot_product_attention, tensors, *tensors, **options)
     return extended(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -97,16 +93,9 @@ def extended(
     else:
         factor = (1 / math.sqrt(D) if D else 1.0) if scale is None else _number("scale", scale)
         factors = uniform(H, factor, q.device)
-    drops = 0.0 < dropout_p < 1.0
-    scoring = Scoring(
-        scale=factors,
-        mask=attn_mask,
-        causal=is_causal,
-        dropout=dropout_p if drops else 0.0,
-        seed=torch.randint(_SEEDS, (), dtype=torch.int64, device=q.device) if drops else None,
-        **more,
-    )
-    out, _ = attend(q, k, v, scoring)
+    if 0.0 < dropout_p < 1.0:
+        more |= {"dropout": dropout_p, "seed": torch.randint(_SEEDS, (), dtype=torch.int64, device=q.device)}
+    out, _ = attend(q, k, v, Scoring(factors, attn_mask, causal=is_causal, **more))
     if dropout_p == 1.0:  # nothing is kept
         out = out * 0.0
     for _ in range(out.dim() - rank):
@@ -118,10 +107,8 @@ def _fast(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None)
     """Plain eager tensors go straight to the core, as long as both conventions say the same."""
     if torch.compiler.is_compiling() or not (scale is None or type(scale) is float):
         return None
-    plain = all(type(x) is Tensor and x.layout is torch.strided for x in (q, k, v))
-    if not plain or any(x.is_nested for x in (q, k, v)) or q.dim() < 3:
-        return None
-    if q.shape[:-2] != k.shape[:-2]:  # to be broadcast, or grouped
+    plain = all(type(x) is Tensor and x.layout is torch.strided and not x.is_nested for x in (q, k, v))
+    if not plain or q.dim() < 3 or q.shape[:-2] != k.shape[:-2]:  # to be broadcast, or grouped
         return None
     if is_causal and q.shape[-2] != k.shape[-2]:  # the fast call aligns the last positions
         return None
@@ -129,10 +116,8 @@ def _fast(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None)
         return None
     if torch._C._is_torch_function_mode_enabled() or forward_ad._current_level >= 0:
         return None
-    if observed():  # the fast call gives no statistics
-        return None
-    found: Tensor | None = _core.fast_attention(q, k, v, scale, is_causal, None)
-    return found
+    # The fast call gives no statistics.
+    return None if observed() else cast("Tensor | None", _core.fast_attention(q, k, v, scale, is_causal, None))
 
 
 def _cast(x: Tensor) -> Tensor:
@@ -149,8 +134,7 @@ class UnservedError(LevelheadRuntimeError, NotImplementedError):
 
 
 def _not_a(name: str, wanted: str, given: object) -> LevelheadTypeError:
-    kind = type(given).__name__
-    return bad_type(name, wanted, kind, "Convert it, as PyTorch would ask for")
+    return bad_type(name, wanted, type(given).__name__, "Convert it, as PyTorch would ask for")
 
 
 def _wrong(name: str, wanted: str, given: object, advice: str) -> LevelheadRuntimeError:
@@ -159,8 +143,7 @@ def _wrong(name: str, wanted: str, given: object, advice: str) -> LevelheadRunti
 
 def _wrong_shapes(wanted: str, *tensors: Tensor) -> LevelheadRuntimeError:
     shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
-    advice = "The sizes are (..., heads, tokens, width)"
-    return _wrong("query, key, value", wanted, shapes, advice)
+    return _wrong("query, key, value", wanted, shapes, "The sizes are (..., heads, tokens, width)")
 
 
 def _number(name: str, x: Any) -> float:
@@ -207,8 +190,7 @@ def _check_numbers(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout
 
 def broadcast(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The three with the same leading dimensions, rank 4 or more; heads too, unless they group."""
-    while min(q.dim(), k.dim(), v.dim()) < 4:
-        q, k, v = (x.unsqueeze(0) if x.dim() < 4 else x for x in (q, k, v))
+    q, k, v = (x[(None,) * (4 - x.dim())] if x.dim() < 4 else x for x in (q, k, v))
     if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise _wrong_shapes("key as wide as query, and as many values as keys", q, k, v)
     heads = -3 if gqa else -2
@@ -232,8 +214,8 @@ def _check_mask_shape(mask: Tensor | None, shape: tuple[int, ...], rank: int) ->
     """A mask of any rank up to that of the logits, which it does not widen."""
     if mask is None:
         return
-    fits = mask.dim() <= rank and all(n in (1, m) for n, m in zip(tuple(mask.shape)[::-1], shape[::-1], strict=False))
-    if not fits:
+    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
+    if mask.dim() > rank or any(n not in (1, full) for n, full in sizes):
         wanted = f"a shape that broadcasts to {tuple(shape[len(shape) - rank :])}"
         raise _wrong("attn_mask", wanted, tuple(mask.shape), "Reshape it")
 

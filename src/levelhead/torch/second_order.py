@@ -19,25 +19,16 @@ from levelhead.call.options import Scoring
 
 
 def second(
-    qkv: tuple[Tensor, Tensor, Tensor],
-    scoring: Scoring,
-    dout: Tensor,
-    dlogsumexp: Tensor | None,
-    by: dict[str, Tensor],
-    real: torch.dtype,
+    qkv: dict[str, Tensor], scoring: Scoring, incoming: dict[str, Tensor], by: dict[str, Tensor], real: torch.dtype
 ) -> dict[str, Tensor]:
     """The gradient of the gradients named in `by`, with the incoming gradient of each.
 
-    Args:
-        dout, dlogsumexp: the incoming gradients of output and logsumexp in the first backward pass.
-
-    Returns:
-        One gradient by name for every float input, and for dout and dlogsumexp.
+    `incoming` are dout and, unless it is zero, dlogsumexp of the first backward pass. Returns one gradient by name for
+    every float input, and for `incoming`.
     """
-    inputs = dict(zip("qkv", qkv, strict=True)) | {name: getattr(scoring, name) for name in ("scale", "mask", "sinks")}
-    moved = {name: x for name, x in inputs.items() if _is_float(x)}
-    kept = _kept(scoring, *qkv[:2])
-    moved |= {"dout": dout} | ({} if dlogsumexp is None else {"dlogsumexp": dlogsumexp})
+    inputs = qkv | {name: getattr(scoring, name) for name in ("scale", "mask", "sinks")}
+    moved = {name: x for name, x in inputs.items() if _is_float(x)} | incoming
+    kept = _kept(scoring, qkv["q"], qkv["k"])
 
     def gradients(moved: dict[str, Tensor]) -> dict[str, Tensor]:
         def forward(these: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

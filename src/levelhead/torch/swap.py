@@ -1,7 +1,7 @@
 """Puts functions in the place of others, wherever those were imported, and back again.
 
-Several swaps may lie on top of each other and may be undone in any order: a swap that goes leaves
-what it found, seen through the swaps that stay. The same for wrappers over an attribute.
+Several swaps may lie on top of each other and may be undone in any order: a swap that goes leaves what it found, seen
+through the swaps that stay. The same for wrappers over an attribute.
 """
 
 from __future__ import annotations
@@ -78,11 +78,9 @@ class Swap:
 
     def _show(self, *, original: bool) -> None:
         for (_, name), (names, old) in self._found.items():
-            shown, hidden = self.instead[old], old
-            if not original:
-                shown, hidden = hidden, shown
-            if names.get(name) is shown:  # else another swap lies above this one
-                names[name] = hidden
+            new = self.instead[old]
+            if names.get(name) is (new if original else old):  # else another swap lies above this one
+                names[name] = old if original else new
 
 
 class Layer:
@@ -108,7 +106,7 @@ class Layer:
             owner, name = self._at
             if owner.__dict__.get(name) is self._shown:
                 self._lay()
-            # Else somebody has wrapped it since and would be lost; what he wrapped passes calls on.
+            # Else other code has wrapped it since, and putting it back would lose that wrapper.
 
     def _lay(self) -> None:
         owner, name = self._at
@@ -138,13 +136,6 @@ def wraps(found: Function, by: Function) -> bool:
             return True
         found = found.args[0]
     return False
-
-
-def innermost(found: Function) -> Function:
-    """The function inside all wrappers."""
-    while isinstance(found, functools.partial):
-        found = found.args[0]
-    return found
 
 
 def within(found: Function, wrap: Callable[[Function], Function]) -> Function:

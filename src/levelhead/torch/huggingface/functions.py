@@ -102,8 +102,8 @@ def _interface() -> Any:
     try:
         from transformers import AttentionInterface
     except ImportError as error:
-        advice = 'pip install "levelhead[models]"'
-        raise bad_value("model", "transformers 4.48 or newer to be installed", error, advice) from error
+        wanted = "transformers 4.48 or newer to be installed"
+        raise bad_value("model", wanted, error, 'pip install "levelhead[models]"') from error
     return AttentionInterface
 
 

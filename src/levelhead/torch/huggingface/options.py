@@ -1,9 +1,8 @@
 """One call of transformers' attention interface: what its arguments mean, computed by levelhead.
 
-The contract is that of `sdpa_attention_forward` and of the models' eager functions. Under "sdpa" a
-mask is boolean or missing, and missing may mean causal; under "eager" it is additive with the
-lowest number for hidden, and missing means that nothing is hidden. An option outside the contract
-is refused. Which calls come here is decided in `serving`.
+The contract is that of `sdpa_attention_forward` and of the models' eager functions. Under "sdpa" a mask is boolean or
+missing, and missing may mean causal; under "eager" it is additive with the lowest number for hidden, and missing means
+that nothing is hidden. An option outside the contract is refused.
 """
 
 from __future__ import annotations
@@ -18,23 +17,12 @@ from levelhead.errors import bad_type, bad_value
 from levelhead.torch import sdpa
 from levelhead.torch.masks import hides
 
-# Options that transformers' own functions ignore: bookkeeping of other implementations.
-_SILENT = (
-    "cache_position",
-    "cu_seq_lens_k",
-    "cu_seq_lens_q",
-    "deterministic",
-    "encoder_hidden_states",
-    "max_length_k",
-    "max_length_q",
-    "num_items_in_batch",
-    "output_hidden_states",
-    "output_router_logits",
-    "position_ids",
-    "return_dict",
-    "seq_idx",
-    "use_cache",
+# Bookkeeping of other implementations, which transformers' own functions ignore.
+_IGNORED_NAMES = (
+    "cache_position cu_seq_lens_k cu_seq_lens_q deterministic encoder_hidden_states max_length_k max_length_q "
+    "num_items_in_batch output_hidden_states output_router_logits position_ids return_dict seq_idx use_cache"
 )
+_IGNORED = set(_IGNORED_NAMES.split())
 
 
 def attention(
@@ -57,7 +45,7 @@ def attention(
     **rest: Any,
 ) -> Tensor:
     """(B, T, H, E), as the function of that name in transformers would give it."""
-    unknown = [name for name, x in rest.items() if x is not None and name not in _SILENT]
+    unknown = [name for name, x in rest.items() if x is not None and name not in _IGNORED]
     if unknown:
         advice = f"{type(module).__name__} means something by it: undo() first"
         raise bad_value("model", "known options", unknown, advice)
@@ -77,13 +65,13 @@ def attention(
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling, 1.0
     mask = _mask(eager, query.dtype, attention_mask, position_bias)
-    options: dict[str, Any] = {"attn_mask": mask, "dropout_p": dropout, "is_causal": causal}
     grouped = query.dim() == 4 and query.shape[1] != key.shape[1]
+    options: dict[str, Any] = {"scale": scaling, "enable_gqa": grouped}
     if softcap is None and s_aux is None and not (cosine or log_n or isinstance(scaling, tuple)):
-        out = sdpa.scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=grouped, **options)
+        out = sdpa.scaled_dot_product_attention(query, key, value, mask, dropout, causal, **options)
     else:
         options |= {"softcap": softcap, "sinks": s_aux, "cosine": cosine, "log_n": log_n}
-        out = sdpa.extended(query, key, value, scale=scaling, enable_gqa=grouped, **options)
+        out = sdpa.extended(query, key, value, mask, dropout, causal, **options)
     return out.transpose(1, 2).contiguous()
 
 
@@ -98,8 +86,7 @@ def _mask(eager: bool, dtype: torch.dtype, mask: Tensor | None, bias: Tensor | N
         return mask if bias is None else torch.where(mask, bias, -torch.inf)
     if not mask.dtype.is_floating_point:
         raise bad_type("attention_mask", "bool or a floating dtype", mask.dtype, "Use bool, or an additive mask")
-    hidden = hides(mask)
-    total = (mask if bias is None else mask + bias).masked_fill(hidden, -torch.inf)
+    total = (mask if bias is None else mask + bias).masked_fill(hides(mask), -torch.inf)
     return total if total.dtype in (dtype, torch.float32) else total.to(dtype)
 
 
@@ -110,5 +97,4 @@ def _weights_are_collected(module: nn.Module) -> bool:
     capturing = sys.modules.get("transformers.utils.output_capturing")
     if capturing is None:
         return False
-    collected = capturing._active_collector.get()
-    return collected is not None and any("attentions" in key for key in collected)
+    return any("attentions" in key for key in capturing._active_collector.get() or ())

@@ -1,10 +1,8 @@
 """Hugging Face models on levelhead: `use(model)` serves their attention until it is undone.
 
-The model keeps its attn_implementation, and with it the masks it makes; what is exchanged is the
-function that the name stands for, and only for calls whose module belongs to the model. Such a call
-means here what it means there. A module that cannot be served is an error that names it, and so is
-an option that nobody here knows: nothing is left out in silence. transformers is imported when
-`use` is called, not before.
+The model keeps its attn_implementation, and with it the masks it makes; what is exchanged is the function that the name
+stands for, and only for calls whose module belongs to the model. A module that cannot be served is an error that names
+it, and so is an unknown option. transformers is imported when `use` is called, not before.
 """
 
 from __future__ import annotations
@@ -31,10 +29,9 @@ _lock = threading.Lock()
 class use:  # noqa: N801  a verb, used as a call and in `with`
     """Runs a model's attention through levelhead, until `.undo()` or the end of the `with`.
 
-    Masks, causality, windows, soft caps, sinks, position biases, grouped heads, scale and dropout
-    are kept; so is `attn_implementation`, which must be "sdpa" or "eager". Where an additive mask
-    holds the lowest number of its type the key is hidden, and a query that sees no key gets 0.
-    Other models in the process, and copies made of this one, run as before.
+    Masks, causality, windows, soft caps, sinks, position biases, grouped heads, scale and dropout are kept; so is
+    `attn_implementation`, which must be "sdpa" or "eager". Where an additive mask holds the lowest number of its type
+    the key is hidden, and a query that sees no key gets 0. Other models, and copies made of this one, run as before.
 
     Args:
         model: any `nn.Module` with attention from transformers within.
@@ -68,19 +65,18 @@ class use:  # noqa: N801  a verb, used as a call and in `with`
         served, left = _divide(model)
         if not served or (left and not partial):
             raise LevelheadValueError(_refusal(model, len(served), left))
-        self.served = tuple(found.name for found in served)
+        self.served = tuple(attending.name for attending in served)
         self.left = left
         self.calls = 0
         self._kind = type(model).__name__
-        self._modules: list[nn.Module] = []
         with _lock:
             _hook.install()
-            for module in model.modules():
+            self._modules = list(model.modules())
+            for module in self._modules:
                 _marks(module).uses.append(self)
-                self._modules.append(module)
-            for found in served:
-                _marks(found.module).eager += [*eager_functions(found.module)]
-                _watch(found.module, own=found.sdpa or found.by_hand)
+            for attending in served:
+                _marks(attending.module).eager += [*eager_functions(attending.module)]
+                _watch(attending.module, own=attending.sdpa or attending.by_hand)
 
     def undo(self) -> None:
         """Puts everything back as it was."""
@@ -112,27 +108,27 @@ class use:  # noqa: N801  a verb, used as a call and in `with`
 def _divide(model: nn.Module) -> tuple[list[Attending], dict[str, str]]:
     """The modules that can be served, and why the others cannot."""
     served, left = [], {}
-    for found in attending_modules(model):
-        why = _why_not(found)
-        if why is None:
-            served.append(found)
+    for attending in attending_modules(model):
+        reason = _why_not(attending)
+        if reason is None:
+            served.append(attending)
         else:
-            left[found.name] = f"{type(found.module).__name__} {why}"
+            left[attending.name] = f"{type(attending.module).__name__} {reason}"
     return served, left
 
 
-def _why_not(found: Attending) -> str | None:
-    name = getattr(getattr(found.module, "config", None), "_attn_implementation", None)
-    if found.interface:
+def _why_not(attending: Attending) -> str | None:
+    name = getattr(getattr(attending.module, "config", None), "_attn_implementation", None)
+    if attending.interface:
         if name not in ("sdpa", "eager", None):
             return f"runs {name!r}: load it with attn_implementation 'sdpa' or 'eager'"
         if name == "sdpa":
             return None
         if not has_get_interface():
             return "runs 'eager' where this transformers does not ask: load it with 'sdpa'"
-        strange = [f.__name__ for f in eager_functions(found.module) if not understood(f)]
+        strange = [f.__name__ for f in eager_functions(attending.module) if not understood(f)]
         return f"computes something else in {', '.join(strange)}" if strange else None
-    if found.sdpa and not (found.by_hand and name == "eager"):
+    if attending.sdpa and not (attending.by_hand and name == "eager"):
         return None
     return "forms its softmax by hand, where nobody can reach it"
 
@@ -145,8 +141,7 @@ def _refusal(model: nn.Module, served: int, left: dict[str, str]) -> str:
     more = [f"and {len(left) - 8} more"] if len(left) > 8 else []
     given = f"{len(left)} of {served + len(left)} that do not:\n  " + "\n  ".join(shown + more)
     advice = "use(model, partial=True) serves the others" if served else "Nothing is left to serve"
-    wanted = "attention modules that let themselves be served"
-    return expected("model", wanted, given + "\n", advice)
+    return expected("model", "attention modules that let themselves be served", given + "\n", advice)
 
 
 # ---- marks: whose calls are served
@@ -166,8 +161,8 @@ class _Marks:
 
 
 def _marks(module: nn.Module) -> _Marks:
-    found: _Marks = module.__dict__.setdefault(_MARK, _Marks())
-    return found
+    marks: _Marks = module.__dict__.setdefault(_MARK, _Marks())
+    return marks
 
 
 def _unmark(module: nn.Module) -> None:
@@ -179,8 +174,7 @@ def _unmark(module: nn.Module) -> None:
 
 
 def _watch(module: nn.Module, *, own: bool) -> None:
-    # Every served module, also if it needs no watching: that its forward changed is what makes
-    # graphs that were compiled before compile again.
+    # Every served module, also if it needs no watching: its changed forward makes graphs compile again.
     _marks(module).own |= own
     if not _is_watched(module):
         _marks(module).forward = module.__dict__.get("forward")
@@ -192,7 +186,7 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _watched_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A forward that may call torch's function, which is exchanged, or attend by hand: said."""
+    """A forward that may call torch's function, which is exchanged; it is an error if it attends by hand."""
     marks = _marks(module)
     if not marks.uses or not marks.own:  # a copy; or it asks for everything
         return _forward(module, marks, args, kwargs)
@@ -239,30 +233,25 @@ def _count(marks: _Marks) -> None:
 
 
 def _called(original: Any, name: str, module: nn.Module, /, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-    """The function a module was given: levelhead's if the module is marked, else the original."""
+    """Levelhead's attention if the module is marked, else the original function."""
     marks: _Marks | None = getattr(module, _MARK, None)
     if marks is None or not marks.uses:
-        found: tuple[Tensor, Any] = original(module, *args, **kwargs)
-        return found
-    if name == "eager":
-        if original not in marks.eager:
-            if torch.compiler.is_compiling() or not understood(original):
-                raise _strange(module, original)
-            marks.eager.append(original)
-    elif getattr(original, "__module__", "") != _SDPA_MODULE:
-        raise _strange(module, original)
-    out = attention(name == "eager", module, *args, **kwargs)
+        result: tuple[Tensor, Any] = original(module, *args, **kwargs)
+        return result
+    eager = name == "eager"
+    known = original in marks.eager if eager else getattr(original, "__module__", "") == _SDPA_MODULE
+    if eager and not known and not torch.compiler.is_compiling() and understood(original):
+        marks.eager.append(original)
+    elif not known:
+        given = f"{getattr(original, '__name__', original)} in {type(module).__name__}"
+        wanted = "the attention of attn_implementation 'sdpa' or 'eager'"
+        raise bad_value("model", wanted, given, "undo() first, or set it back")
+    out = attention(eager, module, *args, **kwargs)
     _count(marks)
     return out, None
 
 
 _SDPA_MODULE = "transformers.integrations.sdpa_attention"
-
-
-def _strange(module: nn.Module, original: Any) -> LevelheadValueError:
-    given = f"{getattr(original, '__name__', original)} in {type(module).__name__}"
-    wanted = "the attention of attn_implementation 'sdpa' or 'eager'"
-    return bad_value("model", wanted, given, "undo() first, or set it back")
 
 
 _hook = AttentionHook(_called, replaces=True)

@@ -1,13 +1,14 @@
-"""Which modules of a model attend, and through which functions.
+"""Which modules of a model attend, and how each of them gets at its attention.
 
-Read from the code, before anything runs: the names that the functions of a module's class use. A module either gets a
-function from transformers' attention interface, or calls `F.scaled_dot_product_attention` itself, or forms its softmax
-by hand. Which of them can be served is decided in `serving`.
+Determined from the names that the compiled functions of a module's class use, before anything runs. A module either
+gets a function from transformers' attention interface, or calls `F.scaled_dot_product_attention` itself, or forms its
+softmax by hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -24,19 +25,17 @@ class Attending(NamedTuple):
 
     name: str  # within the model
     module: nn.Module
-    interface: bool  # gets its function from transformers' interface
+    interface: bool  # asks transformers' interface for its attention function
     sdpa: bool  # calls torch's function itself
     by_hand: bool  # has a softmax of its own, perhaps beside the others
 
 
 def attending_modules(model: nn.Module) -> Iterator[Attending]:
     """Every module of the model that attends, in the model's order."""
-    by_class: dict[type, tuple[bool, bool, bool]] = {}
+    ways: Callable[[type], tuple[bool, bool, bool]] = cache(_ways)
     for name, module in model.named_modules():
         kind = type(module)
-        if kind not in by_class:
-            by_class[kind] = _paths(kind)
-        interface, sdpa, by_hand = by_class[kind]
+        interface, sdpa, by_hand = ways(kind)
         if not interface and not sdpa and not by_hand:
             # nn.Softmax may also be a child, which the class only calls.
             children = any(isinstance(child, nn.Softmax) for child in module.children())
@@ -45,13 +44,13 @@ def attending_modules(model: nn.Module) -> Iterator[Attending]:
             yield Attending(name, module, interface, sdpa, by_hand)
 
 
-def _paths(kind: type) -> tuple[bool, bool, bool]:
-    if issubclass(kind, nn.MultiheadAttention):  # torch's own: its fast path calls no function
+def _ways(kind: type) -> tuple[bool, bool, bool]:
+    if issubclass(kind, nn.MultiheadAttention):  # torch's own: a fast path nobody sees into
         return False, False, True
     words = {word for function in _functions(kind) for word in _words(function)}
     interface, sdpa = bool(words & _INTERFACE), _SDPA in words
     own = {word for function in _functions(kind, helpers=False) for word in _words(function)}
-    # Helpers of a module that uses the interface are its eager functions: no second path.
+    # Helpers of an interface's module are its eager functions: no second way.
     by_hand = _normalises(own if interface else words) and _is_called_attention(kind)
     return interface, sdpa, by_hand
 
@@ -73,22 +72,14 @@ def eager_functions(module: nn.Module) -> Iterator[FunctionType]:
 
 def _functions(kind: type, *, helpers: bool = True) -> Iterator[FunctionType]:
     """A class's methods, and the functions of its file that they name, and those these name."""
-    left = [
-        function
-        for base in kind.__mro__
-        if not base.__module__.startswith(_LIBRARY) and base is not object
-        for value in vars(base).values()
-        if (function := _plain(value)) is not None
-    ]
-    known = set(left)
-    while left:
-        function = left.pop()
+    bases = [base for base in kind.__mro__ if not base.__module__.startswith(_LIBRARY) and base is not object]
+    functions = [function for base in bases for value in vars(base).values() if (function := _plain(value))]
+    for function in functions:  # grows as helpers join
         yield function
         for word in _words(function) if helpers else ():
             helper = _plain(function.__globals__.get(word))
-            if helper and helper not in known and helper.__module__ == function.__module__:
-                known.add(helper)
-                left.append(helper)
+            if helper and helper not in functions and helper.__module__ == function.__module__:
+                functions.append(helper)
 
 
 def _plain(value: Any) -> FunctionType | None:
@@ -101,12 +92,9 @@ def _plain(value: Any) -> FunctionType | None:
 
 def _words(function: FunctionType) -> set[str]:
     codes: list[CodeType] = [function.__code__]
-    names: set[str] = set()
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
+    for code in codes:  # grows as nested functions join
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return names
+    return {name for code in codes for name in code.co_names}
 
 
 # Names in eager functions that compute two products, a softmax, dropout, shared heads, a cap, and a sink as one more
