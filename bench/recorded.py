@@ -16,12 +16,13 @@ from typing import Any
 
 import levelhead as lh
 from levelhead.bench.run import cpu_name
-from levelhead.lab import recording
+from levelhead.lab.claim import Task
 from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
 from levelhead.lab.figures.speed import reduced
 from levelhead.lab.result import outcome_json, result_of
 from levelhead.runs import record
 from levelhead.watching.doctor import doctor
+from training_record import unpacked
 
 RESULTS = Path(__file__).parent / "results"
 RECORDED = Path(__file__).parent.parent / "src" / "levelhead" / "lab" / "recorded"
@@ -70,7 +71,7 @@ def claims() -> dict[str, Any]:
     """The result of every claim, its curves included."""
     committed = {one["id"]: one for one in map(json.loads, (RESULTS / CLAIMS).read_text().splitlines())}
     training = json.loads((RECORDED / "training.json").read_text())
-    runs = {run.plan: run for run in recording.unpacked(training)}
+    runs = {run.plan: run for run in unpacked(training)}
     here = {
         "command": "python bench/recorded.py claims",
         "date": date.today().isoformat(),
@@ -88,7 +89,7 @@ def claims() -> dict[str, Any]:
             module = JUDGED[claim.id]
             params = {**claim.quick, **claim.full}
             outcome = module.judge([runs[plan] for plan in module.wanted(params, SEED)])
-            result, about = vars(result_of(claim, params, SEED, outcome_json(outcome))), trained
+            result, about = vars(result_of(Task(claim, params, SEED), outcome_json(outcome))), trained
         else:
             (measured,) = lh.lab.run(claim.id, seed=SEED, full=True)
             result, about = vars(measured), here

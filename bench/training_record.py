@@ -4,6 +4,9 @@
 
 About 20 minutes on one thread; what has been trained before is taken from the cache. The verdicts are those of the
 rounded numbers in the file, so that they can be drawn from it again.
+
+A training is one line: a plan's fields and its curves' fields side by side. The steps of the marks are those of all
+trainings together, written once: a training has as many of the first as it has losses.
 """
 
 from __future__ import annotations
@@ -11,19 +14,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from about import machine, versions
-from levelhead.lab import recording, tasks, training, transformer
+from levelhead.json_numbers import json_value, number_from_json
+from levelhead.lab import tasks, training, transformer
 from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
-from levelhead.lab.plan import Plan
+from levelhead.lab.plan import Curves, Plan
 from levelhead.lab.seeds import Training
 from levelhead.lab.training_cache import trained
 
 CLAIMS = (c07_vanishing, c07a_honest_half, c12_training, c16_generalise)
 SEED = 0
 DIGITS = 4  # of what claims say
+CURVE_DIGITS, ENTROPY_DIGITS = 3, 2  # of a training
 
 
 def parameters(module: Any, size: str) -> dict[str, Any]:
@@ -54,17 +61,56 @@ def judged(module: Any, size: str, kept: dict[Plan, Training]) -> dict[str, Any]
     params = parameters(module, size)
     outcome = module.judge([kept[plan] for plan in module.wanted(params, SEED)])
     numbers = {"measured": outcome.measured, "stderr": outcome.stderr, **outcome.details}
-    return {"verdict": outcome.verdict, **recording.rounded(numbers, DIGITS)}
+    return {"verdict": outcome.verdict, **rounded(numbers, DIGITS)}
 
 
 def recorded(size: str) -> dict[str, Any]:
     """All trainings of a size, and what the claims make of them; those of quick as well."""
     sizes = ["quick", *(["full"] if size == "full" else [])]
     wanted = [plan for x in sizes for module in CLAIMS for plan in module.wanted(parameters(module, x), SEED)]
-    content = recording.packed(trained(list(dict.fromkeys(wanted)), show_progress))
-    kept = {run.plan: run for run in recording.unpacked(content)}
+    content = packed(trained(list(dict.fromkeys(wanted)), show_progress))
+    kept = {run.plan: run for run in unpacked(content)}
     claims = {x: {module.CLAIM.id: judged(module, x, kept) for module in CLAIMS} for x in sizes}
     return {"about": about(), "seed": SEED, "claims": claims, **content}
+
+
+def packed(runs: Sequence[Training]) -> dict[str, Any]:
+    """{"step": …, "runs": […]}, which JSON can hold."""
+    step = max((run.curves.step for run in runs), key=len)
+    return {"step": step, "runs": [_line(run, step) for run in runs]}
+
+
+def unpacked(recording: dict[str, Any]) -> list[Training]:
+    """The trainings again, as precise as they were kept."""
+    names = [field.name for field in fields(Plan)]
+    trainings = []
+    for line in recording["runs"]:
+        curves = {name: _numbers(x) for name, x in line.items() if name not in names}
+        step = recording["step"][: len(line["loss"])]
+        trainings.append(Training(Plan(**{x: line[x] for x in names}), Curves(step=step, **curves)))
+    return trainings
+
+
+def _line(run: Training, step: list[int]) -> dict[str, Any]:
+    curves = asdict(run.curves)
+    if curves.pop("step") != step[: len(run.curves.loss)]:
+        raise ValueError("trainings in one file have their marks at the same steps")
+    entropy = rounded(curves.pop("entropy"), ENTROPY_DIGITS)
+    return {**asdict(run.plan), **rounded(curves, CURVE_DIGITS), "entropy": entropy}
+
+
+def rounded(x: Any, digits: int) -> Any:
+    """JSON values with so many digits; null for what is not finite."""
+    return json_value(x, digits=digits, whole="float")
+
+
+def _numbers(x: Any) -> Any:
+    """NaN for null."""
+    if isinstance(x, dict):
+        return {name: _numbers(each) for name, each in x.items()}
+    if isinstance(x, list):
+        return [_numbers(each) for each in x]
+    return number_from_json(x)
 
 
 def show_progress(share: float, step: str) -> None:

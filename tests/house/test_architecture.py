@@ -151,7 +151,7 @@ COMPUTED = {
     "torch.__init__": "its own submodule",
     "runs.needs": "packages of others",
     "lab.registry": "the table of claims, inside the lab",
-    "lab.worker": "a claim that the registry named",
+    "lab.pool": "a claim that the registry named",
 }
 
 

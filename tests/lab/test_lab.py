@@ -24,7 +24,7 @@ import levelhead as lh
 from levelhead.cli import main
 from levelhead.errors import LevelheadTypeError, LevelheadValueError
 from levelhead.lab import pool, registry, report, result_cache, runner
-from levelhead.lab.claim import VERDICTS, Outcome
+from levelhead.lab.claim import VERDICTS, Outcome, Task
 from levelhead.lab.result import Result, outcome_json
 from support import on_every_isa
 
@@ -322,9 +322,8 @@ SLEEPS = 'log(os.getpid())\ntell(0.1, "sleeping")\ntime.sleep(600)'
 def test_who_stops_listening_leaves_no_process_behind(bench: Bench) -> None:
     bench.claim("C1", SLEEPS)
     bench.claim("C2", SLEEPS)
-    order = [pool.Order(id, registry.MODULES[id], {}, 0) for id in ("C1", "C2")]
-    messages = pool.side_by_side(order, 2)
-    assert {next(messages)[0], next(messages)[0]} == {"C1", "C2"}
+    messages = pool.side_by_side([Task(registry.claim(id), {}, 0) for id in ("C1", "C2")], 2)
+    assert {next(messages)[0].claim.id, next(messages)[0].claim.id} == {"C1", "C2"}
     messages.close()
     workers = [int(line.split()[1]) for line in bench.logged if "begins" not in line]
     assert len(workers) == 2 and all(gone(worker) for worker in workers)

@@ -20,7 +20,7 @@ import torch
 import levelhead as lh
 from levelhead import cache
 from levelhead.errors import LevelheadValueError
-from levelhead.lab import grid, recorded, recording, tasks, training, training_cache
+from levelhead.lab import grid, recorded, tasks, training, training_cache
 from levelhead.lab import seeds as reading
 from levelhead.lab.claim import UndecidedError, Verdict
 from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
@@ -577,7 +577,7 @@ SCRIPT = script(ROOT, "training_record")
 
 
 def kept() -> dict[Plan, Training]:
-    return {run.plan: run for run in recording.unpacked(RECORDED)}
+    return {run.plan: run for run in SCRIPT.unpacked(RECORDED)}
 
 
 @pytest.mark.parametrize("size", sorted(RECORDED["claims"]))
@@ -605,22 +605,22 @@ def test_the_file_says_how_it_was_made_and_is_small() -> None:
     assert {"date", "cpu", "threads", "versions", "command", "method"} <= about.keys()
     assert (ROOT / about["command"].split()[1]).is_file()
     assert (ROOT / about["command"].split()[2]).stat().st_size < 400_000
-    for run in recording.unpacked(RECORDED):
+    for run in SCRIPT.unpacked(RECORDED):
         assert len(run.curves.loss) == run.plan.steps // run.plan.every + 1
         assert np.shape(run.curves.entropy)[1:] == (run.plan.depth, HEADS)
 
 
 def test_trainings_survive_packing() -> None:
     run = Training(SHORT, training.train(SHORT))
-    (again,) = recording.unpacked(recording.packed([run]))
+    (again,) = SCRIPT.unpacked(SCRIPT.packed([run]))
     assert again.plan == run.plan and again.curves.step == run.curves.step
     assert again.curves.loss == pytest.approx(run.curves.loss, rel=5e-3)
     assert np.array(again.curves.entropy) == pytest.approx(np.array(run.curves.entropy), rel=5e-2)
     broken = replace(run.curves, loss=[math.nan, math.inf, 1.0])
-    (again,) = recording.unpacked(recording.packed([Training(SHORT, broken)]))
+    (again,) = SCRIPT.unpacked(SCRIPT.packed([Training(SHORT, broken)]))
     assert [math.isnan(x) for x in again.curves.loss] == [True, True, False]
     with pytest.raises(ValueError, match="same steps"):
-        recording.packed([run, Training(SHORT, replace(run.curves, step=[0, 3, 6]))])
+        SCRIPT.packed([run, Training(SHORT, replace(run.curves, step=[0, 3, 6]))])
 
 
 def test_a_recording_that_is_not_there_is_named() -> None:

@@ -64,3 +64,12 @@ class Claim:
     alone: bool = False  # measures time: runs last, with nothing beside it
     forget: Callable[[], None] | None = None  # drops what the experiment keeps between runs
     plots: Sequence[Plot] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One measurement of a claim."""
+
+    claim: Claim
+    params: Params
+    seed: int

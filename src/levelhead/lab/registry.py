@@ -1,42 +1,21 @@
 """Every claim of the lab by its id, in the order of the notes.
 
-A claim's file is imported when its claim is requested. The table from claims to files is here and nowhere else.
+A claim's id is how its file's name begins: C11a is in `claims/c11a_low_entropy.py`. The file is imported when its claim
+is requested.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.lab.claim import Claim
 
 ALL = "all"
-_FILES = {
-    "C1": "c01_variance",
-    "C1a": "c01a_values",
-    "C2": "c02_spread",
-    "C3": "c03_scaling",
-    "C4": "c04_softmax",
-    "C5": "c05_one_hot",
-    "C6": "c06_jacobian",
-    "C7": "c07_vanishing",
-    "C7a": "c07a_honest_half",
-    "C8": "c08_overflow",
-    "C8a": "c08a_shifted",
-    "C9": "c09_flat",
-    "C9a": "c09a_correlated",
-    "C10": "c10_width",
-    "C11": "c11_level",
-    "C11a": "c11a_low_entropy",
-    "C12": "c12_training",
-    "C13": "c13_additive",
-    "C13a": "c13a_bounded",
-    "C14": "c14_parallel",
-    "C15": "c15_heads",
-    "C16": "c16_generalise",
-}
-MODULES = {id: f"levelhead.lab.claims.{file}" for id, file in _FILES.items()}
+_FILES = sorted(path.stem for path in (Path(__file__).parent / "claims").glob("c[0-9]*.py"))
+MODULES = {f"C{file.partition('_')[0][1:].lstrip('0')}": f"levelhead.lab.claims.{file}" for file in _FILES}
 
 
 def claim(id: str) -> Claim:
@@ -45,8 +24,8 @@ def claim(id: str) -> Claim:
     >>> claim("c1").id
     'C1'
     """
-    found: Claim = import_module(MODULES[_known(id)]).CLAIM
-    return found
+    claim: Claim = import_module(MODULES[_known(id)]).CLAIM
+    return claim
 
 
 def claims() -> list[Claim]:
@@ -57,23 +36,21 @@ def claims() -> list[Claim]:
 def chosen(ids: str | Iterable[str]) -> list[Claim]:
     """The claims with these ids, each once, in the order of the notes; "all" is every id."""
     if not isinstance(ids, str | Iterable):
-        given = f"a {type(ids).__name__}"
-        raise LevelheadTypeError(expected("ids", "ids of claims", given, _advice()))
-    given_ids = [ids] if isinstance(ids, str) else list(ids)
-    if not given_ids:
-        raise LevelheadValueError(expected("ids", "at least one id", "none", _advice()))
+        raise bad_type("ids", "ids of claims", f"a {type(ids).__name__}", _advice())
+    names = [ids] if isinstance(ids, str) else list(ids)
+    if not names:
+        raise bad_value("ids", "at least one id", "none", _advice())
     wanted: set[str] = set()
-    for id in given_ids:
+    for id in names:
         wanted |= MODULES.keys() if str(id).lower() == ALL else {_known(id)}
     return [claim(id) for id in MODULES if id in wanted]
 
 
 def _known(id: str) -> str:
     spelled = {known.lower(): known for known in MODULES}
-    name = str(id).lower()
-    if name not in spelled:
-        raise LevelheadValueError(expected("id", "the id of a claim", repr(id), _advice()))
-    return spelled[name]
+    if str(id).lower() not in spelled:
+        raise bad_value("id", "the id of a claim", repr(id), _advice())
+    return spelled[str(id).lower()]
 
 
 def _advice() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from levelhead.json_numbers import json_value
 from levelhead.lab import registry
-from levelhead.lab.claim import VERDICTS, Claim, Outcome, Params, Verdict
+from levelhead.lab.claim import VERDICTS, Outcome, Params, Task, Verdict
 from levelhead.lab.claim_figure import claim_figure
 from levelhead.lab.figure import Figure, Source, snippet
 
@@ -55,21 +55,11 @@ class Result:
         return f"import levelhead as lh\n\n(result,) = lh.lab.run({given})\nprint(result.figure())\n"
 
 
-def result_of(claim: Claim, params: Params, seed: int, found: Mapping[str, Any]) -> Result:
+def result_of(task: Task, outcome: Mapping[str, Any]) -> Result:
     """A claim with the outcome of its experiment, as `outcome_json` returns it."""
-    return Result(
-        id=claim.id,
-        claim=claim.claim,
-        theory=found["theory"],
-        measured=found["measured"],
-        stderr=found["stderr"],
-        criterion=claim.criterion,
-        expected=claim.expected,
-        verdict=found["verdict"],
-        params=_json(params),
-        seed=seed,
-        details=found["details"],
-    )
+    claim = task.claim
+    declared = {name: getattr(claim, name) for name in ("id", "claim", "criterion", "expected")}
+    return Result(**declared, params=_json(task.params), seed=task.seed, **outcome)
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:

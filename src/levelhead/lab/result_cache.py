@@ -16,10 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from levelhead.cache import check_writable, write_whole
-from levelhead.cache import directory as cache_directory
+from levelhead import cache
 from levelhead.info import cpu_name, info
-from levelhead.lab.claim import Claim, Params
+from levelhead.lab.claim import Task
 
 _PACKAGE = Path(__file__).parents[1]
 _COMPUTES = (".py", ".so", ".txt")  # code, the core, and texts that models read
@@ -28,18 +27,18 @@ _COMPANIONS = ("numpy", "torch", "transformers")
 
 
 def directory() -> Path:
-    return cache_directory("lab")
+    return cache.directory("lab")
 
 
 def check() -> None:
     """Refuses a cache that cannot be written, before minutes of work."""
-    check_writable(directory())
+    cache.check_writable(directory())
 
 
-def load(claim: Claim, params: Params, seed: int) -> dict[str, Any] | None:
+def load(task: Task) -> dict[str, Any] | None:
     """The outcome that was kept, or None if there is none or it can no longer be read."""
     try:
-        text = _place(claim, params, seed).read_text(encoding="utf-8")
+        text = _place(task).read_text(encoding="utf-8")
         digest, content = text.split("\n", 1)
     except (OSError, ValueError):  # not there, not text, not two parts
         return None
@@ -49,22 +48,22 @@ def load(claim: Claim, params: Params, seed: int) -> dict[str, Any] | None:
     return kept
 
 
-def save(claim: Claim, params: Params, seed: int, outcome: Mapping[str, Any]) -> None:
+def save(task: Task, outcome: Mapping[str, Any]) -> None:
     """Keeps an outcome. What was undecided is not kept: a model may be installed meanwhile."""
     if outcome["verdict"] == "undecided":
         return
     text = json.dumps(outcome, allow_nan=False)
     try:
-        write_whole(_place(claim, params, seed), f"{_digest(text)}\n{text}")
+        cache.write_whole(_place(task), f"{_digest(text)}\n{text}")
     except OSError as error:
-        warnings.warn(f"{claim.id} will be measured again next time: {error}", stacklevel=2)
+        warnings.warn(f"{task.claim.id} will be measured again next time: {error}", stacklevel=2)
 
 
-def _place(claim: Claim, params: Params, seed: int) -> Path:
-    key: dict[str, Any] = {"params": dict(params), "seed": seed, "code": _code(info().isa)}
-    if claim.alone:
+def _place(task: Task) -> Path:
+    key: dict[str, Any] = {"params": dict(task.params), "seed": task.seed, "code": _code(info().isa)}
+    if task.claim.alone:
         key["machine"] = _machine()
-    return directory() / f"{claim.id}-{_digest(json.dumps(key, sort_keys=True))}.json"
+    return directory() / f"{task.claim.id}-{_digest(json.dumps(key, sort_keys=True))}.json"
 
 
 @lru_cache

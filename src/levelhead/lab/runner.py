@@ -8,15 +8,14 @@ error that names its claim, whatever the others found.
 from __future__ import annotations
 
 import os
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from levelhead.errors import LevelheadError, LevelheadValueError
-from levelhead.lab import pool, registry, result_cache, settings, worker
-from levelhead.lab.claim import Claim, Params
+from levelhead.lab import pool, registry, result_cache, settings
+from levelhead.lab.claim import Params, Task
 from levelhead.lab.result import Result, result_of
 
 TellLab: TypeAlias = Callable[[str, float, str], None]  # id, share done, what is being done
@@ -26,16 +25,6 @@ _JOBS = 2  # training claims need memory; `jobs` allows more
 
 class CrashedError(LevelheadError):
     """An experiment ended in an error of its own, which is a defect of the lab."""
-
-
-@dataclass(frozen=True)
-class _Task:
-    claim: Claim
-    params: Params
-    seed: int
-
-    def result(self, found: Mapping[str, Any]) -> Result:
-        return result_of(self.claim, self.params, self.seed, found)
 
 
 def run(
@@ -67,50 +56,49 @@ def run(
     jobs = min(_JOBS, _cpus()) if jobs is None else settings.whole("jobs", jobs, 1, 1024)
     chosen = settings.applied(claims, params, full=full)
     result_cache.check()
-    tasks = [_Task(claim, chosen[claim.id], seed) for claim in claims]
-    return _results(tasks, jobs, fresh, tell)
+    return _results([Task(claim, chosen[claim.id], seed) for claim in claims], jobs, fresh, tell)
 
 
-def _results(tasks: Sequence[_Task], jobs: int, fresh: bool, tell: TellLab) -> Iterator[Result]:
-    kept = {} if fresh else {task.claim.id: _kept(task) for task in tasks}
+def _results(tasks: Sequence[Task], jobs: int, fresh: bool, tell: TellLab) -> Iterator[Result]:
     if fresh:
         for forget in {task.claim.forget for task in tasks if task.claim.forget}:
             forget()
-    together = [task for task in tasks if not task.claim.alone]
-    yield from _side_by_side(together, kept, jobs, tell)
+    done = {} if fresh else dict(_kept(tasks))
+    yield from _side_by_side([task for task in tasks if not task.claim.alone], done, jobs, tell)
     for task in (task for task in tasks if task.claim.alone):
-        yield kept.get(task.claim.id) or _alone(task, tell)
+        id = task.claim.id
+        if id not in done:
+            message = pool.perform(registry.MODULES[id], task.params, task.seed, partial(tell, id))
+            done[id] = _finished(task, message)
+        yield done[id]
 
 
-def _kept(task: _Task) -> Result | None:
-    found = result_cache.load(task.claim, task.params, task.seed)
-    return None if found is None else task.result(found)
+def _kept(tasks: Sequence[Task]) -> Iterator[tuple[str, Result]]:
+    for task in tasks:
+        outcome = result_cache.load(task)
+        if outcome is not None:
+            yield task.claim.id, result_of(task, outcome)
 
 
-def _side_by_side(
-    tasks: Sequence[_Task], kept: Mapping[str, Result | None], jobs: int, tell: TellLab
-) -> Iterator[Result]:
+def _side_by_side(tasks: Sequence[Task], done: dict[str, Result], jobs: int, tell: TellLab) -> Iterator[Result]:
     """Yields in the order of the tasks, each as soon as all before it are there."""
-    done = {id: result for id, result in kept.items() if result is not None}
-    left = [task for task in tasks if task.claim.id not in done]
-    orders = [pool.Order(task.claim.id, registry.MODULES[task.claim.id], task.params, task.seed) for task in left]
-    by_id = {task.claim.id: task for task in left}
-    messages = pool.side_by_side(orders, jobs)
+    messages = pool.side_by_side([task for task in tasks if task.claim.id not in done], jobs)
     try:
         for task in tasks:
             while task.claim.id not in done:
-                id, message = next(messages)
+                performed, message = next(messages)
+                id = performed.claim.id
                 if "share" in message:
                     tell(id, message["share"], message["words"])
                 elif id not in done:
-                    done[id] = _finished(by_id[id], message)
+                    done[id] = _finished(performed, message)
             yield done[task.claim.id]
     finally:
         messages.close()
 
 
-def _finished(task: _Task, message: Mapping[str, Any]) -> Result:
-    """The result from a worker's last message."""
+def _finished(task: Task, message: pool.Message) -> Result:
+    """The result from the last message about a task."""
     id = task.claim.id
     if "refused" in message:
         raise LevelheadValueError(f"{id}: {message['refused']}")
@@ -118,23 +106,8 @@ def _finished(task: _Task, message: Mapping[str, Any]) -> Result:
         raise CrashedError(f"{id}: the experiment crashed.\n{message['crashed']}")
     if "exit" in message:
         raise CrashedError(f"{id}: its process ended with {message['exit']}, without a word.")
-    result_cache.save(task.claim, task.params, task.seed, message["found"])
-    return task.result(message["found"])
-
-
-def _alone(task: _Task, tell: TellLab) -> Result:
-    id = task.claim.id
-
-    def tell_share(share: float, words: str) -> None:
-        tell(id, share, words)
-
-    try:
-        message: dict[str, Any] = {"found": worker.perform(task.claim, task.params, task.seed, tell_share)}
-    except LevelheadError as error:
-        message = {"refused": str(error)}
-    except Exception:
-        message = {"crashed": traceback.format_exc()}
-    return _finished(task, message)
+    result_cache.save(task, message["found"])
+    return result_of(task, message["found"])
 
 
 def _cpus() -> int:
