@@ -72,8 +72,7 @@ def _numbers(one: Part, name: str) -> list[float]:
 
 def _range(axis: Part, series: Sequence[Sequence[float]], bars: bool = False) -> tuple[float, float]:
     if axis["range"]:
-        low, high = axis["range"]
-        return low, high
+        return axis["range"][0], axis["range"][1]
     values = [x for some in series for x in some if x > 0 or not axis["log"]] or [1.0]
     low, high = min(values), max(values)
     if bars and not axis["log"]:

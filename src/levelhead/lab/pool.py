@@ -87,8 +87,7 @@ class _Worker:
             env=os.environ | _ONE_THREAD | {"LEVELHEAD_ISA": info().isa},
             start_new_session=True,  # Ctrl-C is for the lab, which then ends its workers
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self.answers = self._process.stdout
         order = {"module": registry.MODULES[task.claim.id], "params": dict(task.params), "seed": task.seed}
         with suppress(BrokenPipeError):  # a worker that is gone already shows by its exit

@@ -75,13 +75,10 @@ def numbers(name: str, values: list[Any], low: float, high: float, *, least: int
 
 def ascending(name: str, values: object) -> list[float]:
     """A list of numbers above 0, from small to large."""
-    if (
-        isinstance(values, list | tuple)
-        and values
-        and all(isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf for x in values)
-        and sorted(values) == list(values)
-    ):
-        return [float(x) for x in values]
+    if isinstance(values, list | tuple) and values:
+        positive = all(isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf for x in values)
+        if positive and sorted(values) == list(values):
+            return [float(x) for x in values]
     raise refused(name, "a list of ascending numbers above 0", values)
 
 

@@ -74,11 +74,10 @@ class _Training:
     def state(self) -> dict[str, Any]:
         """Of the weights as they are."""
         held_out, entropy = self.model.observed(*self.held_out)
-        moved = {
-            f"moved {name}": float((self.weights(name) - begin).norm() / begin.norm())
-            for name, begin in self.begin.items()
-        }
-        return {"held_out": held_out, "entropy": entropy, **moved}
+        state: dict[str, Any] = {"held_out": held_out, "entropy": entropy}
+        for name, begin in self.begin.items():
+            state[f"moved {name}"] = float((self.weights(name) - begin).norm() / begin.norm())
+        return state
 
     @property
     def batch(self) -> int:
