@@ -8,7 +8,7 @@ import pytest
 
 from levelhead import terminal
 from levelhead.bench.progress import Progress as BenchProgress
-from levelhead.lab.progress import Progress as LabProgress
+from levelhead.lab.report import Progress as LabProgress
 
 CLEAR = "\r\x1b[2K"
 

@@ -77,11 +77,11 @@ def _show(arguments: argparse.Namespace) -> Iterator[str]:
 
 def _run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     """Measures, yields what to print, and returns the exit code."""
-    from levelhead.lab import progress, registry, report, runner
+    from levelhead.lab import registry, report, runner
 
     check_writable("--json", arguments.json)
     ids = [claim.id for claim in registry.chosen(arguments.ids)]
-    shown = progress.Progress(ids)
+    shown = report.Progress(ids)
     results = []
     try:
         for result in runner.run(

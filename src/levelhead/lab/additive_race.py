@@ -1,15 +1,15 @@
 """The time of additive attention and of the dot product, each in its fastest implementation.
 
-levelhead streams both through its core. Where PyTorch is installed its fused attention runs too,
-and additive attention as it is written there, which stores (T, S, A) numbers. They take turns in
-bursts; what is compared is the fastest of each kind, so that a slow implementation decides nothing.
+levelhead streams both through its core. Where PyTorch is installed its fused attention runs too, and additive attention
+as it is written there, which stores (T, S, A) numbers. They take turns in bursts; what is compared is the fastest of
+each kind, so that a slow implementation decides nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -43,10 +43,10 @@ def race(length: int, width: int, d_k: int, rounds: int, threads: int) -> Race:
     additive: dict[str, Callable[[], Any]] = {
         "levelhead additive": partial(additive_attention, q, k, v, w_q, w_k, w_v, threads=threads)
     }
-    with _torch_threads(threads):
-        if find_spec("torch"):
-            arrays = (q, k, v, w_q, w_k, w_v)
-            dot["PyTorch dot"], plain = _torch_calls(*arrays)
+    installed = find_spec("torch") is not None
+    with _torch_threads(threads) if installed else nullcontext():
+        if installed:
+            dot["PyTorch dot"], plain = _torch_calls(q, k, v, w_q, w_k, w_v)
             if 4 * length * length * width <= _STORED:
                 additive["PyTorch additive"] = plain
         taken = _take_turns({**dot, **additive}, rounds)
@@ -85,10 +85,6 @@ def _torch_calls(*arrays: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
 
 @contextmanager
 def _torch_threads(threads: int) -> Iterator[None]:
-    """As many threads for PyTorch as for the others, where it is installed."""
-    if not find_spec("torch"):
-        yield
-        return
     import torch
 
     before = torch.get_num_threads()

@@ -18,12 +18,12 @@ from levelhead.lab.measure import divided
 Fields = Mapping[str, Any]  # theory, measured, stderr, verdict, params, seed and details of a result
 
 _SHOWN = 8  # numbers of a list
-_MISSING = object()
 
 
 def claim_figure(claim: Claim, result: Fields, code: str, source: Source, recorded: str = "") -> Figure:
     """`code` prints the figure again; `recorded` is where a recorded result comes from."""
     verdict = result["verdict"]
+    compared = {"verdict": verdict, "expected": claim.expected}
     expected = "as expected" if verdict == claim.expected else f"expected {claim.expected}"
     return Figure(
         claim.id,
@@ -33,24 +33,24 @@ def claim_figure(claim: Claim, result: Fields, code: str, source: Source, record
         facts=tuple(_facts(result, source)),
         note=f"Verdict: {verdict}, {expected}. Criterion: {claim.criterion}",
         recorded=recorded,
-        extra={
-            "verdict": verdict,
-            "expected": claim.expected,
-            "derivation": claim.derivation,
-            "params": result["params"],
-            "seed": result["seed"],
-        },
+        extra=compared | {"derivation": claim.derivation, "params": result["params"], "seed": result["seed"]},
     )
 
 
-def _at(result: Fields, path: Path) -> Any:
-    """The value at the end of a path."""
-    value: Any = result
+def at(value: Any, path: Path) -> Any:
+    """The value at the end of a path; None if there is none."""
     for name in path:
-        if not isinstance(value, Mapping) or name not in value:
-            return _MISSING
-        value = value[name]
+        value = value.get(name) if isinstance(value, Mapping) else None
     return value
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every value that is no mapping, with the path to it."""
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for name, part in value.items():
+        yield from leaves(part, (*path, name))
 
 
 # ---- charts ------------------------------------------------------------------
@@ -72,7 +72,7 @@ def _chart(plot: Plot, result: Fields, source: Source) -> Chart | None:
 
 def _heat(plot: Plot, result: Fields, source: Source) -> Iterator[Series]:
     for path in plot.lines.values():
-        rows = _at(result, path)
+        rows = at(result, path)
         if isinstance(rows, list) and rows and isinstance(rows[0], list):
             z = _numbers(rows)
             yield Series(plot.title, source, "heat", np.arange(z.shape[1]), np.arange(z.shape[0]), z=z)
@@ -80,7 +80,7 @@ def _heat(plot: Plot, result: Fields, source: Source) -> Iterator[Series]:
 
 def _lines(plot: Plot, result: Fields, name: str, path: Path, source: Source) -> Iterator[Series]:
     """The line at a path with its theory, or those of every name below it."""
-    value = _at(result, path)
+    value = at(result, path)
     curve = isinstance(value, Mapping) and {"x", "y"} <= value.keys()
     if isinstance(value, Mapping) and not curve:
         for part in value:
@@ -89,15 +89,15 @@ def _lines(plot: Plot, result: Fields, name: str, path: Path, source: Source) ->
     if curve:
         x, y, error = value["x"], value["y"], value.get("stderr")
     elif isinstance(value, list):
-        x, y, error = _at(result, plot.along) if plot.along else list(range(len(value))), value, None
+        x, y, error = at(result, plot.along) if plot.along else list(range(len(value))), value, None
     else:
         return
     if not isinstance(x, list) or len(x) != len(y):
         return
     label = divided(name) if name in RULES else name or path[-1]
-    expected: Any = _MISSING
+    expected: Any = None
     if path[0] == "measured":
-        error, expected = _at(result, ("stderr", *path[1:])), _at(result, ("theory", *path[1:]))
+        error, expected = at(result["stderr"], path[1:]), at(result["theory"], path[1:])
     compared = isinstance(expected, list) and len(expected) == len(x)
     # Points, where a line of theory goes through them: two lines on top of each other look like one.
     yield _series(label, source, "points" if compared or (plot.theory and source != "theory") else "line", x, y, error)
@@ -128,24 +128,16 @@ def _ends(series: Series) -> str:
 
 def _facts(result: Fields, source: Source) -> Iterator[Fact]:
     """Every number, and the theory of it, if it has one."""
-    for path, value in _leaves(result["measured"], ("measured",)):
-        label = ", ".join(path[1:]) or "measured"
-        yield from _fact(label, value, source, _at(result, ("stderr", *path[1:])))
-        yield from _fact(label, _at(result, ("theory", *path[1:])), "theory", None)
+    for path, value in leaves(result["measured"]):
+        label = ", ".join(path) or "measured"
+        yield from _fact(label, value, source, at(result["stderr"], path))
+        yield from _fact(label, at(result["theory"], path), "theory", None)
     if isinstance(result["theory"], str):
         yield Fact("theory", result["theory"], "theory")
 
 
-def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    if not isinstance(value, Mapping):
-        yield path, value
-        return
-    for name, part in value.items():
-        yield from _leaves(part, (*path, name))
-
-
 def _fact(label: str, value: Any, source: Source, error: Any) -> Iterator[Fact]:
-    if value is _MISSING or value is None or isinstance(value, Mapping):
+    if value is None or isinstance(value, Mapping):
         return
     if isinstance(value, list):
         some = ", ".join(_short(x) for x in value[:_SHOWN])

@@ -104,14 +104,10 @@ class Figure:
 
     def __str__(self) -> str:
         """The facts and gauges in aligned columns; the charts' numbers are in `json()`."""
-        lines = [self.title]
-        labels = [*(fact.label for fact in self.facts), *(gauge.label for gauge in self.gauges)]
-        width = max(map(len, labels), default=0)
-        for fact in self.facts:
-            formula = f": {fact.formula}" if fact.formula else ""
-            lines.append(f"  {fact.label:<{width}}  {fact.text()}  ({fact.source}{formula})")
-        for gauge in self.gauges:
-            lines.append(f"  {gauge.label:<{width}}  {gauge.text()}  ({gauge.source})")
+        rows = [(x.label, x.text(), f"{x.source}: {x.formula}" if x.formula else x.source) for x in self.facts]
+        rows += [(x.label, x.text(), x.source) for x in self.gauges]
+        width = max((len(label) for label, _, _ in rows), default=0)
+        lines = [self.title, *(f"  {label:<{width}}  {text}  ({source})" for label, text, source in rows)]
         shown = ", ".join(f"{claim['id']} {claim['verdict']}" for claim in self.claims)
         claims = f"Claims: {shown}" if shown else ""
         return "\n".join([*lines, *(words for words in (self.note, self.recorded, claims) if words)])

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.lab import tasks
 from levelhead.lab.claim import Params
 from levelhead.lab.plan import Plan
@@ -36,40 +36,26 @@ RATES: Mapping[tuple[str, str], float] = MappingProxyType(
 def plans(params: Params, seed: int) -> list[Plan]:
     """Every combination that the parameters name."""
     _check(params)
-    axes = (params["tasks"], params["d_k"], params["depths"], params["rules"])
+    steps, every = params["steps"], params["every"]
+    seeds = range(seed, seed + params["seeds"])
     return [
-        Plan(
-            task=task,
-            examples=tasks.PLENTY[task],
-            rule=rule,
-            d_k=d_k,
-            depth=depth,
-            seed=seed + i,
-            steps=params["steps"],
-            every=params["every"],
-            rate=RATES[task, "adam"],
-        )
-        for task, d_k, depth, rule in product(*axes)
-        for i in range(params["seeds"])
+        Plan(task, tasks.PLENTY[task], rule, d_k, depth, one_seed, steps, every, RATES[task, "adam"])
+        for task, d_k, depth, rule in product(params["tasks"], params["d_k"], params["depths"], params["rules"])
+        for one_seed in seeds
     ]
 
 
 def _check(params: Params) -> None:
-    """What a comparison needs; each plan checks its own values."""
-    for name in ("tasks", "d_k", "depths"):
-        if not params[name]:
-            raise _wrong(name, "at least one", params[name])
-    if not set(params["tasks"]) <= set(tasks.TASKS):
-        raise _wrong("tasks", f"of {', '.join(tasks.TASKS)}", params["tasks"])
-    if not {NONE, ROOT} <= set(params["rules"]):
-        raise _wrong("rules", f"{NONE} and {ROOT} at least", params["rules"])
-    for name, least in (("seeds", 2), ("steps", 1)):
-        if params[name] < least:
-            raise _wrong(name, f"at least {least}", params[name])
-
-
-def _wrong(name: str, wanted: str, given: object) -> LevelheadValueError:
-    return LevelheadValueError(expected(name, wanted, repr(given), "Change the parameter"))
+    """Refuses parameters that allow no comparison; each plan checks its own values."""
+    conditions = [
+        *((name, bool(params[name]), "at least one") for name in ("tasks", "d_k", "depths")),
+        ("tasks", set(params["tasks"]) <= set(tasks.TASKS), f"of {', '.join(tasks.TASKS)}"),
+        ("rules", {NONE, ROOT} <= set(params["rules"]), f"{NONE} and {ROOT} at least"),
+        *((name, params[name] >= least, f"at least {least}") for name, least in (("seeds", 2), ("steps", 1))),
+    ]
+    for name, holds, wanted in conditions:
+        if not holds:
+            raise bad_value(name, wanted, repr(params[name]), "Change the parameter")
 
 
 def core(some: Sequence[Plan]) -> list[Plan]:

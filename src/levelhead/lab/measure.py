@@ -100,11 +100,8 @@ class Curve:
 def curve(x: Sequence[float], samples: Sequence[ArrayLike]) -> Curve:
     """The means of independent samples, one set of them for each x."""
     sets = [np.asarray(one, np.float64).ravel() for one in samples]
-    return Curve(
-        tuple(float(at) for at in x),
-        tuple(float(one.mean()) for one in sets),
-        tuple(float(one.std(ddof=1) / np.sqrt(one.size)) for one in sets),
-    )
+    errors = tuple(float(one.std(ddof=1) / np.sqrt(one.size)) for one in sets)
+    return Curve(tuple(map(float, x)), tuple(float(one.mean()) for one in sets), errors)
 
 
 def clustered_curve(x: Sequence[float], values: Array) -> Curve:
@@ -117,7 +114,7 @@ def clustered_curve(x: Sequence[float], values: Array) -> Curve:
     units = [unit for unit in (heads, rows) if unit.shape[-1] > 1]
     errors = [unit.std(-1, ddof=1) / math.sqrt(unit.shape[-1]) for unit in units]
     stderr = np.max(errors or [np.full(len(rows), np.nan)], axis=0)
-    return Curve(tuple(float(at) for at in x), tuple(rows.mean(-1).tolist()), tuple(stderr.tolist()))
+    return Curve(tuple(map(float, x)), tuple(rows.mean(-1).tolist()), tuple(stderr.tolist()))
 
 
 # ---- draws -------------------------------------------------------------------

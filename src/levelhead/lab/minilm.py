@@ -37,12 +37,12 @@ def passages(model: models.Opened, number: int, tokens: int, seed: int) -> list[
     rng = np.random.default_rng(seed)
     names = sorted(name for name, text in topics.items() if len(text) >= _LONG)
     order = [names[i] for _ in range(-(-number // len(names))) for i in rng.permutation(len(names))]
-    found = []
+    token_ids = []
     for name in order[:number]:
         ids = model.tokenizer(topics[name], add_special_tokens=False, verbose=False)["input_ids"]
         first = int(rng.integers(max(len(ids) - tokens, 1)))
-        found.append(ids[first : first + tokens])
-    return found
+        token_ids.append(ids[first : first + tokens])
+    return token_ids
 
 
 def queries_and_keys(model: Any, ids: Tensor) -> list[tuple[NDArray[Any], NDArray[Any]]]:

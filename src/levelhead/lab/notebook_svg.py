@@ -1,7 +1,7 @@
 """A chart as a small SVG, for notebooks: enough to see its shape, no more.
 
-It takes a chart as `Figure.json()` has it. The page draws with more care; here there are two labels
-per axis and a legend. Theory is dashed, and nothing is referred to by address.
+It takes a chart as `Figure.json()` has it. The page draws with more care; here there are two labels per axis and a
+legend. Theory is dashed, and nothing is referred to by address.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ def svg(chart: Part) -> str:
 
 
 def _lines(chart: Part, series: Sequence[Part]) -> Iterator[str]:
-    places = {}
-    for name, start, end in (("x", LEFT, WIDTH - RIGHT), ("y", HEIGHT - BOTTOM, TOP)):
-        bars = name == "y" and any(one["shape"] == "bars" for one in series)
-        low, high = _range(chart[name], [_numbers(one, name) for one in series], bars)
-        places[name] = _placed(low, high, start, end, chart[name]["log"])
-        yield from _ticks(name, low, high)
-    low, high = _range(chart["x"], [_numbers(one, "x") for one in series], False)
+    bars = any(one["shape"] == "bars" for one in series)
+    left, right = _range(chart["x"], [_numbers(one, "x") for one in series])
+    low, high = _range(chart["y"], [_numbers(one, "y") for one in series], bars)
+    x = _placed(left, right, LEFT, WIDTH - RIGHT, chart["x"]["log"])
+    y = _placed(low, high, HEIGHT - BOTTOM, TOP, chart["y"]["log"])
+    yield _label(LEFT, HEIGHT - BOTTOM + 12, "start", f"{left:.3g}")
+    yield _label(WIDTH - RIGHT, HEIGHT - BOTTOM + 12, "end", f"{right:.3g}")
+    yield _label(LEFT - 4, HEIGHT - BOTTOM, "end", f"{low:.3g}")
+    yield _label(LEFT - 4, TOP + 8, "end", f"{high:.3g}")
     for one, colour in zip(series, _colours(series), strict=True):
-        yield from _series(_within(one, low, high), colour, places["x"], places["y"])
+        yield from _series(_within(one, left, right), colour, x, y)
 
 
 def _colours(series: Sequence[Part]) -> list[str]:
@@ -68,10 +70,9 @@ def _numbers(one: Part, name: str) -> list[float]:
     return [x for x in (*one[name], *more) if x is not None]
 
 
-def _range(axis: Part, series: Sequence[Sequence[float]], bars: bool) -> tuple[float, float]:
+def _range(axis: Part, series: Sequence[Sequence[float]], bars: bool = False) -> tuple[float, float]:
     if axis["range"]:
-        low, high = axis["range"]
-        return low, high
+        return axis["range"][0], axis["range"][1]
     values = [x for some in series for x in some if x > 0 or not axis["log"]] or [1.0]
     low, high = min(values), max(values)
     if bars and not axis["log"]:
@@ -134,24 +135,17 @@ def _heat(one: Part) -> Iterator[str]:
                 )
 
 
-def _ticks(name: str, low: float, high: float) -> Iterator[str]:
-    for value, end in ((low, False), (high, True)):
-        if name == "x":
-            x, y, anchor = ((WIDTH - RIGHT if end else LEFT), HEIGHT - BOTTOM + 12, "end" if end else "start")
-        else:
-            x, y, anchor = LEFT - 4, (TOP + 8 if end else HEIGHT - BOTTOM), "end"
-        yield f'<text x="{x}" y="{y}" text-anchor="{anchor}">{value:.3g}</text>'
+def _label(x: float, y: float, anchor: str, words: str) -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{words}</text>'
 
 
 def _words(chart: Part) -> Iterator[str]:
     yield f'<text x="{LEFT}" y="14" font-weight="600">{escape(chart["title"])}</text>'
     across, up = (escape(chart[name]["title"]) for name in ("x", "y"))
     middle, low = (LEFT + WIDTH - RIGHT) / 2, HEIGHT - BOTTOM
-    yield f'<text x="{middle}" y="{low + 24}" text-anchor="middle">{across}</text>'
-    turned = f'transform="translate(12 {(TOP + low) / 2}) rotate(-90)"'
-    yield f'<text {turned} text-anchor="middle">{up}</text>'
-    edges = f"M{LEFT} {TOP}V{low}H{WIDTH - RIGHT}"
-    yield f'<path d="{edges}" fill="none" stroke="currentColor" opacity="0.4"/>'
+    yield _label(middle, low + 24, "middle", across)
+    yield f'<text transform="translate(12 {(TOP + low) / 2}) rotate(-90)" text-anchor="middle">{up}</text>'
+    yield f'<path d="M{LEFT} {TOP}V{low}H{WIDTH - RIGHT}" fill="none" stroke="currentColor" opacity="0.4"/>'
 
 
 def _legend(named: Sequence[Part], series: Sequence[Part]) -> Iterator[str]:

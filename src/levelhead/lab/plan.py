@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from levelhead.call.scaling import rule
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.lab import tasks
 
 MATRICES = ("q", "k", "v")  # W_Q, W_K, W_V
@@ -36,21 +36,23 @@ class Plan:
         rule(self.rule)
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise _wrong(name, f"a whole number of at least {least}", value)
-        if not isinstance(self.rate, float) or not 0 < self.rate < math.inf:
-            raise _wrong("rate", "a positive float", self.rate)
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            self._require(is_whole and value >= least, name, f"a whole number of at least {least}")
+        self._require(isinstance(self.rate, float) and 0 < self.rate < math.inf, "rate", "a positive float")
         for name, choices in (("task", tuple(tasks.TASKS)), ("optimiser", OPTIMISERS)):
-            if getattr(self, name) not in choices:
-                raise _wrong(name, f"one of {', '.join(choices)}", getattr(self, name))
+            self._require(getattr(self, name) in choices, name, f"one of {', '.join(choices)}")
+
+    def _require(self, condition: bool, name: str, wanted: str) -> None:
+        if not condition:
+            raise bad_value(name, wanted, repr(getattr(self, name)), "Change the training's plan")
 
 
 @dataclass(frozen=True)
 class Curves:
     """What a training was like, at marks `every` steps apart, from step 0 to the last.
 
-    Loss and gradients of training are means over the steps since the mark before (at step 0: that
-    step alone). Everything else is of the weights at the mark, before they are updated.
+    Loss and gradients of training are means over the steps since the mark before (at step 0: that step alone).
+    Everything else is of the weights at the mark, before they are updated.
     """
 
     step: list[int]
@@ -61,7 +63,3 @@ class Curves:
     keys: list[float]  # whose logits the gradient reaches, effectively, in a row
     reached: list[float]  # share of all logits that it reaches, effectively
     entropy: list[list[list[float]]]  # H/ln n by mark, layer and head, on held-out sequences
-
-
-def _wrong(name: str, wanted: str, given: object) -> LevelheadValueError:
-    return LevelheadValueError(expected(name, wanted, repr(given), "Change the training's plan"))

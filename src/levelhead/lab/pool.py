@@ -34,9 +34,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 # The path is the caller's, not what the interpreter would make of the current directory.
 _START = "import sys; sys.path[:] = sys.argv[1:]; from levelhead.lab.pool import work; work()"
-_ONE_THREAD = dict.fromkeys(
-    ("LEVELHEAD_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
-)
+_ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("LEVELHEAD", "OMP", "MKL", "OPENBLAS")}
 
 
 def perform(module: str, params: Params, seed: int, tell: Tell) -> Message:
@@ -89,8 +87,7 @@ class _Worker:
             env=os.environ | _ONE_THREAD | {"LEVELHEAD_ISA": info().isa},
             start_new_session=True,  # Ctrl-C is for the lab, which then ends its workers
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self.answers = self._process.stdout
         order = {"module": registry.MODULES[task.claim.id], "params": dict(task.params), "seed": task.seed}
         with suppress(BrokenPipeError):  # a worker that is gone already shows by its exit

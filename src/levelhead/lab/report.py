@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import textwrap
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
-from levelhead.lab.claim import Claim
+from levelhead.lab.claim import Claim, Path
+from levelhead.lab.claim_figure import at, leaves
 from levelhead.lab.result import Result
-from levelhead.terminal import paint
+from levelhead.terminal import Bar, paint
 from levelhead.words import plural
 
 _WIDTH = 100
+_PAUSE = 0.05  # seconds between two drawings of the progress; experiments report far more often
 _SHOWN = 6  # numbers of a list; the others are in the JSON
 
 
@@ -36,11 +39,10 @@ def claim_lines(claim: Claim) -> Iterator[str]:
 
 def result_lines(result: Result, *, colour: bool) -> Iterator[str]:
     """The verdict, the claim, and its numbers."""
-    verdict = paint(f"{result.verdict:<10}", result.verdict, colour)
-    wanted = "as expected" if result.as_expected else f"EXPECTED {result.expected.upper()}"
+    comparison = "as expected" if result.as_expected else f"EXPECTED {result.expected.upper()}"
     if result.verdict == "undecided":
-        wanted = f"expected {result.expected}"
-    yield f"{result.id:<5}{verdict} {wanted}"
+        comparison = f"expected {result.expected}"
+    yield f"{result.id:<5}{paint(f'{result.verdict:<10}', result.verdict, colour)} {comparison}"
     yield _indented(result.claim, " " * 5)
     yield from _table(result)
     yield ""
@@ -55,45 +57,58 @@ def summary(results: Sequence[Result]) -> str:
     return words + (f"; undecided: {', '.join(undecided)}" if undecided else "")
 
 
+class Progress(Bar):
+    """Progress by claim."""
+
+    def __init__(self, ids: Sequence[str], stream: TextIO | None = None) -> None:
+        super().__init__(len(ids), stream)
+        self._shares = dict.fromkeys(ids, 0.0)
+        self._drawn = 0.0
+
+    def tell(self, id: str, share: float, words: str) -> None:
+        """Shows which share of a claim is measured."""
+        self._shares[id] = min(max(share, 0.0), 1.0)
+        now = time.monotonic()
+        if now - self._drawn > _PAUSE:
+            self._drawn = now
+            self.draw(sum(self._shares.values()), f"{id}: {words}")
+
+    def add(self, id: str, verdict: str) -> None:
+        """Counts a claim that has its verdict."""
+        self._shares[id] = 1.0
+        self.finished += 1
+        self.log(f"{id} {verdict}", self.finished)
+
+
 # ---- numbers ----------------------------------------------------------------
 
 
 def _table(result: Result) -> Iterator[str]:
-    theory, measured, stderr = result.theory, result.measured, result.stderr
+    theory, measured = result.theory, result.measured
     if isinstance(theory, str) and isinstance(measured, Mapping):  # one sentence about all of them
         yield _indented(theory, f"{'':5}theory: ")
         theory = {}
-    paths = dict.fromkeys((*_paths(measured), *_paths({} if theory is None else theory)))
-    rows = [
-        (", ".join(path), _text(_at(theory, path)), _measured(_at(measured, path), _at(stderr, path))) for path in paths
-    ]
+    paths = dict.fromkeys(path for path, _ in (*leaves(measured), *leaves({} if theory is None else theory)))
+    rows = []
+    for path in paths:
+        number = _measured(_at(measured, path), _at(result.stderr, path))
+        rows.append((", ".join(path), _text(_at(theory, path)), number))
     titles = [("", "theory", "measured")] * any(theory for _, theory, _ in rows)
     wide = [max(len(row[part]) for row in (*titles, *rows)) for part in (0, 1)]
     for name, theory, measured in (*titles, *rows):
         yield f"{'':5}{name:<{wide[0]}}  {theory:<{wide[1]}}  {measured}".rstrip()
 
 
-def _paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The names on the way down to each thing that is no mapping."""
-    if not isinstance(value, Mapping):
-        yield path
-        return
-    for name, part in value.items():
-        yield from _paths(part, (*path, name))
-
-
-def _at(value: Any, path: tuple[str, ...]) -> Any:
-    """What is at the end of the path; None if there is nothing, or more than one thing."""
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
+def _at(value: Any, path: Path) -> Any:
+    """The value at the end of the path; None if there is none, or more than one."""
+    value = at(value, path)
     return None if isinstance(value, Mapping) else value
 
 
 def _measured(value: Any, stderr: Any) -> str:
     if isinstance(value, list):
         errors = stderr if isinstance(stderr, list) else [None] * len(value)
-        parts = [_measured(*pair) for pair in zip(value, errors, strict=False)]
-        return _short(parts)
+        return _short([_measured(*pair) for pair in zip(value, errors, strict=False)])
     if not (isinstance(value, float) and isinstance(stderr, float) and stderr > 0):
         return _text(value)
     digits = 1 - math.floor(math.log10(stderr))  # two of the error's, and no more of the value's
@@ -118,6 +133,5 @@ def _short(parts: list[str]) -> str:
 
 
 def _indented(text: str, first: str) -> str:
-    return textwrap.fill(
-        text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first)
-    )  # long words, such as lists, are cut rather than wrapped by the terminal
+    # Long words, such as lists, are cut rather than wrapped by the terminal.
+    return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first))

@@ -51,8 +51,8 @@ class Result:
         return f"<p><b>{self.id}: {self.verdict}</b></p>{self.figure()._repr_html_()}"
 
     def _python(self) -> str:
-        given = f'"{self.id}", seed={self.seed}, params={dict(self.params)!r}'
-        return f"import levelhead as lh\n\n(result,) = lh.lab.run({given})\nprint(result.figure())\n"
+        arguments = f'"{self.id}", seed={self.seed}, params={dict(self.params)!r}'
+        return f"import levelhead as lh\n\n(result,) = lh.lab.run({arguments})\nprint(result.figure())\n"
 
 
 def result_of(task: Task, outcome: Mapping[str, Any]) -> Result:

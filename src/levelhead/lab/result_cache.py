@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -28,11 +28,6 @@ _COMPANIONS = ("numpy", "torch", "transformers")
 
 def directory() -> Path:
     return cache.directory("lab")
-
-
-def check() -> None:
-    """Refuses a cache that cannot be written, before minutes of work."""
-    cache.check_writable(directory())
 
 
 def load(task: Task) -> dict[str, Any] | None:
@@ -70,20 +65,14 @@ def _place(task: Task) -> Path:
 def _code(isa: str) -> str:
     """One word for everything that computes: the package, its companions, the instruction set."""
     hashed = hashlib.blake2b(digest_size=16)
-    for path in sorted(_computing()):
-        hashed.update(f"{path.relative_to(_PACKAGE)}\0".encode())
-        hashed.update(path.read_bytes())
+    for path in sorted(_PACKAGE.rglob("*")):
+        shows = any(path.is_relative_to(_PACKAGE / name) for name in _SHOWS)
+        if path.suffix in _COMPUTES and not shows:
+            hashed.update(f"{path.relative_to(_PACKAGE)}\0".encode())
+            hashed.update(path.read_bytes())
     versions = [isa, platform.python_version(), *map(_version, _COMPANIONS)]
     hashed.update("\0".join(versions).encode())
     return hashed.hexdigest()
-
-
-def _computing() -> Iterator[Path]:
-    for path in _PACKAGE.rglob("*"):
-        inside = path.relative_to(_PACKAGE).as_posix()
-        shows = any(inside == name or inside.startswith(f"{name}/") for name in _SHOWS)
-        if path.suffix in _COMPUTES and not shows:
-            yield path
 
 
 def _version(package: str) -> str:

@@ -1,7 +1,7 @@
 """Rounding to float16, bfloat16 and float32, as a naive softmax in these types does it.
 
-Results are float32 that hold the narrower type's values, so that no package is needed for
-bfloat16. This is what the lab compares the core with; the core rounds for itself.
+Results are float32 that hold the narrower type's values, so that no package is needed for bfloat16. The lab compares
+the core with this; the core rounds for itself.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
+from levelhead import cache
 from levelhead.errors import LevelheadError, LevelheadValueError
 from levelhead.lab import pool, registry, result_cache, settings
 from levelhead.lab.claim import Params, Task
@@ -55,7 +56,7 @@ def run(
     seed = settings.whole("seed", seed, 0, SEEDS - 1)
     jobs = min(_JOBS, _cpus()) if jobs is None else settings.whole("jobs", jobs, 1, 1024)
     chosen = settings.applied(claims, params, full=full)
-    result_cache.check()
+    cache.check_writable(result_cache.directory())  # before minutes of work
     return _results([Task(claim, chosen[claim.id], seed) for claim in claims], jobs, fresh, tell)
 
 

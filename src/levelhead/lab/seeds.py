@@ -17,8 +17,8 @@ from levelhead.lab.claim import Outcome, UndecidedError, Verdict
 from levelhead.lab.grid import NONE, ROOT
 from levelhead.lab.plan import Curves, Plan
 
-# Student's t for n - 1 = 1, 2, …: a mean of n seeds lies so many of its standard errors around the
-# true one in 95 of 100 cases. With more seeds than are listed, the last is a little too careful.
+# Student's t for n - 1 = 1, 2, …: a mean of n seeds lies so many of its standard errors around the true one in 95 of
+# 100 cases. With more seeds than are listed, the last is a little too careful.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
@@ -59,8 +59,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def ratio(runs: Sequence[Training], measure: Callable[[Training], float]) -> Estimate:
     """A measure without scaling over the same with 1/√d_k; geometric means."""
-    found = by_seed(runs, lambda run, twin: _log(measure(run)) - _log(measure(twin)))
-    return estimate(list(found.values())).exp()
+    differences = by_seed(runs, lambda run, twin: _log(measure(run)) - _log(measure(twin)))
+    return estimate(list(differences.values())).exp()
 
 
 def by_seed(runs: Sequence[Training], differ: Callable[[Training, Training], float]) -> dict[int, float]:
@@ -68,13 +68,12 @@ def by_seed(runs: Sequence[Training], differ: Callable[[Training, Training], flo
 
     Within a seed it is the mean over tasks, widths and depths; the seeds are what errors come from.
     """
-    twins = {run.plan: run for run in runs if run.plan.rule == ROOT}
-    found: dict[int, list[float]] = {}
-    for run in runs:
-        if run.plan.rule == NONE:
-            twin = twins[replace(run.plan, rule=ROOT)]
-            found.setdefault(run.plan.seed, []).append(differ(run, twin))
-    return {seed: float(np.mean(each)) for seed, each in found.items()}
+    twins = {run.plan: run for run in where(runs, rule=ROOT)}
+    differences: dict[int, list[float]] = {}
+    for run in where(runs, rule=NONE):
+        difference = differ(run, twins[replace(run.plan, rule=ROOT)])
+        differences.setdefault(run.plan.seed, []).append(difference)
+    return {seed: float(np.mean(each)) for seed, each in differences.items()}
 
 
 def outcome(named: Mapping[str, Estimate], verdict: Verdict, theory: Any, **details: Any) -> Outcome:
@@ -90,12 +89,8 @@ def outcome(named: Mapping[str, Estimate], verdict: Verdict, theory: Any, **deta
 
 def curve_of(estimates: Mapping[int, Estimate]) -> dict[str, list[float]]:
     """Estimates over x, for a plot."""
-    each = estimates.values()
-    return {
-        "x": [float(x) for x in estimates],
-        "y": [one.value for one in each],
-        "stderr": [one.stderr for one in each],
-    }
+    y, stderr = ([getattr(one, name) for one in estimates.values()] for name in ("value", "stderr"))
+    return {"x": [float(x) for x in estimates], "y": y, "stderr": stderr}
 
 
 def _log(x: float) -> float:

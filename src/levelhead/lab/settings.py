@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import LevelheadValueError, bad_value
 from levelhead.lab.claim import Claim, Params
 
 
@@ -22,8 +22,7 @@ def applied(claims: Sequence[Claim], changes: Params, *, full: bool) -> Mapping[
         if not having:
             known = sorted({name for params in chosen.values() for name in params})
             advice = f"Choose from {', '.join(known)}" if known else "These claims have none"
-            wanted = "a parameter of a chosen claim"
-            raise LevelheadValueError(expected("set", wanted, repr(name), advice))
+            raise bad_value("set", "a parameter of a chosen claim", repr(name), advice)
         for params in having:
             params[name] = _like(name, params[name], value)
     return chosen
@@ -34,9 +33,8 @@ def _like(name: str, model: Any, value: Any) -> Any:
     if type(model) is float and type(value) is int:
         return float(value)
     if type(model) is not type(value):
-        wanted = f"{_kind(model)}, as in {model!r}"
         advice = "Write it as in JSON: 64, 0.5, [1, 2], true"
-        raise LevelheadValueError(expected(name, wanted, f"{_kind(value)}, {value!r}", advice))
+        raise bad_value(name, f"{_kind(model)}, as in {model!r}", f"{_kind(value)}, {value!r}", advice)
     if isinstance(model, list) and model:
         return [_like(name, model[0], part) for part in value]
     return value
@@ -51,21 +49,18 @@ def _kind(value: Any) -> str:
 
 
 def whole(name: str, value: object, low: int, high: int = 2**24) -> int:
-    """A whole number within bounds."""
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return value
     raise refused(name, f"a whole number from {low} to {high}", value)
 
 
 def within(name: str, value: object, low: float, high: float) -> float:
-    """A number within bounds."""
     if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
         return float(value)
     raise refused(name, f"a number from {low:g} to {high:g}", value)
 
 
 def choice(name: str, value: object, options: Sequence[str]) -> str:
-    """One of several words."""
     if isinstance(value, str) and value in options:
         return value
     raise refused(name, f"one of {', '.join(options)}", value)
@@ -80,16 +75,13 @@ def numbers(name: str, values: list[Any], low: float, high: float, *, least: int
 
 def ascending(name: str, values: object) -> list[float]:
     """A list of numbers above 0, from small to large."""
-    if (
-        isinstance(values, list | tuple)
-        and values
-        and all(isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf for x in values)
-        and sorted(values) == list(values)
-    ):
-        return [float(x) for x in values]
+    if isinstance(values, list | tuple) and values:
+        positive = all(isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf for x in values)
+        if positive and sorted(values) == list(values):
+            return [float(x) for x in values]
     raise refused(name, "a list of ascending numbers above 0", values)
 
 
 def refused(name: str, wanted: str, value: object) -> LevelheadValueError:
     """The error for a value out of its range."""
-    return LevelheadValueError(expected(name, wanted, repr(value), "Choose a value in this range"))
+    return bad_value(name, wanted, repr(value), "Choose a value in this range")

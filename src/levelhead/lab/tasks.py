@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -58,16 +58,15 @@ def make(name: str, seed: int, examples: int) -> Task:
     (64, 32, 2)
     """
     if name not in TASKS:
-        wanted = "one of " + ", ".join(TASKS)
-        raise LevelheadValueError(expected("task", wanted, repr(name), "Check the spelling"))
+        raise bad_value("task", f"one of {', '.join(TASKS)}", repr(name), "Check the spelling")
     return TASKS[name](np.random.default_rng(seed), examples)
 
 
 def retrieval(chance: np.random.Generator, examples: int) -> Task:
     """Pairs (key, value), then questions (key, blank): the answer is the value that came with it.
 
-    Keys and values are drawn anew in every sequence, so that nothing but looking back answers a
-    question, and a single head can do it.
+    Keys and values are drawn anew in every sequence, so that nothing but looking back answers a question, and a single
+    head can do it.
     """
     held_out, learnt = (_looked_up(n, chance) for n in (HELD_OUT, examples))
     return Task("retrieval", (KEYS, VALUES + 1), VALUES, learnt, held_out)
@@ -85,10 +84,9 @@ def _looked_up(n: int, chance: np.random.Generator) -> Examples:
 
 
 def text(_: np.random.Generator, examples: int) -> Task:
-    """The next byte of Python's own help texts, which every Python carries.
+    """The next byte of Python's own help texts, which every Python contains; they differ a little between versions.
 
-    The windows that are held out are a stretch of their own, at the end. The text is that of the
-    interpreter, so its numbers change a little from one version of Python to the next.
+    The windows that are held out are a stretch of their own, at the end.
     """
     from pydoc_data.topics import topics
 
@@ -96,7 +94,7 @@ def text(_: np.random.Generator, examples: int) -> Task:
     kept = len(whole) - (HELD_OUT * WINDOW + 1)
     if examples * WINDOW + 1 > kept:
         wanted = f"at most {(kept - 1) // WINDOW} windows of {WINDOW} bytes"
-        raise LevelheadValueError(expected("examples", wanted, examples, "Choose fewer"))
+        raise bad_value("examples", wanted, examples, "Choose fewer")
     learnt, held_out = _windows(whole[: examples * WINDOW + 1]), _windows(whole[kept:])
     return Task("text", (256, WINDOW), 256, learnt, held_out)
 
@@ -108,6 +106,4 @@ def _windows(stretch: Ints) -> Examples:
     return Examples(np.stack([letters, places], -1), following)
 
 
-TASKS: Mapping[str, Callable[[np.random.Generator, int], Task]] = MappingProxyType(
-    {"retrieval": retrieval, "text": text}
-)
+TASKS: Mapping[str, Callable[[np.random.Generator, int], Task]] = {"retrieval": retrieval, "text": text}

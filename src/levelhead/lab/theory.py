@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache, lru_cache
 
 import numpy as np
@@ -81,12 +81,8 @@ def over_queries(d_k: int, of_norm: Callable[[float], float]) -> float:
 def softmax_of(d_k: int, keys: int, factor: float) -> Softmax:
     """Of one query against `keys` keys, all entries normal."""
     norms, shares = _norms(d_k)
-    rows = [expected_softmax(factor * r, keys) for r in norms.tolist()]
-
-    def mean(name: str) -> float:
-        return float(shares @ [getattr(row, name) for row in rows])
-
-    return Softmax(*(mean(name) for name in Softmax.__dataclass_fields__))
+    columns = zip(*(astuple(expected_softmax(factor * r, keys)) for r in norms.tolist()), strict=True)
+    return Softmax(*(float(shares @ column) for column in columns))
 
 
 def softmax_over(widths: Sequence[int], keys: int, factors: Sequence[float]) -> list[Softmax]:
@@ -130,7 +126,7 @@ def logit_density(edges: Floats, d_k: int, factor: float) -> Floats:
     log = d_k * np.log(r) - r**2 / 2
     share = np.exp(log - log.max())
     share /= share.sum()
-    below: Floats = share @ _normal_below(bounds[None, :] / r[:, None])
+    below: Floats = share @ np.interp(bounds[None, :] / r[:, None], *_normal_table())
     return np.diff(below) / np.diff(edges)
 
 
@@ -147,8 +143,8 @@ def overflowing(d_k: int, keys: int, factor: float, limit: float) -> float:
 def _norms(d_k: int) -> tuple[Floats, Floats]:
     """Values of |q| and their shares.
 
-    Even steps in ln |q|, whose density exp(d_k t - exp(2t)/2) is a bell of width 1/√(2 d_k) with a
-    tail to the left, long where d_k is small.
+    Even steps in ln |q|, whose density exp(d_k t - exp(2t)/2) is a bell of width 1/√(2 d_k) with a tail to the left,
+    long where d_k is small.
     """
     width = 1 / math.sqrt(2 * d_k)
     steps = np.arange(-4.5 - 8 / (d_k * width), 4.5, 0.8)
@@ -161,8 +157,7 @@ def _norms(d_k: int) -> tuple[Floats, Floats]:
 @lru_cache(maxsize=16)
 def _table(keys: int) -> Floats:
     """Statistics (σ of _TABLE, four)."""
-    rows = [expected_softmax(std, keys, _COARSE) for std in _TABLE.tolist()]
-    return np.array([[getattr(row, name) for name in Softmax.__dataclass_fields__] for row in rows])
+    return np.array([astuple(expected_softmax(std, keys, _COARSE)) for std in _TABLE.tolist()])
 
 
 def _from_table(std: Floats, keys: int) -> Floats:
@@ -170,22 +165,15 @@ def _from_table(std: Floats, keys: int) -> Floats:
     at = np.log(np.clip(std, _TABLE[0], _TABLE[-1]) / _TABLE[0]) / (math.log(2) / 2)
     first = np.clip(np.floor(at).astype(int) - 1, 0, len(_TABLE) - 4)
     t = at - first
-    nodes = np.arange(4)
     total = np.zeros((len(std), 4))
-    for i in nodes:
-        others = nodes[nodes != i]
-        weight = np.prod([(t - j) / (i - j) for j in others], axis=0)
+    for i in range(4):
+        weight = np.prod([(t - j) / (i - j) for j in range(4) if j != i], axis=0)
         total += weight[:, None] * _table(keys)[first + i]
     return total
 
 
-def _normal_below(x: Floats) -> Floats:
-    """Φ(x) from a table: NumPy has no erf, and steps of a thousandth of a deviation are fine enough."""
-    xs, below = _normal_table()
-    return np.interp(x, xs, below)
-
-
 @cache
 def _normal_table() -> tuple[Floats, Floats]:
+    """x and Φ(x): NumPy has no erf, and steps of a thousandth of a deviation are fine enough."""
     xs = np.linspace(-6.0, 6.0, 12001)
     return xs, np.array([(1 + math.erf(x / math.sqrt(2))) / 2 for x in xs])

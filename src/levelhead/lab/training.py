@@ -1,8 +1,7 @@
 """One training of the lab's small transformer: a `Plan` in, its `Curves` out. Needs torch.
 
-Between two scale rules nothing differs but the number that multiplies q·k: weights, sequences,
-their order and the optimiser are the same. Gradients are not clipped and rates are not warmed up,
-since both would hide what is to be seen. It keeps nothing on disk and judges nothing.
+Between two scale rules nothing differs but the number that multiplies q·k: weights, sequences, their order and the
+optimiser are the same. Gradients are not clipped and rates are not warmed up: both would hide the effect.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ def train(plan: Plan) -> Curves:
 
 
 class _Training:
-    """A model on its way."""
-
     def __init__(self, plan: Plan, task: tasks.Task, model: Transformer) -> None:
         self.plan, self.model = plan, model
         self.learnt, self.held_out = _tensors(task.learnt), _tensors(task.held_out)
@@ -77,11 +74,10 @@ class _Training:
     def state(self) -> dict[str, Any]:
         """Of the weights as they are."""
         held_out, entropy = self.model.observed(*self.held_out)
-        moved = {
-            f"moved {name}": float((self.weights(name) - begin).norm() / begin.norm())
-            for name, begin in self.begin.items()
-        }
-        return {"held_out": held_out, "entropy": entropy, **moved}
+        state: dict[str, Any] = {"held_out": held_out, "entropy": entropy}
+        for name, begin in self.begin.items():
+            state[f"moved {name}"] = float((self.weights(name) - begin).norm() / begin.norm())
+        return state
 
     @property
     def batch(self) -> int:
@@ -90,8 +86,7 @@ class _Training:
     def probes(self) -> list[Tensor]:
         """Zeros to add to the logits of every layer."""
         T = self.learnt[0].shape[1]
-        blocks = self.model.blocks
-        return [torch.zeros(self.batch, HEADS, T, T, requires_grad=True) for _ in blocks]
+        return [torch.zeros(self.batch, HEADS, T, T, requires_grad=True) for _ in self.model.blocks]
 
     def weights(self, name: str) -> Tensor:
         """W_Q, W_K or W_V of all layers."""
@@ -111,8 +106,8 @@ def _reach(probes: list[Tensor]) -> dict[str, float]:
 def spread(gradient: NDArray[Any]) -> tuple[float, float]:
     """How many keys of a row, and which share of all logits, a gradient (B, H, T, T) reaches.
 
-    Effectively: (Σ|g|)² / Σg² is n for n equal numbers and 1 for a single one. Rows count by their
-    share of the gradient, so that those which get nothing but rounding do not.
+    Effectively: (Σ|g|)² / Σg² is n for n equal numbers and 1 for a single one. Rows count by their share of the
+    gradient, so that those which get nothing but rounding do not.
     """
     g = np.abs(gradient.astype(np.float64))
     B, H, T, _ = g.shape

@@ -25,13 +25,15 @@ from levelhead.lab import tasks
 from levelhead.lab.claim import Tell, UndecidedError
 from levelhead.lab.plan import Curves, Plan
 from levelhead.lab.seeds import Training as Run
+from levelhead.words import plural
 
 _CODE = ("plan.py", "tasks.py", "training.py", "transformer.py")
 
 
 def trained(plans: Sequence[Plan], tell: Tell) -> list[Run]:
     """Every plan's curves, in order; what is missing is trained and kept."""
-    _require_torch()
+    if find_spec("torch") is None:
+        raise UndecidedError('training needs PyTorch: pip install "levelhead[torch]"')
     wanted = list(dict.fromkeys(plans))
     curves_of: dict[Plan, Curves] = {}
     for wait in (False, True):
@@ -49,7 +51,7 @@ def directory() -> Path:
 
 
 def forget() -> None:
-    """Removes all that is kept: what `--fresh` means for trainings."""
+    """Removes everything that is kept, as `--fresh` demands."""
     shutil.rmtree(directory(), ignore_errors=True)
 
 
@@ -69,8 +71,7 @@ def _made(plan: Plan, wait: bool) -> Curves | None:
 
 def _kept(plan: Plan) -> Curves | None:
     try:
-        content = json.loads(_place(plan).read_text(encoding="utf-8"))
-        return Curves(**content)
+        return Curves(**json.loads(_place(plan).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):  # not there, or damaged: to be made again
         return None
 
@@ -80,9 +81,8 @@ def _keep(plan: Plan, curves: Curves) -> None:
 
 
 def _place(plan: Plan) -> Path:
-    key = hashlib.blake2b(digest_size=12)
-    key.update(json.dumps([asdict(plan), *_foundation()], sort_keys=True).encode())
-    return directory() / f"{plan.task}-{key.hexdigest()}.json"
+    key = json.dumps([asdict(plan), *_foundation()], sort_keys=True).encode()
+    return directory() / f"{plan.task}-{hashlib.blake2b(key, digest_size=12).hexdigest()}.json"
 
 
 @lru_cache
@@ -93,11 +93,6 @@ def _foundation() -> list[Any]:
     return [code, __version__, metadata.version("torch"), platform.python_version()]
 
 
-def _require_torch() -> None:
-    if find_spec("torch") is None:
-        raise UndecidedError('training needs PyTorch: pip install "levelhead[torch]"')
-
-
 def _named(plan: Plan) -> str:
-    layers = f"{plan.depth} layer{'s' * (plan.depth != 1)}"
+    layers = plural(plan.depth, "layer")
     return f"{plan.examples} {plan.task}, {plan.rule}, d_k {plan.d_k}, {layers}, seed {plan.seed}"

@@ -1,7 +1,7 @@
 """The lab's small transformer: pre-norm, causal, every attention levelhead's, under one scale rule.
 
-q and k start with entries of variance 1, which is what √d_k is derived from. The width of values
-does not follow d_k, so that d_k changes the logits and nothing else. Needs torch; trains nothing.
+q and k start with entries of variance 1, which is what √d_k is derived from. The width of values does not follow d_k,
+so that d_k changes the logits and nothing else. Needs torch.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 
 __all__ = ["load", "names", "source"]
 
@@ -29,7 +29,7 @@ def load(name: str) -> dict[str, Any]:
     """A run by name. Callers share it and must not change it."""
     if name not in names():
         advice = "It is part of the installed package; install levelhead again"
-        raise LevelheadValueError(expected("recording", f"one of {', '.join(names())}", repr(name), advice))
+        raise bad_value("recording", f"one of {', '.join(names())}", repr(name), advice)
     run: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return run
 
