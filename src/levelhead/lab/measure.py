@@ -22,7 +22,7 @@ from levelhead.attention import observe
 from levelhead.call import scaling
 from levelhead.gradients import attention_backward
 from levelhead.lab.claim import Params, Tell
-from levelhead.lab.parameters import POWER, check
+from levelhead.lab.parameters import POWER, check, default
 from levelhead.lab.settings import refused, whole
 from levelhead.lab.theory import frobenius
 from levelhead.weights import weights
@@ -44,11 +44,11 @@ _NESTED_HEADS = 12  # at most
 class Setting:
     """One random head: its width, its scale, its number of keys, its seed."""
 
-    d_k: int = 64
-    scale: str = "1/sqrt(d_k)"
-    power: float = 0.5  # p, where the scale is "1/d_k^p"
-    keys: int = 32
-    seed: int = 0
+    d_k: int = default("d_k")
+    scale: str = default("scale")
+    power: float = default("power")  # p, where the scale is "1/d_k^p"
+    keys: int = default("keys")
+    seed: int = default("seed")
 
     def __post_init__(self) -> None:
         check(**vars(self))

@@ -71,6 +71,11 @@ PARAMETERS: Mapping[str, Parameter] = {
 }
 
 
+def default(name: str) -> Any:
+    """A parameter's value where none is given."""
+    return PARAMETERS[name].default
+
+
 def check(**values: Any) -> None:
     """Refuses a value outside its parameter's range."""
     for name, value in values.items():

@@ -16,6 +16,7 @@ from typing import Any
 
 from levelhead.errors import LevelheadError, expected
 from levelhead.lab import figures
+from levelhead.lab.parameters import default
 from levelhead.page import follow
 from levelhead.page.about import about
 from levelhead.page.assets import INDEX, PLOTLY, Asset, assets
@@ -26,7 +27,7 @@ GRID: Mapping[str, tuple[int | str, ...]] = {
     "scale": ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)"),
     "keys": (8, 32, 256),
 }
-SEED = 0
+SEED = default("seed")
 LARGEST = 10_000_000  # bytes
 _DIGITS = 4
 
