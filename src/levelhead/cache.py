@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 
 
 def directory(*parts: str) -> Path:
@@ -69,7 +69,7 @@ def _errors_named() -> Iterator[None]:
         yield
     except OSError as error:
         advice = "Set LEVELHEAD_CACHE to a directory that can be written to"
-        raise LevelheadValueError(expected("cache", "a cache directory", error, advice)) from error
+        raise bad_value("cache", "a cache directory", error, advice) from error
 
 
 def _umask() -> int:

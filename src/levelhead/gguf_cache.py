@@ -10,20 +10,23 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from levelhead import cache
-from levelhead.errors import LevelheadError, LevelheadValueError, expected
+from levelhead.errors import LevelheadError, bad_value
 from levelhead.terminal import message
 
 _FORMAT = 1  # to be raised when what is written here changes
 _MAGIC = b"GGUF"
 
+Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
 
-def safetensors_of(
-    file: Path, *, check: Callable[[Path], None], progress: Callable[[int, int, str], None] | None = None
-) -> Path:
+wrong = partial(bad_value, "model")  # the error about a model that cannot be opened
+
+
+def safetensors_of(file: Path, *, check: Callable[[Path], None], progress: Progress | None = None) -> Path:
     """The directory with the file's weights as safetensors, made if need be.
 
     `check` raises a LevelheadError if a directory is not as it should be.
@@ -47,7 +50,7 @@ def safetensors_of(
     return target
 
 
-def _make(file: Path, target: Path, progress: Callable[[int, int, str], None]) -> None:
+def _make(file: Path, target: Path, progress: Progress) -> None:
     making = cache.unfinished(target.parent)
     try:
         _convert(file, making, progress)
@@ -66,7 +69,7 @@ def _make(file: Path, target: Path, progress: Callable[[int, int, str], None]) -
         shutil.rmtree(making, ignore_errors=True)
 
 
-def _convert(file: Path, into: Path, progress: Callable[[int, int, str], None]) -> None:
+def _convert(file: Path, into: Path, progress: Progress) -> None:
     """The file as transformers reads it, written as transformers' own format."""
     try:
         import accelerate  # noqa: F401
@@ -95,7 +98,7 @@ def _convert(file: Path, into: Path, progress: Callable[[int, int, str], None]) 
 
 
 @contextmanager
-def _tensors_counted(progress: Callable[[int, int, str], None]) -> Iterator[None]:
+def _tensors_counted(progress: Progress) -> Iterator[None]:
     """transformers counts the tensors with a bar of its own; here it counts for `progress`."""
     from transformers import modeling_gguf_pytorch_utils as reader
 
@@ -116,7 +119,7 @@ def _tensors_counted(progress: Callable[[int, int, str], None]) -> Iterator[None
             names["tqdm"] = bar
 
 
-def _lines(file: Path) -> Callable[[int, int, str], None]:
+def _lines(file: Path) -> Progress:
     """Progress for people: a line at each step, and at every quarter of the tensors."""
     printed: set[tuple[str, int]] = set()
 
@@ -128,8 +131,3 @@ def _lines(file: Path) -> Callable[[int, int, str], None]:
             message(f"{file.name}, once: {step_name}{share} …")
 
     return progress
-
-
-def wrong(wanted: str, given: object, advice: str) -> LevelheadValueError:
-    """The error about a model that cannot be opened."""
-    return LevelheadValueError(expected("model", wanted, given, advice))

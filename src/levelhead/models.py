@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from levelhead.gguf_cache import safetensors_of, wrong
-
-Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
+from levelhead.gguf_cache import Progress, safetensors_of, wrong
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,8 @@ def available() -> dict[str, Known]:
 def open(what: str | Path, *, progress: Progress | None = None) -> Opened:
     """Opens a model of this machine.
 
-    A GGUF file is de-quantised once, into a cache (LEVELHEAD_CACHE, or the user's cache directory);
-    from then on it opens as fast as any other.
+    A GGUF file is de-quantised once, into a cache (LEVELHEAD_CACHE, or the user's cache directory); from then on it
+    opens as fast as any other.
 
     Args:
         what: a name of `available()`, a directory with config.json and safetensors, or a GGUF file.
@@ -125,14 +123,14 @@ def _path_of(what: str | Path) -> Path:
     if path.is_file():
         advice = "Give the directory that holds the weights and their config.json"
         raise wrong("a .gguf file or a directory", repr(str(what)), advice)
-    names = ", ".join(available())
-    wanted = f"one of {names}, a directory with config.json and safetensors, or a .gguf file"
+    wanted = f"one of {', '.join(available())}, a directory with config.json and safetensors, or a .gguf file"
     raise wrong(wanted, repr(str(what)), "Check the name or the path")
 
 
 # ---- what a directory must hold
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_AGAIN, _AS_SAVED = "Copy the files again", "Give a directory as save_pretrained() writes it"
 
 
 def _check(path: Path) -> None:
@@ -143,8 +141,7 @@ def _check(path: Path) -> None:
         if pickles:
             advice = "A pickle can run any code; convert it to safetensors where you trust it"
             raise wrong("weights as safetensors", f"only {', '.join(pickles)} in {path}", advice)
-        advice = "Give a directory as save_pretrained() writes it"
-        raise wrong("weights as safetensors", f"none in {path}", advice)
+        raise wrong("weights as safetensors", f"none in {path}", _AS_SAVED)
     _read_json(path / "config.json")
     index = path / "model.safetensors.index.json"
     if index.exists():
@@ -156,15 +153,11 @@ def _check(path: Path) -> None:
         _check_safetensors(file)
 
 
-_AGAIN = "Copy the files again"
-
-
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        advice = "Give a directory as save_pretrained() writes it"
-        raise wrong(f"a {file.name}", f"none in {file.parent}", advice) from None
+        raise wrong(f"a {file.name}", f"none in {file.parent}", _AS_SAVED) from None
     except ValueError as error:
         raise wrong(f"JSON in {file}", error, _AGAIN) from error
     if not isinstance(content, dict):
@@ -198,17 +191,13 @@ def _load(path: Path) -> tuple[Any, Any]:
     named = _read_json(path / "config.json").get("architectures") or ["AutoModel"]
     kind = getattr(transformers, named[0], None)
     if kind is None:
-        advice = "A newer transformers may have it"
-        raise wrong("an architecture of transformers", named[0], advice)
+        raise wrong("an architecture of transformers", named[0], "A newer transformers may have it")
     with _offline(), _quiet(transformers):
         try:
-            model, loaded = kind.from_pretrained(
-                path, local_files_only=True, use_safetensors=True, output_loading_info=True
-            )
+            local = dict(local_files_only=True)
+            model, loaded = kind.from_pretrained(path, use_safetensors=True, output_loading_info=True, **local)
             has_tokenizer = any(path.glob("tokenizer*")) or any(path.glob("vocab*"))
-            tokenizer = (
-                transformers.AutoTokenizer.from_pretrained(path, local_files_only=True) if has_tokenizer else None
-            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **local) if has_tokenizer else None
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise wrong(f"files that transformers can open in {path}", error, _AGAIN) from error
     if loaded["missing_keys"]:  # transformers would leave them random

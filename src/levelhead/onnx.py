@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from levelhead import reference
 from levelhead.attention import attention
-from levelhead.errors import LevelheadError, LevelheadValueError, expected
+from levelhead.errors import LevelheadError, bad_value, expected
 
 
 class MissingOnnxError(LevelheadError, ImportError):
@@ -33,17 +33,12 @@ try:
     from onnx.reference.op_run import OpRun
 except ImportError as missing:
     advice = "Install it with: pip install 'onnx>=1.23'"
-    message = expected("levelhead.onnx", "the package onnx", f"none ({missing})", advice)
-    raise MissingOnnxError(message) from missing
+    raise MissingOnnxError(expected("levelhead.onnx", "the package onnx", f"none ({missing})", advice)) from missing
 
 Array = NDArray[Any]
 
 OLDEST, NEWEST = 23, 25  # a later definition of the operator may mean something else: refused
 PRECISIONS = (1, 10, 11, 16)  # TensorProto's float32, float16, float64, bfloat16
-
-
-def _error(argument: str, want: str, given: object, advice: str) -> LevelheadValueError:
-    return LevelheadValueError(expected(argument, want, given, advice))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +62,7 @@ def _split_heads(argument: str, x: Array, heads: int | None) -> Array:
     B, L, columns = x.shape
     if heads is None or heads < 1 or columns % heads:
         want = f"a count of heads that divides the {columns} columns of a 3-D input"
-        raise _error(argument, want, heads, "Set the attribute, or pass 4-D inputs")
+        raise bad_value(argument, want, heads, "Set the attribute, or pass 4-D inputs")
     split: Array = x.reshape(B, L, heads, columns // heads).transpose(0, 2, 1, 3)
     return split
 
@@ -79,7 +74,7 @@ def _join(argument: str, past: Array | None, new: Array) -> Array:
     B, G, _, width = new.shape
     if past.ndim != 4 or past.dtype != new.dtype or past.shape != (B, G, past.shape[2], width):
         want = f"{new.dtype} of shape ({B}, {G}, past length, {width})"
-        raise _error(argument, want, f"{past.dtype} of {past.shape}", "Match the new tokens")
+        raise bad_value(argument, want, f"{past.dtype} of {past.shape}", "Match the new tokens")
     return np.concatenate((past, new), axis=2)
 
 
@@ -95,13 +90,13 @@ def _prepare(
 ) -> Inputs:
     ranks = (q.ndim, k.ndim, v.ndim)
     if ranks not in ((3, 3, 3), (4, 4, 4)):
-        raise _error("Q, K, V", "all 3-D or all 4-D", f"ranks {ranks}", "Reshape the inputs")
+        raise bad_value("Q, K, V", "all 3-D or all 4-D", f"ranks {ranks}", "Reshape the inputs")
     if k.dtype != q.dtype:
-        raise _error("K", f"Q's type {q.dtype}", k.dtype, "Cast one of them")
+        raise bad_value("K", f"Q's type {q.dtype}", k.dtype, "Cast one of them")
     if (past_key is None) != (past_value is None):
-        raise _error("past_key, past_value", "both or neither", "one", "Pass the other one too")
+        raise bad_value("past_key, past_value", "both or neither", "one", "Pass the other one too")
     if nonpad is not None and past_key is not None:
-        raise _error("nonpad_kv_seqlen", "no past_key", "both", "Choose one kind of cache")
+        raise bad_value("nonpad_kv_seqlen", "no past_key", "both", "Choose one kind of cache")
     if q.ndim == 3:
         q, k, v = (
             _split_heads("q_num_heads", q, heads[0]),
@@ -113,7 +108,7 @@ def _prepare(
     reach = S if mask is None or mask.ndim == 0 else mask.shape[-1]
     if mask is not None and reach > S:
         want = f"a shape broadcastable to (B, H, T, {S}), or with fewer keys"
-        raise _error("attn_mask", want, mask.shape, "Cut it to the keys")
+        raise bad_value("attn_mask", want, mask.shape, "Cut it to the keys")
     # Where the first query sits: after the internal cache, or so that the last query meets the last key of the external
     # one (negative when there are more queries than keys).
     start = np.full(B, 0 if past_key is None else past_key.shape[2], np.int64)
@@ -121,7 +116,7 @@ def _prepare(
     if nonpad is not None:
         if nonpad.shape != (B,) or np.any((nonpad < 0) | (nonpad > S)):
             want = f"shape ({B},) and values from 0 to {S}"
-            raise _error("nonpad_kv_seqlen", want, nonpad.tolist(), "Give a length per batch row")
+            raise bad_value("nonpad_kv_seqlen", want, nonpad.tolist(), "Give a length per batch row")
         start = nonpad.astype(np.int64) - T
         lengths = np.minimum(nonpad, reach)
     return Inputs(q, k, v, reach, start, lengths)
@@ -129,7 +124,7 @@ def _prepare(
 
 def _side(argument: str, size: int) -> int | None:
     if size < -1:
-        raise _error(argument, "a count of positions or -1", size, "-1 leaves that side open")
+        raise bad_value(argument, "a count of positions or -1", size, "-1 leaves that side open")
     return None if size == -1 else size
 
 
@@ -164,12 +159,12 @@ class Attention(OpRun):
         self.version = schema.since_version
         if opset < OLDEST or self.version > NEWEST:
             want = f"a definition of Attention from opset {OLDEST} to {NEWEST}"
-            raise _error("opset", want, opset, "Convert the model")
+            raise bad_value("opset", want, opset, "Convert the model")
         unknown = [a.name for a in onnx_node.attribute if a.name not in schema.attributes]
         unknown += ["nonpad_kv_seqlen"] * any(onnx_node.input[len(schema.inputs) :])
         if unknown:
             want = f"only what Attention-{self.version} defines"
-            raise _error(unknown[0], want, f"it in opset {opset}", "Import a later opset")
+            raise bad_value(unknown[0], want, f"it in opset {opset}", "Import a later opset")
         super().__init__(onnx_node, run_params, schema)
 
     def run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -198,12 +193,11 @@ class Attention(OpRun):
         heads = attributes["q_num_heads"], attributes["kv_num_heads"]
         precision, mode = attributes["softmax_precision"], attributes["qk_matmul_output_mode"]
         if self.version >= 25 and Q.ndim == 4 and heads != (None, None):
-            want = "no such attributes with 4-D inputs"
-            raise _error("q_num_heads, kv_num_heads", want, heads, "Drop them")
+            raise bad_value("q_num_heads, kv_num_heads", "no such attributes with 4-D inputs", heads, "Drop them")
         if precision not in (None, *PRECISIONS):
-            raise _error("softmax_precision", f"one of {PRECISIONS}", precision, "Pick one")
+            raise bad_value("softmax_precision", f"one of {PRECISIONS}", precision, "Pick one")
         if mode not in range(4):
-            raise _error("qk_matmul_output_mode", "0, 1, 2 or 3", mode, "Pick one")
+            raise bad_value("qk_matmul_output_mode", "0, 1, 2 or 3", mode, "Pick one")
         x = _prepare(Q, K, V, attn_mask, past_key, past_value, nonpad_kv_seqlen, heads)
         double = np.float64 in (Q.dtype, V.dtype) or precision == onnx.TensorProto.DOUBLE
         # ONNX lets the types of V and the mask differ from Q's; where they do, one holds them all.

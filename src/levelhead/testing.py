@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from levelhead.diagnosis.diagnose import diagnose
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.runs.record import Run
 from levelhead.show import text
 
@@ -34,8 +34,7 @@ def assert_level(
 
     Args:
         model: any PyTorch model.
-        batch: what it is called with: a mapping by keyword, a tuple or list in order, or else as
-            its one argument.
+        batch: what it is called with: a mapping by keyword, a tuple or list in order, or else as its one argument.
         allow: kinds of findings that are fine here, such as "wrong scale".
         expected_scale: the scale that is right for this model, where that is not 1/√d_k.
         deep: also see attention that is written out by hand.
@@ -61,7 +60,7 @@ def assert_level(
     if not run.latest:
         given = f"{type(model).__name__}, in which none was seen"
         advice = "Check that the batch reaches the attention, and that deep=True is set"
-        raise LevelheadValueError(expected("model", "a model that attends", given, advice))
+        raise bad_value("model", "a model that attends", given, advice)
     findings = diagnose(run)
     wrong = [one for one in findings if one.severity != "note" and one.kind not in allow]
     if wrong:

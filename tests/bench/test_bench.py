@@ -25,7 +25,6 @@ from levelhead.bench import (
     bars,
     cases,
     cell,
-    gradients,
     inputs,
     judge,
     limits,
@@ -187,9 +186,9 @@ def test_seeds_change_numbers_but_not_masks() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_truth_about_a_step_does_not_depend_on_its_blocks(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = gradients.make(replace(SMALL["training-gqa-2048"], causal=causal))
+    step = inputs.make(replace(SMALL["training-gqa-2048"], causal=causal))
     whole = lh.reference.attention_backward(step.dout, step.q, step.k, step.v, **step.options)
-    monkeypatch.setattr(gradients, "_BLOCK", 7)
+    monkeypatch.setattr(inputs, "_BLOCK", 7)
     found = step.truth()
     for name in "qkv":
         np.testing.assert_allclose(found[f"d{name}"], whole[name], rtol=1e-12, atol=1e-12)
@@ -216,7 +215,7 @@ def test_the_truth_about_additive_attention_is_its_derivative(monkeypatch: pytes
 
 def test_a_step_is_seven_products_where_a_forward_pass_is_two() -> None:
     case = SMALL["training-dense-d64-512"]
-    step, forward = gradients.make(case), inputs.make(replace(case, gradients=False))
+    step, forward = inputs.make(case), inputs.make(replace(case, gradients=False))
     assert step.flops() * 2 == forward.flops() * 7
     assert step.output_bytes == 4 * forward.output_bytes
 
@@ -355,7 +354,7 @@ def test_every_step_has_a_row_and_a_bar_in_the_plot(steps: dict[str, Any], tmp_p
 
 
 def test_a_wrong_gradient_is_not_timed() -> None:
-    step = gradients.make(SMALL["training-dense-d64-512"])
+    step = inputs.make(SMALL["training-dense-d64-512"])
     truth = step.truth()
     found, reasons = cell.contender(peers.OURS, step, 1, truth | {"dk": truth["dk"] * 1.01})
     assert found is None
@@ -370,7 +369,7 @@ def test_the_plain_formulation_can_be_compiled() -> None:
 
 
 def test_flexattention_says_why_it_does_not_train() -> None:
-    step = gradients.make(SMALL["training-causal-d128-512"])
+    step = inputs.make(SMALL["training-causal-d128-512"])
     flex = next(peer for peer in peers.PEERS if peer.name == "FlexAttention")
     found, reasons = cell.contender(flex, step, 1, step.truth())
     assert found is None and "backward on CPU" in reasons["FlexAttention"]

@@ -45,9 +45,7 @@ def _moved(rank: int, world: int, tokens: int, heads: int) -> list[tuple[Any, ..
             for passes in PASSES:
                 trace = Trace()
                 _step(problem, plan, made, passes, rank, group, trace)
-                lengths = made.lengths
-                sizes = dict(own=lengths[rank], longest=max(lengths), before=lengths[rank - 1])
-                due = traffic(plan, problem, world, passes, **sizes)
+                due = traffic(plan, problem, world, passes, made.lengths, rank)
                 found.append((plan, split, passes, trace.received, due))
     return found
 

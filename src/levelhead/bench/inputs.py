@@ -1,8 +1,8 @@
-"""The arrays of a forward pass, and the truth about some of its rows.
+"""The arrays of a pass forward, or forward and backward, and the truth about it.
 
 Inputs are standard normal, so logits have a spread of 1, as a level head has. Masks belong to the case; only q, k and v
-change with the seed. The truth is `levelhead.reference` in float64 on a sample of query rows: all heads and keys, but
-never a whole matrix of scores.
+change with the seed. The truth is `levelhead.reference` in float64; of a forward pass on a sample of query rows: all
+heads and keys, but never a whole matrix of scores.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from levelhead.bench.cases import Case
 from levelhead.call import segments
 
 ROWS = 64  # query rows compared with the truth, of each head
+_BLOCK = 256  # query rows at a time where all are compared: scores in float64 that stay near the caches
 _VISIBLE = 0.9  # share of a random boolean mask that is True
 
 
@@ -151,8 +152,50 @@ class Problem:
         return case.B * case.H * case.T * case.E * self.q.dtype.itemsize
 
 
+class Step(Problem):
+    """A forward and a backward pass with numbers in them.
+
+    The truth is of all rows: a gradient by one key is a sum over all queries, so a sample would cost as much.
+    """
+
+    def truth(self) -> Parts:
+        case = self.case
+        assert not case.altered, "options that name query rows would have to be cut with them"
+        parts: Parts = dict(
+            out=np.empty(self.dout.shape),
+            dq=np.empty(self.q.shape),
+            dk=np.zeros(self.k.shape),
+            dv=np.zeros(self.v.shape),
+        )
+        for first in range(0, case.T, _BLOCK):
+            rows = slice(first, first + _BLOCK)
+            q, options = self.q[:, :, rows], self.options | dict(query_start=case.S - case.T + first)
+            gradients = reference.attention_backward(self.dout[:, :, rows], q, self.k, self.v, **options)
+            parts["out"][:, :, rows] = reference.attention(q, self.k, self.v, **options)
+            parts["dq"][:, :, rows] = gradients["q"]
+            parts["dk"] += gradients["k"]
+            parts["dv"] += gradients["v"]
+        return parts
+
+    def sampled(self, result: Parts) -> Parts:  # type: ignore[override]
+        return result
+
+    def flops(self) -> int:
+        """Two products forward, five backward: q kᵀ and dout vᵀ, then dv, dq and dk."""
+        D, E = self.case.D, self.case.E
+        return 2 * (D + E + 3 * D + 2 * E) * visible_pairs(self)
+
+    def traffic(self) -> int:
+        """q, k, v and dout in, the output and three gradients out."""
+        return 2 * self.output_bytes  # every array has a gradient of its size
+
+    @property
+    def output_bytes(self) -> int:
+        return int(self.dout.nbytes + self.q.nbytes + self.k.nbytes + self.v.nbytes)
+
+
 def make(case: Case, seed: int = 0) -> Problem:
-    return Problem(case, *numbers(case, seed))
+    return (Step if case.gradients else Problem)(case, *numbers(case, seed))
 
 
 def numbers(case: Case, seed: int) -> tuple[Array, Array, Array, Array]:

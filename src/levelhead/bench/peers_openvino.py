@@ -6,6 +6,7 @@ It computes in float32 unless the case asks for less; then both precisions are t
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,12 @@ def variants(problem: Problem, threads: int) -> Variants:
     case = problem.case
     if case.softcap is not None:
         raise Refused("scaled_dot_product_attention has no soft cap")
-    variants: Variants = {}
-    hints = {"float32": ["f32"], "float16": ["f16", "f32"], "bfloat16": ["bf16", "f32"]}
-    for hint in hints[case.dtype]:
-        if not case.grouped:
-            variants[hint] = partial(_openvino_call, problem, threads, hint, False)
-            continue
-        variants[f"{hint}, heads repeated before"] = partial(_openvino_call, problem, threads, hint, False)
-        variants[f"{hint}, heads repeated in the graph"] = partial(_openvino_call, problem, threads, hint, True)
-    return variants
+    hints = {"float32": ["f32"], "float16": ["f16", "f32"], "bfloat16": ["bf16", "f32"]}[case.dtype]
+    ways = {", heads repeated before": False, ", heads repeated in the graph": True} if case.grouped else {"": False}
+    return {
+        f"{hint}{way}": partial(_openvino_call, problem, threads, hint, inside)
+        for hint, (way, inside) in product(hints, ways.items())
+    }
 
 
 def _openvino_call(problem: Problem, threads: int, hint: str, inside: bool) -> Call:

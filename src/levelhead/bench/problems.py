@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from levelhead.bench import additive, gradients, inputs, models
+from levelhead.bench import additive, inputs, models
 from levelhead.bench.calls import Question
 from levelhead.bench.cases import Case, Work
 
 _MAKERS: dict[Work, Callable[[Case, int], Question]] = {
     "attention": inputs.make,
-    "training": gradients.make,
+    "training": inputs.make,
     "additive": additive.make,
     "model": models.make,
 }

@@ -12,7 +12,6 @@ from levelhead.cli.command import Commands
 
 
 def add(commands: Commands) -> None:
-    """The command and its options."""
     parser = commands.add_parser("bench", help="speed, error and memory against every peer found")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="a dozen cells, under a minute (default)")

@@ -21,7 +21,6 @@ exit code: 0 fine, 1 if an answer was wrong, 2 bad input
 
 
 def add(commands: Commands) -> None:
-    """The command and its options."""
     parser = add_command(
         commands,
         "cluster-bench",

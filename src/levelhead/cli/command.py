@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from levelhead.cache import write_whole
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 
 BAD_INPUT = 2  # exit code; argparse uses the same for wrong usage
 STDOUT = "-"  # in place of a file's name
@@ -35,10 +35,10 @@ def check_writable(option: str, file: str | Path | None) -> None:
         return
     path = Path(file)
     if path.is_dir():
-        raise LevelheadValueError(expected(option, "a file", f"the directory {str(file)!r}", "Name a file in it"))
+        raise bad_value(option, "a file", f"the directory {str(file)!r}", "Name a file in it")
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         wanted = "a file in a directory that can be written to"
-        raise LevelheadValueError(expected(option, wanted, repr(str(file)), "Make the directory first"))
+        raise bad_value(option, wanted, repr(str(file)), "Make the directory first")
 
 
 def write(option: str, file: str, content: str) -> None:
@@ -46,6 +46,5 @@ def write(option: str, file: str, content: str) -> None:
     try:
         write_whole(Path(file), content)
     except OSError as error:
-        given = f"{file!r}: {error.strerror}"
-        advice = "Make room there, or name another file"
-        raise LevelheadValueError(expected(option, "a place to write", given, advice)) from None
+        given, advice = f"{file!r}: {error.strerror}", "Make room there, or name another file"
+        raise bad_value(option, "a place to write", given, advice) from None

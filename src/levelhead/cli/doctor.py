@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.terminal import StatusLine, colour_wanted
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ exit code: 0 fine, 1 if a finding is a warning or an error, 2 bad input
 
 
 def add(commands: Commands) -> None:
-    """The command and its options."""
     parser = add_command(
         commands,
         "doctor",
@@ -81,14 +80,9 @@ def _examined(
     from levelhead.diagnosis.compare import compare
     from levelhead.watching.doctor import TOKENS, doctor
 
-    options: dict[str, Any] = {
-        "tokens": TOKENS if arguments.tokens is None else arguments.tokens,
-        "rows": arguments.rows,
-        "threads": arguments.threads,
-        "deep": arguments.deep,
-        "expected_scale": _number(arguments.scale),
-        "tell": tell,
-    }
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in ("rows", "threads", "deep")}
+    options["tokens"] = TOKENS if arguments.tokens is None else arguments.tokens
+    options |= dict(expected_scale=_number(arguments.scale), tell=tell)
     examined = doctor(arguments.model, text, **options)
     if arguments.against is None:
         return examined, None, None
@@ -129,15 +123,10 @@ def _report(examined: Examination, comparison: Comparison | None, table: bool) -
     yield text.text(examined.run, examined.findings, colour=colour_wanted(sys.stdout), table=table)
     if comparison is not None:
         yield "\n" + "\n".join(comparison.lines())
-    yield ""
-    yield f"{examined.run.model}: {verdict(examined.findings)}"
-
-
-# ---- files ------------------------------------------------------------------
+    yield f"\n{examined.run.model}: {verdict(examined.findings)}"
 
 
 def _read(file: str) -> str:
-    advice = "Give a file of UTF-8 text, or - for stdin"
     try:
         raw = sys.stdin.buffer.read() if file == STDOUT else Path(file).read_bytes()
         return raw.decode("utf-8")
@@ -145,4 +134,4 @@ def _read(file: str) -> str:
         given = f"{file!r}: {error.strerror}"
     except UnicodeDecodeError as error:
         given = f"{file!r}, which is not: {error.reason} at byte {error.start}"
-    raise LevelheadValueError(expected("--text", "a readable text", given, advice))
+    raise bad_value("--text", "a readable text", given, "Give a file of UTF-8 text, or - for stdin")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.terminal import NARROW, colour_wanted
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _EXAMPLES = """examples:
 
 
 def add(commands: Commands) -> None:
-    """The command and its options."""
     parser = add_command(
         commands,
         "explain",
@@ -82,7 +81,6 @@ def _check(arguments: argparse.Namespace) -> None:
     width = arguments.width
     if width is not None and not NARROW <= width <= _WIDEST:
         wanted = f"a number of columns from {NARROW} to {_WIDEST}"
-        raise LevelheadValueError(expected("--width", wanted, width, "Leave it out for yours"))
+        raise bad_value("--width", wanted, width, "Leave it out for yours")
     if [arguments.json, arguments.html, arguments.svg].count(STDOUT) > 1:
-        advice = "Give the others a file"
-        raise LevelheadValueError(expected("-", "one thing on stdout", "several", advice))
+        raise bad_value("-", "one thing on stdout", "several", "Give the others a file")

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.terminal import colour_wanted
 
 _EXAMPLES = """examples:
@@ -27,7 +27,6 @@ exit code: 0 fine, 1 if a verdict other than undecided is not the expected one,
 
 
 def add(commands: Commands) -> None:
-    """The command, its actions and their options."""
     parser = add_command(
         commands,
         "lab",
@@ -36,8 +35,7 @@ def add(commands: Commands) -> None:
         examples=_EXAMPLES,
     )
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
-    listed = actions.add_parser("list", help="ids, expected verdicts and sentences")
-    listed.set_defaults(run=_list)
+    actions.add_parser("list", help="ids, expected verdicts and sentences").set_defaults(run=_list)
     shown = actions.add_parser("show", help="derivation, criterion and parameters of claims")
     shown.add_argument("ids", nargs="+", metavar="ID", help="C1, c7a, …, or all")
     shown.set_defaults(run=_show)
@@ -82,17 +80,10 @@ def _run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     check_writable("--json", arguments.json)
     ids = [claim.id for claim in registry.chosen(arguments.ids)]
     shown = report.Progress(ids)
+    options = {name: getattr(arguments, name) for name in ("seed", "full", "jobs", "fresh")}
     results = []
     try:
-        for result in runner.run(
-            ids,
-            seed=arguments.seed,
-            full=arguments.full,
-            params=_changes(arguments.set),
-            jobs=arguments.jobs,
-            fresh=arguments.fresh,
-            tell=shown.tell,
-        ):
+        for result in runner.run(ids, params=_changes(arguments.set), tell=shown.tell, **options):
             results.append(result)
             shown.add(result.id, result.verdict)
             shown.clear()
@@ -105,8 +96,7 @@ def _run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     if arguments.json != STDOUT:
         yield report.summary(results)
         if arguments.json:
-            lines = (_line(result.json()) + "\n" for result in results)
-            write("--json", arguments.json, "".join(lines))
+            write("--json", arguments.json, "".join(_line(result.json()) + "\n" for result in results))
             yield f"wrote {arguments.json}"
     return int(not all(result.as_expected for result in results))
 
@@ -121,8 +111,7 @@ def _changes(options: Sequence[str]) -> dict[str, Any]:
     for text in options:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            advice = "Write it like samples=1000"
-            raise LevelheadValueError(expected("--set", "NAME=VALUE", repr(text), advice))
+            raise bad_value("--set", "NAME=VALUE", repr(text), "Write it like samples=1000")
         try:
             changes[name] = json.loads(value)
         except ValueError:

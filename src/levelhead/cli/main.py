@@ -73,12 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="for programs")
     info.set_defaults(run=_info)
     tour.add(commands, parser)
-    bench.add(commands)
-    doctor.add(commands)
-    explain.add(commands)
-    lab.add(commands)
-    page.add(commands)
-    cluster_bench.add(commands)
+    for command in (bench, doctor, explain, lab, page, cluster_bench):
+        command.add(commands)
     return parser
 
 

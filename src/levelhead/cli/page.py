@@ -15,7 +15,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.terminal import message
 
 _PORTS = (1024, 65535)
@@ -28,7 +28,6 @@ exit code: 0 after Ctrl-C, 2 bad input
 
 
 def add(commands: Commands) -> None:
-    """The command and its options."""
     parser = add_command(
         commands,
         "page",
@@ -54,8 +53,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
         return 0
     low, high = _PORTS
     if arguments.port != 0 and not low <= arguments.port <= high:
-        wanted, advice = f"{low} to {high}", "Leave it out to take any free port"
-        raise LevelheadValueError(expected("--port", wanted, arguments.port, advice))
+        raise bad_value("--port", f"{low} to {high}", arguments.port, "Leave it out to take any free port")
     from levelhead.page import server
 
     page = server.open_page(arguments.port, run=None if arguments.file is None else Path(arguments.file))

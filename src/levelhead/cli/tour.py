@@ -83,19 +83,13 @@ def _three_words() -> Iterator[str]:
 def _four_heads() -> Iterator[str]:
     random = np.random.default_rng(_SEED)
     q, k = random.standard_normal((2, _HEADS, _TOKENS, _D), dtype=np.float32)
-    scaled = lh.observe(q, k, scale="1/sqrt(d_k)")
-    plain = lh.observe(q, k, scale="none")
-    yield 'with scale="1/sqrt(d_k)":'
-    yield str(scaled)
-    yield ""
-    yield 'with scale="none":'
-    yield str(plain)
-    yield ""
+    scaled, plain = (lh.observe(q, k, scale=scale) for scale in ("1/sqrt(d_k)", "none"))
+    yield f'with scale="1/sqrt(d_k)":\n{scaled}\n'
+    yield f'with scale="none":\n{plain}\n'
     yield (
-        f"Divided by √{_D} = {np.sqrt(_D):.0f}, logits have a spread of {_spread(scaled):.2f} "
-        f"and a query attends to {_keys(scaled):.0f} of {_TOKENS} keys;\nundivided, the spread "
-        f"is {_spread(plain):.2f} and only {_keys(plain):.1f} keys are left: "
-        "that is what √d_k is for."
+        f"Divided by √{_D} = {np.sqrt(_D):.0f}, logits have a spread of {_spread(scaled):.2f} and a query attends to "
+        f"{_keys(scaled):.0f} of {_TOKENS} keys;\nundivided, the spread is {_spread(plain):.2f} and only "
+        f"{_keys(plain):.1f} keys are left: that is what √d_k is for."
     )
 
 

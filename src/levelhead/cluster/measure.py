@@ -147,8 +147,8 @@ class _Part:
         slowest = seconds[:, :-1].amax(0).tolist()
         by_rank = dict(zip(TRACED, traced.T.tolist(), strict=True))
         by_rank["other"] = (traced[:, 0] - traced[:, 1] - traced[:, 3]).tolist()
-        plan = (cell.plan, cell.problem, dist.get_world_size(), cell.passes, max(lengths))
-        due = [traffic(*plan, own=own, before=lengths[rank - 1]) for rank, own in enumerate(lengths)]
+        world = len(lengths)
+        due = [traffic(cell.plan, cell.problem, world, cell.passes, lengths, rank) for rank in range(world)]
         return dict(
             **asdict(cell),
             seconds=slowest,

@@ -16,6 +16,7 @@ statistics, and ranks agree on every call. A test holds every byte to what `leve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from operator import add
 
@@ -42,20 +43,11 @@ class Traffic:
 
 
 def traffic(
-    plan: str,
-    problem: Problem,
-    world: int,
-    passes: str,
-    longest: float | None = None,
-    *,
-    own: float | None = None,
-    before: float | None = None,
+    plan: str, problem: Problem, world: int, passes: str, lengths: Sequence[float] | None = None, rank: int = 0
 ) -> Traffic:
-    """Of a rank with `own` tokens where the longest shard has `longest` and the rank before it has `before`; None: an
-    even share."""
-    own = problem.tokens / world if own is None else own
-    longest = own if longest is None else longest
-    before = own if before is None else before
+    """Of this rank where each has so many tokens; None: an even share."""
+    lengths = lengths or [problem.tokens / world] * world
+    own, longest, before = lengths[rank], max(lengths), lengths[rank - 1]
     forward = _forward(plan, problem, world, own, longest)
     if passes == "forward":
         return forward
