@@ -283,7 +283,7 @@ def test_whom_it_attends_to(dog: text.TextExplanation) -> None:
     assert len(found.looks) == 72 and len({(x.layer, x.head) for x in found.looks}) == 72
     for look in found.looks:
         row = dog.reading.calls[look.layer].weights()[look.head, 7]
-        bare = dog.reading.calls[look.layer].unscaled()[look.head, 7]
+        bare = dog.reading.calls[look.layer].unscaled().weights()[look.head, 7]
         assert (look.to, look.weight) == (row.argmax(), row.max())
         # A positive factor keeps the order and changes only the weights.
         assert look.unscaled_to == look.to
