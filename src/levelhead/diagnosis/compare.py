@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from levelhead import stats
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.json_numbers import json_value
 from levelhead.observation import number
 from levelhead.runs.record import Record, Run
@@ -82,7 +82,6 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """As what `json` can write; a number that is none is null."""
-
         changes = [{name: json_value(x) for name, x in asdict(change).items()} for change in self.changes]
         return {"before": self.before, "after": self.after, "changes": changes}
 
@@ -91,18 +90,12 @@ def compare(before: Run, after: Run) -> Comparison:
     """What changed from one checkpoint to another of the same architecture."""
     ours, theirs = _shape(before), _shape(after)
     if ours != theirs:
-        raise LevelheadValueError(
-            expected(
-                "against",
-                f"the attention modules and heads of {after.model}",
-                f"{before.model}, where {_difference(theirs, ours)}",
-                "Compare two checkpoints of one architecture",
-            )
-        )
+        wanted = f"the attention modules and heads of {after.model}"
+        given = f"{before.model}, where {_difference(theirs, ours)}"
+        raise bad_value("against", wanted, given, "Compare two checkpoints of one architecture")
     earlier = {record.module: record for record in before.latest}
     pairs = [(earlier[record.module], record) for record in after.latest]
-    changes = [change for pair in pairs for change in _changes(*pair)]
-    changes.sort(key=lambda change: -change.size)
+    changes = sorted((change for pair in pairs for change in _changes(*pair)), key=lambda change: -change.size)
     return Comparison(before.model, after.model, tuple(changes))
 
 
@@ -122,12 +115,9 @@ def _difference(wanted: dict[str, tuple[int, int]], other: dict[str, tuple[int, 
 
 
 def _changes(before: Record, after: Record) -> Iterator[Change]:
-    a, b = before.heads, after.heads
-    for h in range(len(after.tally)):
-        yield Change(
-            after.module,
-            h,
-            (a.levels[h], b.levels[h]),
-            (float(a.normalised_entropy[h]), float(b.normalised_entropy[h])),
-            (float(a.max_logit[h]), float(b.max_logit[h])),
-        )
+    both = (before.heads, after.heads)
+    levels = zip(*(heads.levels for heads in both), strict=True)
+    entropies = zip(*(heads.normalised_entropy.tolist() for heads in both), strict=True)
+    largest = zip(*(heads.max_logit.tolist() for heads in both), strict=True)
+    for head, pairs in enumerate(zip(levels, entropies, largest, strict=True)):
+        yield Change(after.module, head, *pairs)

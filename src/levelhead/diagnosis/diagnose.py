@@ -13,10 +13,11 @@ from typing import Any
 from levelhead.checks import told
 from levelhead.diagnosis import symptoms, wrong_scale
 from levelhead.diagnosis.findings import Finding, Findings
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.observation import Observation
 from levelhead.runs import files, run_from_observation
 from levelhead.runs.record import Run
+from levelhead.words import plural
 
 
 def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Findings:
@@ -40,7 +41,7 @@ def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Finding
     if not run.latest:
         unseen = f" ({len(run.coverage)} attention modules were not seen)" if run.coverage else ""
         advice = "Run the model while it is watched, then diagnose"
-        raise LevelheadValueError(expected("what", "at least one observed attention call", f"none{unseen}", advice))
+        raise bad_value("what", "at least one observed attention call", f"none{unseen}", advice)
     return Findings(_checked(run, wanted), _about(run))
 
 
@@ -56,7 +57,7 @@ def as_run(what: Any) -> Run:
         return run
     wanted = "a watch, a Run, an Observation or the path of a saved run"
     advice = "For a model, watch it first: with lh.watch(model) as w: model(...)"
-    raise LevelheadTypeError(expected("what", wanted, told(what), advice))
+    raise bad_type("what", wanted, told(what), advice)
 
 
 def _checked(run: Run, wanted: float | str | None) -> Iterator[Finding]:
@@ -73,9 +74,5 @@ def _about(run: Run) -> str:
     if run.model == "observation":
         facts = run.latest[0].facts
         return f"Observation of {heads} heads, {facts.queries} queries and {facts.keys} keys"
-    modules, steps = len(run.latest), len(run.snapshots)
-    name = run.model or "The model"
-    return (
-        f"{name}, {heads} heads of {modules} attention module{'s' * (modules != 1)}, "
-        f"{steps} step{'s' * (steps != 1)} observed"
-    )
+    modules, steps = plural(len(run.latest), "attention module"), plural(len(run.snapshots), "step")
+    return f"{run.model or 'The model'}, {heads} heads of {modules}, {steps} observed"

@@ -41,16 +41,14 @@ class Finding:
     def where(self) -> str:
         """The module and its heads in words."""
         name = self.module or "(the model)"
-        if self.head is None:
-            return name
-        if isinstance(self.head, int):
-            return f"{name} head {self.head}"
-        return f"{name} heads {_ranges(self.head)}"
+        if isinstance(self.head, tuple):
+            return f"{name} heads {_ranges(self.head)}"
+        return name if self.head is None else f"{name} head {self.head}"
 
     @property
     def numbers(self) -> str:
         """The evidence in words."""
-        return ", ".join(f"{_words(name)} {number(x)}" for name, x in self.evidence.items())
+        return ", ".join(f"{_WORDS.get(name, name.replace('_', ' '))} {number(x)}" for name, x in self.evidence.items())
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.kind}: {self.where} ({self.numbers}). {self.why}"
@@ -170,10 +168,6 @@ _WORDS = {
     "dk_norm": "|dL/dk|",
     "dv_norm": "|dL/dv|",
 }
-
-
-def _words(name: str) -> str:
-    return _WORDS.get(name, name.replace("_", " "))
 
 
 def _gravity(f: Finding) -> tuple[int, str, str, str]:

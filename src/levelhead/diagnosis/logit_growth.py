@@ -8,6 +8,7 @@ blow-up. A curve can be tested at any earlier point, too: this is how lead times
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -115,20 +116,18 @@ def first_alarm(run: Run) -> tuple[int, str, int] | None:
     for step in steps:
         for name, curve in every.items():
             points = int(np.searchsorted(curve.steps, step, side="right"))
-            if points and curve.steps[points - 1] == step and (found := alarms(curve.until(points))):
-                return int(step), name, found[0].head
+            if points and curve.steps[points - 1] == step and (raised := alarms(curve.until(points))):
+                return int(step), name, raised[0].head
     return None
 
 
 def check(run: Run) -> Iterator[Finding]:
     """One finding per module and severity."""
     for name, curve in curves(run).items():
-        all_alarms = alarms(curve)
-        for severity in ("error", "warning"):
-            for growing in (True, False):
-                same = [a for a in all_alarms if a.severity == severity and bool(a.pace) == growing]
-                if same:
-                    yield _finding(name, same)
+        raised = alarms(curve)
+        for severity, growing in itertools.product(("error", "warning"), (True, False)):
+            if same := [alarm for alarm in raised if (alarm.severity, bool(alarm.pace)) == (severity, growing)]:
+                yield _finding(name, same)
 
 
 # ---- one head
@@ -216,9 +215,8 @@ def _finding(module: str, same: list[Alarm]) -> Finding:
 
 
 _WHY: dict[Severity, str] = {
-    "warning": "Attention logits this large, or on this course, end with near one-hot weights and "
-    "a loss that gets worse (from about 1e3) or diverges (above 1e4). The norms of q and k grow "
-    "before the loss shows anything.",
+    "warning": "Attention logits this large, or on this course, end with near one-hot weights and a loss that gets "
+    "worse (from about 1e3) or diverges (above 1e4). The norms of q and k grow before the loss shows anything.",
     "error": "Logits above 1e3 worsen the loss, and no run of the study with logits above 1e4 survived.",
 }
 _ADVICE = (

@@ -18,19 +18,16 @@ from levelhead.runs.record import Record, Run
 
 
 def _finding(
-    kind: str, severity: Severity, record: Record, chosen: NDArray[np.bool_], evidence: dict[str, float]
+    kind: str, severity: Severity, record: Record, chosen: NDArray[np.bool_], **evidence: Any
 ) -> Iterator[Finding]:
-    """A finding about the chosen heads, if there are any."""
+    """A finding about the chosen heads, if there are any. `evidence`: a number, or one per head, whose largest among
+    the chosen counts."""
     heads = [int(head) for head in np.flatnonzero(chosen)]
     if heads:
-        evidence = {name: float(x) for name, x in evidence.items() if np.isfinite(x)}
+        numbers = {name: float(np.max(x[chosen]) if np.ndim(x) else x) for name, x in evidence.items()}
+        finite = {name: x for name, x in numbers.items() if np.isfinite(x)}
         why, advice = _TEXTS[kind].get(severity) or _TEXTS[kind]["any"]
-        yield Finding(kind, severity, record.module, worst_heads(heads), evidence, why, advice, link(kind))
-
-
-def _most(x: NDArray[Any], among: NDArray[np.bool_]) -> float:
-    """The largest of the chosen ones; NaN if there is none."""
-    return float(np.max(x[among])) if among.any() else np.nan
+        yield Finding(kind, severity, record.module, worst_heads(heads), finite, why, advice, link(kind))
 
 
 def _levels(record: Record, wanted: str) -> NDArray[np.bool_]:
@@ -49,20 +46,16 @@ def not_finite(run: Run) -> Iterator[Finding]:
             if record.module in seen or not (rows > 0).any():
                 continue
             seen.add(record.module)
-            evidence = {"rows": rows.sum(), "first_step": snapshot.step}
-            yield from _finding("not finite", "error", record, rows > 0, evidence)
+            yield from _finding("not finite", "error", record, rows > 0, rows=rows.sum(), first_step=snapshot.step)
 
 
 def dead_rows(record: Record) -> Iterator[Finding]:
     """Queries that may see no key at all."""
     heads = record.heads
     some, every = heads.empty_rows > 0, heads.rows + heads.nan_rows == 0
-    all_dead, partly = some & every, some & ~every
-    evidence = {"empty_rows": _most(heads.empty_rows, all_dead)}
-    yield from _finding("dead rows", "warning", record, all_dead, evidence)
+    yield from _finding("dead rows", "warning", record, some & every, empty_rows=heads.empty_rows)
     share = heads.empty_rows / np.maximum(heads.rows + heads.empty_rows, 1)
-    evidence = {"empty_rows": _most(heads.empty_rows, partly), "share": _most(share, partly)}
-    yield from _finding("dead rows", "note", record, partly, evidence)
+    yield from _finding("dead rows", "note", record, some & ~every, empty_rows=heads.empty_rows, share=share)
 
 
 def fp16_overflow(record: Record) -> Iterator[Finding]:
@@ -73,16 +66,11 @@ def fp16_overflow(record: Record) -> Iterator[Finding]:
     product = np.maximum(size, size / abs(after))
     worst = np.nan_to_num(product, nan=0.0)
     over, near = worst >= thresholds.FLOAT16_MAX, worst >= thresholds.FLOAT16_NEAR
-
-    def about(severity: Severity, chosen: NDArray[np.bool_]) -> Iterator[Finding]:
-        evidence = {"max_logit": _most(size, chosen), "before_scale": _most(product, chosen)}
-        yield from _finding("fp16 overflow near", severity, record, chosen, evidence)
-
+    graded: dict[Severity, NDArray[np.bool_]] = {"note": over}
     if facts.dtype.rsplit(".", 1)[-1] == "float16":
-        yield from about("error", over)
-        yield from about("warning", near & ~over)
-    else:
-        yield from about("note", over)
+        graded = {"error": over, "warning": near & ~over}
+    for severity, chosen in graded.items():
+        yield from _finding("fp16 overflow near", severity, record, chosen, max_logit=size, before_scale=product)
 
 
 def softcap_saturated(record: Record) -> Iterator[Finding]:
@@ -93,10 +81,8 @@ def softcap_saturated(record: Record) -> Iterator[Finding]:
     typical, most = heads.mean_max, heads.max_logit
     held = np.nan_to_num(typical, nan=-np.inf) >= thresholds.CAP_MEAN * cap
     touched = ~held & (most >= thresholds.CAP_MAX * cap)
-    evidence = {"cap": cap, "mean_max": _most(typical, held)}
-    yield from _finding("softcap saturated", "warning", record, held, evidence)
-    evidence = {"cap": cap, "max_logit": _most(most, touched)}
-    yield from _finding("softcap saturated", "note", record, touched, evidence)
+    yield from _finding("softcap saturated", "warning", record, held, cap=cap, mean_max=typical)
+    yield from _finding("softcap saturated", "note", record, touched, cap=cap, max_logit=most)
 
 
 def idle_norms(record: Record) -> Iterator[Finding]:
@@ -118,8 +104,7 @@ def idle_norms(record: Record) -> Iterator[Finding]:
 def flat_heads(record: Record) -> Iterator[Finding]:
     """Heads that weigh all keys alike."""
     flat, entropy = _levels(record, "flat"), record.heads.normalised_entropy
-    evidence = {"heads": flat.sum(), "of": len(flat), "normalised_entropy": _most(entropy, flat)}
-    yield from _finding("flat heads", "note", record, flat, evidence)
+    yield from _finding("flat heads", "note", record, flat, heads=flat.sum(), of=len(flat), normalised_entropy=entropy)
 
 
 def sink_heads(record: Record) -> Iterator[Finding]:
@@ -128,13 +113,9 @@ def sink_heads(record: Record) -> Iterator[Finding]:
     maybe_causal = (facts.causal or facts.masked) and facts.queries == facts.keys
     uniform = _uniform_first(facts.keys, maybe_causal)
     least = max(thresholds.SINK, thresholds.SINK_OVER_UNIFORM * uniform)
-    first = heads.mean_first > least
-    if facts.keys < thresholds.SINK_KEYS:
-        first = np.zeros_like(first)
-    learned = heads.mean_sink > thresholds.SINK
-    rest, chosen = np.maximum(heads.mean_first, heads.mean_sink), first | learned
-    evidence = {"heads": chosen.sum(), "of": len(chosen), "weight": _most(rest, chosen)}
-    yield from _finding("sink heads", "note", record, chosen, evidence)
+    first = (heads.mean_first > least) & (facts.keys >= thresholds.SINK_KEYS)
+    weight, chosen = np.maximum(heads.mean_first, heads.mean_sink), first | (heads.mean_sink > thresholds.SINK)
+    yield from _finding("sink heads", "note", record, chosen, heads=chosen.sum(), of=len(chosen), weight=weight)
 
 
 def _uniform_first(keys: int, causal: bool) -> float:
@@ -155,16 +136,9 @@ def not_learning(run: Run) -> Iterator[Finding]:
         masks = [heads[record.module] for heads in stuck if record.module in heads]
         if not masks or any(len(mask) != len(record.tally) for mask in masks):
             continue
-        chosen = np.logical_and.reduce(masks)
-        heads = record.heads
-        evidence = {
-            "dq_norm": _most(heads.dq_norm, chosen),
-            "dk_norm": _most(heads.dk_norm, chosen),
-            "dv_norm": _most(heads.dv_norm, chosen),
-            "saturated": _most(heads.saturated, chosen),
-            "observations": len(masks),
-        }
-        yield from _finding("saturated and not learning", "warning", record, chosen, evidence)
+        chosen, kind = np.logical_and.reduce(masks), "saturated and not learning"
+        evidence = {name: getattr(record.heads, name) for name in ("dq_norm", "dk_norm", "dv_norm", "saturated")}
+        yield from _finding(kind, "warning", record, chosen, **evidence, observations=len(masks))
 
 
 def _has_gradients(record: Record) -> bool:
@@ -177,9 +151,8 @@ def _stuck(records: Iterable[Record]) -> dict[str, NDArray[np.bool_]]:
     saturated = {record.module: _levels(record, "saturated") for record in watched}
     typical = {}
     for name in ("dq_norm", "dk_norm"):
-        others = [getattr(r.heads, name)[~saturated[r.module]] for r in watched]
-        known = np.concatenate(others)
-        known = known[np.isfinite(known)]
+        others = np.concatenate([getattr(r.heads, name)[~saturated[r.module]] for r in watched])
+        known = others[np.isfinite(others)]
         typical[name] = float(np.median(known)) if len(known) else np.nan
     stuck_heads = {}
     for record in watched:

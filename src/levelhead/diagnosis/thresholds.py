@@ -1,8 +1,7 @@
 """Where a number starts to mean something, and who says so.
 
-Constants only. None of them is a verdict by itself: a healthy model has saturated heads, sinks and
-logits in the hundreds; `diagnose` combines them. arXiv numbers name the source; "own" is a choice
-of this project, with its reason.
+Constants only. None of them is a verdict by itself: a healthy model has saturated heads, sinks and logits in the
+hundreds; `diagnose` combines them. arXiv numbers name the source; "own" is a choice of this project, with its reason.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from levelhead.call import scaling
 from levelhead.checks import told
-from levelhead.diagnosis.findings import Finding, link
+from levelhead.diagnosis.findings import Finding, Severity, link
 from levelhead.diagnosis.shipped_scales import SHIPPED
 from levelhead.diagnosis.thresholds import SCALE_TOLERANCE
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Record, Run
 
 WRONG, UNUSUAL = "wrong scale", "unusual scale"
@@ -30,12 +30,12 @@ _LOOKS_LIKE = {
     _TIMES_ROOT: "multiplying by √d_k instead of dividing",
 }
 _TOO_LARGE = (
-    "Logits come out too large, so the softmax starts near one-hot: values still learn, q and k "
-    "hardly do, and training is slower and rougher without failing."
+    "Logits come out too large, so the softmax starts near one-hot: values still learn, q and k hardly do, and "
+    "training is slower and rougher without failing."
 )
 _TOO_SMALL = (
-    "Logits come out too small, so the softmax starts near uniform: every head averages until q "
-    "and k have grown to make up for it."
+    "Logits come out too small, so the softmax starts near uniform: every head averages until q and k have grown to "
+    "make up for it."
 )
 _REMEDY = {
     "none": "Multiply by head_dim ** -0.5, or leave scale=None in scaled_dot_product_attention.",
@@ -48,16 +48,15 @@ _REMEDY = {
 
 def checked(argument: str, given: object) -> float | str | None:
     """An expected scale: None, a number above zero or the name of a rule."""
-    names = ", ".join(f'"{name}"' for name in scaling.RULES)
-    what = f"a number above 0 or one of {names}"
+    what = "a number above 0 or one of " + ", ".join(f'"{name}"' for name in scaling.RULES)
     if given is None or (isinstance(given, str) and given in scaling.RULES):
         return given
     if isinstance(given, str):
-        raise LevelheadValueError(expected(argument, what, repr(given), "Check the spelling"))
+        raise bad_value(argument, what, repr(given), "Check the spelling")
     if isinstance(given, bool) or not isinstance(given, int | float):
-        raise LevelheadTypeError(expected(argument, what, told(given), "Pass the scale itself"))
+        raise bad_type(argument, what, told(given), "Pass the scale itself")
     if not 0 < given < math.inf:
-        raise LevelheadValueError(expected(argument, what, given, "Pass the scale itself"))
+        raise bad_value(argument, what, given, "Pass the scale itself")
     return float(given)
 
 
@@ -109,14 +108,12 @@ def _compared(record: Record, wanted: float | str | None) -> Finding | None:
         return None
     ships = SHIPPED.get(facts.architecture or "")
     if ships and (ships.rule is None or ships.rule in like):
-        why = f"Not 1/√d_k, but meant: {ships.why}."
-        return _note(WRONG, record, evidence, why, _NOTHING)
+        return _finding(WRONG, "note", record, evidence, f"Not 1/√d_k, but meant: {ships.why}.", _NOTHING)
     if not like:
-        return _note(UNUSUAL, record, evidence, _UNUSUAL_WHY, _UNUSUAL_ADVICE)
+        return _finding(UNUSUAL, "note", record, evidence, _UNUSUAL_WHY, _UNUSUAL_ADVICE)
     why = f"This looks like {', or like '.join(_LOOKS_LIKE[name] for name in like)}. "
     why += _TOO_LARGE if scale > right else _TOO_SMALL
-    advice = " ".join(_REMEDY[name] for name in like)
-    return Finding(WRONG, "warning", record.module, None, evidence, why, advice, link(WRONG))
+    return _finding(WRONG, "warning", record, evidence, why, " ".join(_REMEDY[name] for name in like))
 
 
 _NOTHING = "Nothing, unless this surprises you."
@@ -130,22 +127,22 @@ _UNUSUAL_ADVICE = "If it is meant, pass it as expected_scale; if not, look for a
 def _against(record: Record, wanted: float | str, like: list[str], evidence: dict[str, float]) -> Finding | None:
     """The finding if the user has passed the right scale."""
     heads, d_k = len(record.tally), record.facts.d_k
-    if isinstance(wanted, str):
-        rule = scaling.rule(wanted)
-        wished = float(scaling.resolve(rule, heads=heads, d_k=d_k).factor[0])
-    else:
-        wished = wanted
+    wished = wanted
+    if isinstance(wished, str):
+        wished = float(scaling.resolve(scaling.rule(wished), heads=heads, d_k=d_k).factor[0])
     agrees = _same(evidence["effective_scale"], wished)
     evidence = evidence | {"expected": wished}
     if not agrees and wanted not in like:  # for 1/√d, any of the widths will do
         why = "The scale is not the one that expected_scale says is right."
         advice = "Look for a scale that is applied twice or not at all, or correct expected_scale."
-        return Finding(WRONG, "warning", record.module, None, evidence, why, advice, link(WRONG))
+        return _finding(WRONG, "warning", record, evidence, why, advice)
     if like == [RIGHT]:
         return None
     why = "Not 1/√d_k, but meant: it is the scale that expected_scale says is right."
-    return _note(WRONG, record, evidence, why, _NOTHING)
+    return _finding(WRONG, "note", record, evidence, why, _NOTHING)
 
 
-def _note(kind: str, record: Record, evidence: dict[str, float], why: str, advice: str) -> Finding:
-    return Finding(kind, "note", record.module, None, evidence, why, advice, link(kind))
+def _finding(
+    kind: str, severity: Severity, record: Record, evidence: dict[str, float], why: str, advice: str
+) -> Finding:
+    return Finding(kind, severity, record.module, None, evidence, why, advice, link(kind))

@@ -8,6 +8,7 @@ and the optimiser its state. A norm of q or k in between would take the scaling 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.remedies.projections import Probe, Source, Sources, Unknown
-from levelhead.remedies.remedy import Remedy, Sight, attention_modules, checked, needs_deep, no_attention, positive, run
+from levelhead.remedies.remedy import Remedy, Sight, checked, needs_deep, positive, refuse_without_attention, run
 from levelhead.runs import tally
 from levelhead.torch.masks import hides
 from levelhead.watching import effective_scale
@@ -95,13 +96,11 @@ class QKClip(Remedy):
         if isinstance(watched, Watch):
             if watched.rows is not None:
                 advice = "Watch all rows: a sampled maximum is a lower bound"
-                given = f"rows={watched.rows}"
-                raise LevelheadValueError(expected("watched", "rows=None", given, advice))
+                raise bad_value("watched", "rows=None", f"rows={watched.rows}", advice)
             self.watch, model = watched, watched.model
         else:
             model = checked(watched)
-            if not any(True for _ in attention_modules(model)):
-                raise no_attention(model)
+            refuse_without_attention(model)
             self.watch = Watch(model, deep=needs_deep(model), history=2)
         super().__init__(model, {})
         self._seen: dict[str, _Seen] = {}
@@ -118,12 +117,8 @@ class QKClip(Remedy):
 
     def _called(self, watched: WatchedModule, call: Call, heads: Tensor, q: Tensor, k: Tensor) -> None:
         self.modules[watched.name] = watched.module
-        new = _Seen(
-            heads[:, tally.LARGEST].detach().clone(),
-            heads[:, tally.INDEX["nan_rows"]].sum(),
-            _biased(call),
-            call.scoring.softcap,
-        )
+        bad_rows = heads[:, tally.INDEX["nan_rows"]].sum()
+        new = _Seen(heads[:, tally.LARGEST].detach().clone(), bad_rows, _biased(call), call.scoring.softcap)
         old = self._seen.get(watched.name)
         if old is not None and old.largest.shape == new.largest.shape:
             new.largest = torch.maximum(old.largest, new.largest)
@@ -151,15 +146,14 @@ class QKClip(Remedy):
         plan = _Plan()
         heads: dict[tuple[str, int], float] = {}
         for name, largest in maxima.items():
-            factors = [self._factor(x, seen[name].softcap) for x in largest]
-            over = {head: factor for head, factor in enumerate(factors) if factor < 1.0}
-            if over:
+            factors = (self._factor(x, seen[name].softcap) for x in largest)
+            if over := {head: factor for head, factor in enumerate(factors) if factor < 1.0}:
                 plan.add(self._sources(name), over)
                 heads |= {(name, head): factor for head, factor in over.items()}
         plan.carry_out()
         if self._probe.settled:
             self._probe.close()
-        inexact = tuple(n for n in {n: None for n, _ in heads} if bool(seen[n].biased))
+        inexact = tuple(name for name in dict.fromkeys(name for name, _ in heads) if bool(seen[name].biased))
         return Clipped(heads, max((max(x) for x in maxima.values()), default=-math.inf), inexact)
 
     def _maxima(self, seen: dict[str, _Seen]) -> dict[str, list[float]]:
@@ -167,22 +161,17 @@ class QKClip(Remedy):
         names = list(seen)
         if not names:
             return {}
-        packed = torch.cat([seen[name].largest.double() for name in names])
-        bad = torch.stack([seen[name].bad_rows.double() for name in names])
-        together = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if together:
-            both = torch.cat([packed, bad])
-            torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, self._group)
-            packed, bad = both[: len(packed)], both[len(packed) :]
-        wrong = [name for name, rows in zip(names, bad.tolist(), strict=True) if rows]
+        bad_rows = torch.stack([seen[name].bad_rows.double() for name in names])
+        packed = torch.cat([bad_rows, *(seen[name].largest.double() for name in names)])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(packed, torch.distributed.ReduceOp.MAX, self._group)
+        numbers = iter(packed.tolist())
+        wrong = [name for name, rows in zip(names, itertools.islice(numbers, len(names)), strict=True) if rows]
         if wrong:
-            given = f"NaN or infinite ones in {', '.join(repr(name) for name in wrong)}"
+            given = f"NaN or infinite ones in {', '.join(map(repr, wrong))}"
             advice = "No factor brings them back: return to an earlier checkpoint"
-            raise LevelheadValueError(expected("logits", "finite numbers", given, advice))
-        sizes = [len(seen[name].largest) for name in names]
-        ends = torch.tensor(sizes).cumsum(0).tolist()
-        parts = [packed[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-        return {name: part.tolist() for name, part in zip(names, parts, strict=True)}
+            raise bad_value("logits", "finite numbers", given, advice)
+        return {name: list(itertools.islice(numbers, len(seen[name].largest))) for name in names}
 
     def _factor(self, largest: float, softcap: float | None) -> float:
         """γ of one head, of what goes into the cap where there is one."""
@@ -196,23 +185,20 @@ class QKClip(Remedy):
 
     def _sources(self, name: str) -> Sources:
         sources = self._probe.found.get(name)
-        if sources is None or isinstance(sources.q, Unknown):
-            unknown = None if sources is None else sources.q
-            why = unknown.why if isinstance(unknown, Unknown) else "none was seen at first"
-            given = f"{name or 'the model'!r}, where {why}"
-            advice = "Give QKClip batch=..., so that it sees an uncompiled forward pass"
-            raise LevelheadValueError(expected("model", "rows that belong to heads", given, advice))
-        return sources
+        if sources is not None and isinstance(sources.q, Source):
+            return sources
+        why = sources.q.why if sources is not None and isinstance(sources.q, Unknown) else "none was seen at first"
+        advice = "Give QKClip batch=..., so that it sees an uncompiled forward pass"
+        raise bad_value("model", "rows that belong to heads", f"{name or 'the model'!r}, where {why}", advice)
 
     def _refuse_unless_clippable(self) -> None:
         if not self._seen and not self._probe.found:
             advice = "Run the model, in a step that its watch observes, before the first step()"
-            raise LevelheadValueError(expected("model", "attention calls", "none yet", advice))
+            raise bad_value("model", "attention calls", "none yet", advice)
         for name, module in self.modules.items():
             if norms := effective_scale.qk_norms(module):
-                given = f"{', '.join(norms)} in {name or 'the model'!r}"
                 advice = "Scaled weights would be renormalised away; QK-norm bounds the logits"
-                raise LevelheadValueError(expected("model", "no QK-norm", given, advice))
+                raise bad_value("model", "no QK-norm", f"{', '.join(norms)} in {name or 'the model'!r}", advice)
 
     # ---- the proof
 
@@ -224,9 +210,7 @@ class QKClip(Remedy):
 
     def _wrong(self, name: str, sight: Sight) -> str | None:
         largest = _largest(sight)
-        if not largest <= self.tau * (1 + _CLOSE):
-            return f"its largest logit is {largest:.6g}"
-        return None
+        return None if largest <= self.tau * (1 + _CLOSE) else f"its largest logit is {largest:.6g}"
 
     def _evidence(self, name: str, sight: Sight) -> str:
         return f"largest logit {_largest(sight):.6g}"
@@ -253,11 +237,10 @@ class _Plan:
     def add(self, sources: Sources, over: dict[int, float]) -> None:
         q, k = sources.q, sources.k
         assert isinstance(q, Source)
-        alone = isinstance(k, Unknown) or k.shared(sources.heads)
+        both = [q] if isinstance(k, Unknown) or k.shared(sources.heads) else [q, k]
         for head, factor in over.items():
-            self._scale(q, head, factor if alone else math.sqrt(factor))
-            if not alone and isinstance(k, Source):
-                self._scale(k, head, math.sqrt(factor))
+            for source in both:
+                self._scale(source, head, factor if len(both) == 1 else math.sqrt(factor))
 
     def _scale(self, source: Source, head: int, factor: float) -> None:
         rows = [(source.weight, source.dim, source.columns)]
@@ -265,11 +248,9 @@ class _Plan:
             rows.append((source.bias, 0, source.bias_columns))
         for name, dim, columns in rows:
             parameter = _plain(source.module, name)
-            size = int(parameter.shape[dim])
-            none = torch.ones(size, dtype=torch.float64)
-            _, _, factors = self._factors.setdefault(id(parameter), (parameter, dim, none))
-            at = columns[head]
-            factors[at] = factors[at].clamp(max=factor)
+            unscaled = torch.ones(parameter.shape[dim], dtype=torch.float64)
+            _, _, factors = self._factors.setdefault(id(parameter), (parameter, dim, unscaled))
+            factors[columns[head]] = factors[columns[head]].clamp(max=factor)
 
     def carry_out(self) -> None:
         with torch.no_grad():
@@ -289,5 +270,5 @@ def _plain(module: nn.Module, name: str) -> Tensor:
     if parameter is None or not plain or parametrize.is_parametrized(module, name):
         given = f"{name} of {type(module).__name__}, which is computed or sharded"
         advice = "Clip before it is parametrised, quantised or sharded"
-        raise LevelheadValueError(expected("model", "projections of plain weights", given, advice))
+        raise bad_value("model", "projections of plain weights", given, advice)
     return parameter

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.call import scaling
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.remedies.remedy import Remedy, Sight, checked, listed, no_attention, positive
 from levelhead.runs import tally
 from levelhead.torch.huggingface.survey import attending_modules, eager_functions, understood
@@ -32,14 +32,14 @@ class _OfTheCall(Remedy):
 
     _field = ""  # of an amendment
     _option = ""  # of levelhead's module
+    _advice = "The softmax is not computed by a function that the remedy reaches"
 
     def __init__(self, model: nn.Module, value: Any) -> None:
         super().__init__(model, _reachable(checked(model)))
-        taken = [name for name, module in self.modules.items() if self._carried(module) is not None]
-        if taken:
-            given = f"one in {', '.join(taken)}"
+        amended = {name: getattr(amend.of(module), self._field, None) for name, module in self.modules.items()}
+        if taken := [name for name, present in amended.items() if present is not None]:
             wanted = f"a model without a {self._field} of levelhead's"
-            raise LevelheadValueError(expected("model", wanted, given, "undo() that one first"))
+            raise bad_value("model", wanted, f"one in {', '.join(taken)}", "undo() that one first")
         self._options: list[tuple[MultiHeadAttention, Any]] = []
         INTERCEPTION.hold()
         for module in self.modules.values():
@@ -48,10 +48,6 @@ class _OfTheCall(Remedy):
                 module.options[self._option] = value
             else:
                 amend.amend(module, **{self._field: value})
-
-    def _carried(self, module: nn.Module) -> Any:
-        amendment = amend.of(module)
-        return None if amendment is None else getattr(amendment, self._field)
 
     def _undo(self) -> None:
         for own, before in self._options:
@@ -79,7 +75,6 @@ class softcap(_OfTheCall):  # noqa: N801  a verb, as `patch` is
     """
 
     _field = _option = "softcap"
-    _advice = "The softmax is not computed by a function that the remedy reaches"
 
     def __init__(self, model: nn.Module, cap: float) -> None:
         self.cap = positive("cap", cap, "Gemma 2 ships with 50, Grok-1 with 30")
@@ -120,7 +115,6 @@ class rescale(_OfTheCall):  # noqa: N801  a verb, as `patch` is
     """
 
     _field, _option = "rule", "scale"
-    _advice = "The softmax is not computed by a function that the remedy reaches"
 
     def __init__(self, model: nn.Module, rule: Any) -> None:
         if rule is None:
@@ -129,25 +123,21 @@ class rescale(_OfTheCall):  # noqa: N801  a verb, as `patch` is
         if not (isinstance(rule, scaling.Rule) and isinstance(rule.factor, tuple)):
             scaling.resolve(rule, heads=heads, d_k=1)  # refuses what is no rule
         self.rule = rule
-        shown = rule.name if isinstance(rule, scaling.Rule) else rule
-        self._name = f"rescale {shown}"
+        self._name = f"rescale {rule.name if isinstance(rule, scaling.Rule) else rule}"
         super().__init__(model, rule)
 
     def _wrong(self, name: str, sight: Sight) -> str | None:
         assert sight.record is not None
         for call, heads, q, k in sight.calls:
             wanted = scaling.resolve(self.rule, heads=q.shape[1], d_k=q.shape[3])
-            one = len(set(wanted.factor.tolist())) == 1
-            if one and not (wanted.cosine or wanted.log_n):
-                scale = sight.record.facts.scale
-                factor = float(wanted.factor[0])
+            if len(set(wanted.factor.tolist())) == 1 and not (wanted.cosine or wanted.log_n):
+                scale, factor = sight.record.facts.scale, float(wanted.factor[0])
                 if scale is None or abs(scale - factor) > _CLOSE * abs(factor):
                     return f"the scale of its call is {scale}, not {factor:.6g}"
                 continue
-            expected_max = _maxima(call, self.rule, q, k)
-            seen_max = heads[:, tally.LARGEST].double().cpu().numpy()
-            if not np.allclose(seen_max, expected_max, rtol=1e-3, atol=1e-5):
-                return f"its largest logits are {seen_max}, by the rule {expected_max}"
+            right, measured = _maxima(call, wanted, q, k), heads[:, tally.LARGEST].double().cpu().numpy()
+            if not np.allclose(measured, right, rtol=1e-3, atol=1e-5):
+                return f"its largest logits are {measured}, by the rule {right}"
         return None
 
     def _evidence(self, name: str, sight: Sight) -> str:
@@ -179,12 +169,10 @@ def _largest_bias(sight: Sight) -> float:
     return max(of(call.scoring.mask) for call, *_ in sight.calls)
 
 
-def _maxima(call: Call, rule: Any, q: Tensor, k: Tensor) -> Any:
+def _maxima(call: Call, scale: scaling.Scale, q: Tensor, k: Tensor) -> Any:
     """Every head's largest logit, from its q and k, by the rule."""
-    scale = scaling.resolve(rule, heads=q.shape[1], d_k=q.shape[3])
     changed: dict[str, Any] = {"scale": torch.from_numpy(scale.factor), "cosine": scale.cosine, "log_n": scale.log_n}
-    found = tallied(Call(q, k, call.scoring._replace(**changed)))
-    return found[:, tally.LARGEST].double().cpu().numpy()
+    return tallied(Call(q, k, call.scoring._replace(**changed)))[:, tally.LARGEST].double().cpu().numpy()
 
 
 # ---- which modules
@@ -193,9 +181,8 @@ def _maxima(call: Call, rule: Any, q: Tensor, k: Tensor) -> Any:
 def _reachable(model: nn.Module) -> dict[str, nn.Module]:
     """The attention modules whose calls can be amended, or an error that names the others."""
     inner = unwrapped(model)
-    modules: dict[str, nn.Module] = {
-        clean(name): module for name, module in inner.named_modules() if isinstance(module, MultiHeadAttention)
-    }
+    own = {clean(name): module for name, module in inner.named_modules() if isinstance(module, MultiHeadAttention)}
+    modules: dict[str, nn.Module] = {**own}
     wrong: dict[str, str] = {}
     for one in attending_modules(inner):
         if isinstance(one.module, MultiHeadAttention):
@@ -216,5 +203,5 @@ def _reachable(model: nn.Module) -> dict[str, nn.Module]:
     if wrong:
         given = f"{len(wrong)} of {len(modules)} that do not:\n{listed(wrong)}\n"
         wanted = "attention modules that ask a function for their attention"
-        raise LevelheadValueError(expected("model", wanted, given, "Nothing was changed"))
+        raise bad_value("model", wanted, given, "Nothing was changed")
     return modules

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.remedies.projections import Probe, Source, Sources, Unknown
 from levelhead.remedies.remedy import Remedy, Sight, checked, listed, needs_deep, no_attention, positive, run
 from levelhead.watching import amend, effective_scale
@@ -133,8 +133,7 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
 
     def _wrong(self, name: str, sight: Sight) -> str | None:
         assert sight.record is not None
-        idle = sight.record.facts.norms_idle
-        if idle:
+        if idle := sight.record.facts.norms_idle:
             return f"{' and '.join(idle)} never ran"
         for each, ratio, (least, most) in zip(_NAMES, self._ratios[name], _extremes(sight), strict=True):
             gains = self.modules[name].get_parameter(f"{each}.weight").detach().abs()
@@ -178,13 +177,11 @@ def _probed(model: nn.Module, batch: Any) -> dict[str, tuple[nn.Module, Sources]
         raise no_attention(model)
     wrong = {line.module: line.how for line in unseen}
     for name, sources in probe.found.items():
-        why = _refused(probe.modules[name].module, sources)
-        if why is not None:
+        if why := _refused(probe.modules[name].module, sources):
             wrong[name] = why
     if wrong:
         wanted = "attention whose queries and keys come straight from projections"
-        given = f"{len(wrong)} that are not:\n{listed(wrong)}\n"
-        raise LevelheadValueError(expected("model", wanted, given, "Nothing was changed"))
+        raise bad_value("model", wanted, f"{len(wrong)} that are not:\n{listed(wrong)}\n", "Nothing was changed")
     return {name: (probe.modules[name].module, sources) for name, sources in probe.found.items()}
 
 

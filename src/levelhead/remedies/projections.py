@@ -40,10 +40,6 @@ class Source:
     dim: int = 0  # of the weight, along which its outputs lie
     ratio: float = 1.0  # of what reached the softmax to what came out
 
-    @property
-    def features(self) -> int:
-        return int(getattr(self.module, self.weight).shape[self.dim])
-
     def shared(self, heads: int) -> bool:
         """Whether some of so many query heads have these in common."""
         return len({tuple(row) for row in self.columns.tolist()}) < heads
@@ -75,9 +71,8 @@ class Probe:
         self._out: dict[nn.Module, tuple[Tensor, int]] = {}  # since the last attention call
         self._names = {module: name for name, module in watch.model.named_modules()}
         self._watch = watch
-        self._hooks = [
-            module.register_forward_hook(self._ran) for module in watch.model.modules() if _outputs(module) is not None
-        ]
+        projections = [module for module in watch.model.modules() if _outputs(module) is not None]
+        self._hooks = [module.register_forward_hook(self._ran) for module in projections]
         watch.listeners.append(self._called)
 
     def close(self) -> None:
@@ -115,11 +110,8 @@ class Probe:
         if isinstance(module, nn.MultiheadAttention):
             return Sources(module.num_heads, module.head_dim, *torchs_own(module))
         inside = set(module.modules())
-        ran = [
-            (self._names.get(child, ""), child, out)
-            for child, (out, version) in self._out.items()
-            if out._version == version
-        ]
+        unchanged = {child: out for child, (out, version) in self._out.items() if out._version == version}
+        ran = [(self._names.get(child, ""), child, out) for child, out in unchanged.items()]
         # Projections may also belong to the module around the one that makes the call.
         ran = [x for x in ran if x[1] in inside] or ran
         return Sources(q.shape[1], q.shape[3], _source("q", ran, q), _source("k", ran, k))
@@ -244,13 +236,9 @@ def _layouts(features: int, heads: int, D: int) -> Iterator[Tensor]:
                 yield columns.repeat_interleave(heads // own, 0)
         if features % (own * D) == 0 and D > 1:
             parts = features // (own * D)
-            if parts > 1:
-                for part in range(parts):  # (heads, D, parts)
-                    yield every.reshape(own, D, parts)[..., part].repeat_interleave(heads // own, 0)
-            if own > 1:
-                for part in range(parts):  # (parts, D, heads)
-                    turned = every.reshape(parts, D, own)[part].T
-                    yield turned.repeat_interleave(heads // own, 0)
+            spread = [*every.reshape(own, D, parts).unbind(-1)] if parts > 1 else []  # (heads, D, parts)
+            spread += [part.T for part in every.reshape(parts, D, own)] if own > 1 else []  # (parts, D, heads)
+            yield from (columns.repeat_interleave(heads // own, 0) for columns in spread)
 
 
 def _blocks(every: Tensor, heads: int, D: int) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import LevelheadValueError, bad_type, bad_value, expected
 from levelhead.runs.record import Record
 from levelhead.torch.huggingface.survey import attending_modules
 from levelhead.torch.nn import MultiHeadAttention
@@ -71,18 +71,13 @@ class Remedy:
         """
         with self._watched() as watch:
             seen = sights(self.model, batch, watch)
-        wrong, right = {}, {}
-        for name in self.modules:
-            sight = seen.get(name)
-            why = "no attention call was seen" if sight is None else self._wrong(name, sight)
-            if why is not None:
-                wrong[name] = why
-            elif sight is not None:
-                right[name] = self._evidence(name, sight)
-        if wrong or not right:
+        unseen = "no attention call was seen"
+        whys = {name: self._wrong(name, seen[name]) if name in seen else unseen for name in self.modules}
+        wrong = {name: why for name, why in whys.items() if why is not None}
+        if wrong or not self.modules:
             given = f"{len(wrong)} of {len(self.modules)} where it is not:\n{listed(wrong)}\n"
             raise NotInForceError(expected(repr(self), "to be in force", given, self._advice))
-        return Verified(self._name, right)
+        return Verified(self._name, {name: self._evidence(name, seen[name]) for name in self.modules})
 
     # ---- what each remedy defines
 
@@ -122,26 +117,17 @@ def checked(model: Any) -> nn.Module:
     """The model, if it is one."""
     if not isinstance(model, nn.Module):
         advice = "Give the model itself, not its name or its outputs"
-        given = type(model).__name__
-        raise LevelheadTypeError(expected("model", "a torch.nn.Module", given, advice))
+        raise bad_type("model", "a torch.nn.Module", type(model).__name__, advice)
     return model
 
 
 def positive(name: str, value: Any, advice: str) -> float:
     """A finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        given = type(value).__name__
-        raise LevelheadTypeError(expected(name, "a number above 0", given, advice))
+        raise bad_type(name, "a number above 0", type(value).__name__, advice)
     if not (math.isfinite(value) and value > 0):
-        raise LevelheadValueError(expected(name, "a finite number above 0", value, advice))
+        raise bad_value(name, "a finite number above 0", value, advice)
     return float(value)
-
-
-def attention_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """What attends, by its code or by its name."""
-    inner = unwrapped(model)
-    yield from (attending.module for attending in attending_modules(inner))
-    yield from (module for module in inner.modules() if sounds_like_attention(module))
 
 
 def listed(modules: Mapping[str, str]) -> str:
@@ -150,9 +136,15 @@ def listed(modules: Mapping[str, str]) -> str:
 
 
 def no_attention(model: nn.Module) -> LevelheadValueError:
-    kind = type(unwrapped(model)).__name__
     advice = "Is it the model that attends, on this side of any wrapper"
-    return LevelheadValueError(expected("model", "modules that attend", f"none in {kind}", advice))
+    return bad_value("model", "modules that attend", f"none in {type(unwrapped(model)).__name__}", advice)
+
+
+def refuse_without_attention(model: nn.Module) -> None:
+    """An error unless a module attends, by its code or by its name."""
+    inner = unwrapped(model)
+    if not any(attending_modules(inner)) and not any(map(sounds_like_attention, inner.modules())):
+        raise no_attention(model)
 
 
 def needs_deep(model: nn.Module) -> bool:
@@ -191,7 +183,6 @@ def sights(model: nn.Module, batch: Any, watch: Watch) -> dict[str, Sight]:
     finally:
         watch.listeners.remove(listen)
     for record in watch.last.records:
-        name = clean(record.module.split(" (")[0])
-        if name in seen:
-            seen[name].record = record
+        if sight := seen.get(clean(record.module.split(" (")[0])):
+            sight.record = record
     return seen

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from levelhead.runs import tally
-from levelhead.runs.record import Record, Run
+from levelhead.runs.record import Run
 from levelhead.runs.tally import LEVELS, Floats
 
 AS_IT_IS = "as it is"
@@ -45,32 +45,25 @@ class Counterfactual:
         return f"{words}, {counts[level]} of {total} heads {be} {level}"
 
     def __str__(self) -> str:
-        titles = ["scale", *LEVELS]
-        lines = [titles] + [
-            [_NAMES.get(rule, rule), *(str(counts[level]) for level in LEVELS)] for rule, counts in self.rules.items()
-        ]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = [
-            "  ".join(
-                [line[0].ljust(widths[0])]
-                + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-            )
-            for line in lines
-        ]
+        lines = [["scale", *LEVELS]]
+        for rule, counts in self.rules.items():
+            lines.append([_NAMES.get(rule, rule), *(str(counts[level]) for level in LEVELS)])
+        first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+        table = []
+        for name, *cells in lines:
+            numbers = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+            table.append("  ".join([name.ljust(first), *numbers]))
         return "\n".join([*table, *(self.sentence(rule) for rule in self.rules if rule != AS_IT_IS)])
 
 
 def counterfactual(run: Run) -> Counterfactual:
     """The levels of every head that was seen last, under each rule that was measured."""
     records = run.latest
-    names = dict.fromkeys(rule for record in records for rule in record.counterfactual)
-    rules = {AS_IT_IS: _levels(record.tally for record in records)}
-    rules |= {rule: _levels(_under(rule, records)) for rule in names}
-    return Counterfactual(rules)
-
-
-def _under(rule: str, records: Iterable[Record]) -> Iterable[Floats]:
-    return (r.counterfactual[rule] for r in records if rule in r.counterfactual)
+    tallies: dict[str, list[Floats]] = {AS_IT_IS: [record.tally for record in records]}
+    for record in records:
+        for rule, under_rule in record.counterfactual.items():
+            tallies.setdefault(rule, []).append(under_rule)
+    return Counterfactual({rule: _levels(under_rule) for rule, under_rule in tallies.items()})
 
 
 def _levels(tallies: Iterable[Floats]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.runs import jsonl, parquet
 from levelhead.runs.record import Run, load
 
@@ -15,7 +15,7 @@ def read(path: str | os.PathLike[str]) -> Run:
     path = Path(path)
     if not path.exists():
         advice = "Give what a JSONL or Parquet sink wrote, or watch(...).save"
-        raise LevelheadValueError(expected("path", "a run that was recorded", path, advice))
+        raise bad_value("path", "a run that was recorded", path, advice)
     if path.is_dir():
         return parquet.read(path)
     with path.open("rb") as file:

@@ -1,8 +1,7 @@
 """JSON lines: a line per snapshot, on the disk before the next step begins. Needs no package.
 
 A session begins with a line of format, version and columns. Numbers are written so that reading gives the same bits.
-The file is only appended to, with one exception: half a line of a killed process is cut off before a new session
-writes.
+The file is only appended to, but half a line of a killed process is cut off before a new session writes.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from levelhead._version import __version__
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import LevelheadValueError, bad_value
 from levelhead.runs import sessions
 from levelhead.runs.record import Run, Snapshot, snapshot_in, snapshot_out
 
@@ -39,7 +37,7 @@ class JSONL:
             read_header(self.path)  # before anything is changed: it may be another file
             _cut_half_a_line(self.path)
         self._file = self.path.open("a", encoding="utf-8")
-        self._write(sessions.header(FORMAT, model, __version__))
+        self._write(sessions.header(FORMAT, model))
 
     def __call__(self, snapshot: Snapshot) -> None:
         self._write(snapshot_out(snapshot))
@@ -74,8 +72,7 @@ def read(path: str | os.PathLike[str]) -> Run:
             raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             advice = "The file was changed after it was written; delete that line or record again"
-            given = f"line {number}: {error!r}"
-            raise LevelheadValueError(expected(str(path), "snapshots", given, advice)) from error
+            raise bad_value(str(path), "snapshots", f"line {number}: {error!r}", advice) from error
     return sessions.join(parts, notes)
 
 

@@ -9,17 +9,17 @@ norms, from which `read` gives the same run back, bit for bit.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from levelhead._version import __version__
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.runs import sessions, tally
 from levelhead.runs.metrics import STATISTICS, statistics
 from levelhead.runs.needs import need
@@ -42,7 +42,7 @@ class Parquet:
     def __init__(self, path: str | os.PathLike[str], *, flush_every: int = 50, model: str = "") -> None:
         if flush_every < 1:
             advice = "1 writes a part at every snapshot; more makes fewer and larger files"
-            raise LevelheadValueError(expected("flush_every", "at least 1", flush_every, advice))
+            raise bad_value("flush_every", "at least 1", flush_every, advice)
         need("Parquet", "pyarrow")
         self.path = Path(path)
         known = _parts(self.path) if self.path.exists() else []
@@ -52,7 +52,7 @@ class Parquet:
         self.flush_every = flush_every
         self._next = 1 + max((_number(part) for part in known), default=-1)
         self._session = self._next  # a session has the number of its first part
-        self._header = sessions.header(FORMAT, model, __version__)
+        self._header = sessions.header(FORMAT, model)
         self._waiting: list[Snapshot] = []
         self._rows = 0
 
@@ -96,7 +96,7 @@ def read(path: str | os.PathLike[str]) -> Run:
         snapshots.extend(_snapshots(parquet.read_table(part), header["snapshots"]))
     if not parts:
         advice = "Nothing was flushed before the process ended; record again"
-        raise LevelheadValueError(expected(str(path), "parts of a run", "none", advice))
+        raise bad_value(str(path), "parts of a run", "none", advice)
     return sessions.join(parts.values())
 
 
@@ -110,8 +110,7 @@ def _parts(path: Path) -> list[Path]:
     strange = sorted(entry.name for entry in inside if not PART.fullmatch(entry.name))
     if strange:
         advice = "Give a directory of its own; it is made if it is not there"
-        want = "a directory of part-….parquet alone"
-        raise LevelheadValueError(expected(str(path), want, strange[0], advice))
+        raise bad_value(str(path), "a directory of part-….parquet alone", strange[0], advice)
     return sorted(inside, key=_number)
 
 
@@ -149,11 +148,19 @@ def _table(snapshots: list[Snapshot]) -> Any:
         "module": each(lambda record: record.module, text),
         "head": pa.array(np.concatenate([np.arange(0), *map(np.arange, heads)]), pa.int32()),
     }
+    kinds = {
+        "str": text,
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "bool": pa.bool_(),
+        "tuple[str, ...]": pa.list_(pa.string()),
+    }
     for field in fields(Facts):
-        columns[field.name] = each(_getter(field.name), _arrow(pa, str(field.type)))
+        of_facts = operator.attrgetter(f"facts.{field.name}")
+        columns[field.name] = each(of_facts, kinds[str(field.type).removesuffix(" | None")])
     measured = [statistics(record.heads) for _, record in pairs]
     for name in STATISTICS:
-        columns[name] = pa.array(_stack([columns[name] for columns in measured]))
+        columns[name] = pa.array(np.concatenate([np.empty(0), *(by_name[name] for by_name in measured)]))
     levels = [level for _, record in pairs for level in record.heads.levels]
     columns["level"] = pa.array(levels, pa.string()).dictionary_encode()
     raw = np.concatenate([tally.nothing(0), *(record.tally for _, record in pairs)])
@@ -161,8 +168,7 @@ def _table(snapshots: list[Snapshot]) -> Any:
         columns[f"tally_{name}"] = pa.array(np.ascontiguousarray(column))
     rules = [rule for _, record in pairs for rule in _rules(record)]
     columns["counterfactual"] = pa.array(rules, pa.map_(pa.string(), pa.list_(pa.float64())))
-    norms = pa.map_(pa.string(), pa.float64())
-    columns["weights"] = each(lambda record: list(record.weights.items()), norms)
+    columns["weights"] = each(lambda record: list(record.weights.items()), pa.map_(pa.string(), pa.float64()))
     return pa.table(columns)
 
 
@@ -172,16 +178,14 @@ def _snapshots(table: Any, layout: list[list[Any]]) -> Iterator[Snapshot]:
     for step, heads in layout:
         records = []
         for count in heads:
-            rows = table.slice(start, count)
-            records.append(_record(rows, raw[start : start + count].copy()))
+            records.append(_record(table.slice(start, count), raw[start : start + count].copy()))
             start += count
         yield Snapshot(int(step), tuple(records))
 
 
 def _record(rows: Any, raw: tally.Floats) -> Record:
     once = rows.slice(0, 1).select(["module", *FACTS, "weights"]).to_pylist()[0]
-    facts = {name: once[name] for name in FACTS}
-    facts = {name: tuple(x) if isinstance(x, list) else x for name, x in facts.items()}
+    facts: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in once.items() if name in FACTS}
     by_head = [dict(rules) for rules in rows["counterfactual"].to_pylist()]
     rules = {rule: np.array([head[rule] for head in by_head]) for rule in by_head[0]}
     return Record(once["module"], Facts(**facts), raw, rules, dict(once["weights"]))
@@ -191,22 +195,3 @@ def _rules(record: Record) -> Iterator[list[tuple[str, list[float]]]]:
     """Per head, what other scale rules would have made of it."""
     for head in range(len(record.tally)):
         yield [(rule, heads[head].tolist()) for rule, heads in record.counterfactual.items()]
-
-
-def _arrow(pa: Any, annotation: str) -> Any:
-    kinds: Mapping[str, Any] = {
-        "str": pa.dictionary(pa.int32(), pa.string()),
-        "int": pa.int64(),
-        "float": pa.float64(),
-        "bool": pa.bool_(),
-        "tuple[str, ...]": pa.list_(pa.string()),
-    }
-    return kinds[annotation.removesuffix(" | None")]
-
-
-def _getter(name: str) -> Callable[[Record], Any]:
-    return lambda record: getattr(record.facts, name)
-
-
-def _stack(columns: list[tally.Floats]) -> tally.Floats:
-    return np.concatenate([np.empty(0), *columns])

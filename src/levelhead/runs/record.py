@@ -18,7 +18,7 @@ import numpy as np
 
 from levelhead._version import __version__
 from levelhead.cache import write_whole
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.json_numbers import json_number, json_value, number_from_json
 from levelhead.runs import tally
 from levelhead.runs.tally import Floats, Heads
@@ -89,8 +89,7 @@ class Record:
             for rule, mine in self.counterfactual.items()
             if rule in later.counterfactual
         }
-        joined = tally.merge(self.tally, later.tally)
-        return replace(later, tally=joined, counterfactual=rules)
+        return replace(later, tally=tally.merge(self.tally, later.tally), counterfactual=rules)
 
 
 @dataclass(frozen=True)
@@ -115,14 +114,11 @@ class Snapshot:
 
     def merged(self, later: Snapshot) -> Snapshot:
         """Both, under the step of this one."""
-        mine = {record.module: record for record in self.records}
-        theirs = {record.module: record for record in later.records}
-        names = [*mine, *(name for name in theirs if name not in mine)]
-        records = tuple(
-            mine[name].merged(theirs[name]) if name in mine and name in theirs else mine.get(name) or theirs[name]
-            for name in names
-        )
-        return Snapshot(self.step, records)
+        records = {record.module: record for record in self.records}
+        for record in later.records:
+            earlier = records.get(record.module)
+            records[record.module] = record if earlier is None else earlier.merged(record)
+        return Snapshot(self.step, tuple(records.values()))
 
 
 @dataclass(frozen=True)
@@ -175,7 +171,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         given, advice = "one that is not", "It was cut off, or is another file; record it again"
     else:
         return from_json(content)
-    raise LevelheadValueError(expected(f"{os.fspath(path)}", "a JSON file", given, advice))
+    raise bad_value(os.fspath(path), "a JSON file", given, advice)
 
 
 # ---- JSON: NaN is null, infinities are text; among facts NaN is text too, as null means that a fact is not known
@@ -211,26 +207,20 @@ def from_json(content: Any) -> Run:
     """The run that `to_json` wrote; anything else is refused."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         advice = "Give a file that watch(...).save or levelhead doctor --json wrote"
-        raise LevelheadValueError(expected("run", f'JSON with "format": "{FORMAT}"', "another", advice))
+        raise bad_value("run", f'JSON with "format": "{FORMAT}"', "another", advice)
     if content.get("format_version") != FORMAT_VERSION or content.get("columns") != list(tally.COLUMNS):
         given = f"version {content.get('format_version')} of levelhead {content.get('version')}"
         advice = "Record it again with this version of levelhead"
-        raise LevelheadValueError(expected("run", f"format version {FORMAT_VERSION}", given, advice))
+        raise bad_value("run", f"format version {FORMAT_VERSION}", given, advice)
     try:
         snapshots = tuple(snapshot_in(snapshot) for snapshot in content["snapshots"])
         coverage = tuple(Seen(**seen) for seen in content["coverage"])
-        return Run(
-            str(content["model"]),
-            snapshots,
-            coverage,
-            tuple(content["notes"]),
-            dict(content["cost"]),
-            content["expected_scale"],
-            str(content["version"]),
-        )
+        notes, cost = tuple(content["notes"]), dict(content["cost"])
+        model, version = str(content["model"]), str(content["version"])
+        return Run(model, snapshots, coverage, notes, cost, content["expected_scale"], version)
     except (KeyError, TypeError, ValueError) as error:
         advice = "The file was cut off or changed; record it again"
-        raise LevelheadValueError(expected("run", "a whole run", f"{error!r}", advice)) from error
+        raise bad_value("run", "a whole run", repr(error), advice) from error
 
 
 def _record_out(record: Record) -> dict[str, Any]:
@@ -249,9 +239,8 @@ def _record_in(content: Mapping[str, Any]) -> Record:
         facts[name] = tuple(facts[name])
     for name in ("scale", "effective_scale", "softcap"):
         facts[name] = None if facts[name] is None else float(facts[name])
-    known = {f.name for f in fields(Facts)}
-    if set(facts) != known:
-        raise ValueError(f"facts {sorted(set(facts) ^ known)}")
+    if strange := set(facts) ^ {f.name for f in fields(Facts)}:
+        raise ValueError(f"facts {sorted(strange)}")
     rules = {rule: _in(x) for rule, x in content["counterfactual"].items()}
     weights = {name: number_from_json(x) for name, x in content["weights"].items()}
     return Record(str(content["module"]), Facts(**facts), _in(content["tally"]), rules, weights)
@@ -262,10 +251,10 @@ def _out(rows: Floats) -> list[list[Any]]:
 
 
 def _in(rows: list[list[Any]]) -> Floats:
-    found = np.array([[number_from_json(x) for x in row] for row in rows], np.float64)
-    if found.ndim != 2 or found.shape[1] != len(tally.COLUMNS):
-        raise ValueError(f"a tally of shape {found.shape}")
-    return found
+    table = np.array([[number_from_json(x) for x in row] for row in rows], np.float64)
+    if table.ndim != 2 or table.shape[1] != len(tally.COLUMNS):
+        raise ValueError(f"a tally of shape {table.shape}")
+    return table
 
 
 def _number(x: float) -> Any:

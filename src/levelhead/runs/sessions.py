@@ -11,35 +11,28 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead._version import __version__
+from levelhead.errors import bad_value
 from levelhead.runs import tally
 from levelhead.runs.record import Run, Snapshot
 
 FORMAT_VERSION = 1
 
 
-def header(kind: str, model: str, version: str) -> dict[str, Any]:
+def header(kind: str, model: str) -> dict[str, Any]:
     """The first entry of a session."""
-    return {
-        "format": kind,
-        "format_version": FORMAT_VERSION,
-        "version": version,
-        "model": model,
-        "columns": list(tally.COLUMNS),
-    }
+    versions = {"format_version": FORMAT_VERSION, "version": __version__}
+    return {"format": kind, **versions, "model": model, "columns": list(tally.COLUMNS)}
 
 
 def check(header: Any, kind: str, path: Path) -> dict[str, Any]:
     """The header if this version of levelhead can read what follows it."""
     if not isinstance(header, dict) or header.get("format") != kind:
-        advice = "Give a path that this sink wrote"
-        raise LevelheadValueError(expected(str(path), f'"format": "{kind}"', "another", advice))
-    right = header.get("format_version") == FORMAT_VERSION
-    if not right or header.get("columns") != list(tally.COLUMNS):
+        raise bad_value(str(path), f'"format": "{kind}"', "another", "Give a path that this sink wrote")
+    if header.get("format_version") != FORMAT_VERSION or header.get("columns") != list(tally.COLUMNS):
         given = f"version {header.get('format_version')} of levelhead {header.get('version')}"
         advice = "Read it with that version, or write to another path with this one"
-        want = f"format version {FORMAT_VERSION} with the same columns"
-        raise LevelheadValueError(expected(str(path), want, given, advice))
+        raise bad_value(str(path), f"format version {FORMAT_VERSION} with the same columns", given, advice)
     return header
 
 
@@ -51,10 +44,8 @@ def join(sessions: Iterable[tuple[dict[str, Any], list[Snapshot]]], notes: Itera
     for _, later in sessions:
         first = min((snapshot.step for snapshot in later), default=math.inf)
         kept = [snapshot for snapshot in snapshots if snapshot.step < first]
-        if len(kept) < len(snapshots):
-            count = len(snapshots) - len(kept)
+        if count := len(snapshots) - len(kept):
             replaced.append(f"{count} snapshots from step {first} on were written again later")
         snapshots = kept + later
-    header = sessions[-1][0]
-    model, version = str(header["model"]), str(header["version"])
-    return Run(model, tuple(snapshots), notes=(*notes, *replaced), version=version)
+    last = sessions[-1][0]
+    return Run(str(last["model"]), tuple(snapshots), notes=(*notes, *replaced), version=str(last["version"]))

@@ -1,7 +1,6 @@
 """The spirit level drawn as SVG: one vial, and a grid of them for a model's heads.
 
-Shapes only: colours are CSS classes (`html.css`), and no address is used, so that a drawing works wherever it is
-pasted.
+Shapes only: colours are CSS classes (`html.css`), and no address is used, so a drawing works wherever it is pasted.
 """
 
 from __future__ import annotations

@@ -29,18 +29,9 @@ def style() -> str:
 
 def html(run: Run, findings: Sequence[Finding] = (), comparison: Comparison | None = None) -> str:
     """The whole page."""
-    body = "".join(
-        (
-            _header(run, findings),
-            _maps(run, findings, linked=True),
-            _findings(findings),
-            _compared(comparison),
-            _scales(run),
-            _tables(run),
-            _coverage(run),
-        )
-    )
-    return document(run.model, style(), f"{body}\n{_footer(run)}")
+    opening = _header(run, findings) + _maps(run, findings, linked=True) + _findings(findings)
+    numbers = _compared(comparison) + _scales(run) + _tables(run) + _coverage(run)
+    return document(run.model, style(), f"{opening}{numbers}\n{_footer(run)}")
 
 
 def document(title: str, css: str, body: str) -> str:
@@ -66,8 +57,7 @@ def notebook(run: Run, findings: Sequence[Finding] = ()) -> str:
 
 
 def _legend(run: Run) -> str:
-    counts = view.levels(run.latest)
-    return ", ".join(f"{n} {level}" for level, n in counts.items() if n)
+    return view.listed(view.levels(run.latest))
 
 
 # ---- the head of the page ---------------------------------------------------
@@ -101,10 +91,9 @@ def _maps(run: Run, findings: Sequence[Finding], *, linked: bool) -> str:
     if not linked:
         return figures
     return (
-        '<section>\n<h2>Every head</h2>\n<p class="soft">A row is a layer, a column a head. Bubble '
-        "left: attention spread over all keys. Bubble right: all on one key. In the middle: level. "
-        "Trained models have sharp and saturated heads on purpose; this is a description, "
-        f"not a verdict.</p>\n{figures}</section>\n"
+        '<section>\n<h2>Every head</h2>\n<p class="soft">A row is a layer, a column a head. Bubble left: attention '
+        "spread over all keys. Bubble right: all on one key. In the middle: level. Trained models have sharp and "
+        f"saturated heads on purpose; this is a description, not a verdict.</p>\n{figures}</section>\n"
     )
 
 
@@ -159,14 +148,13 @@ def _scales(run: Run) -> str:
 
 def _bar(name: str, counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
-    label = ", ".join(f"{n} {level}" for level, n in counts.items() if n)
     parts = "".join(
         f'<i class="{level}" style="width:{100 * n / total:.2f}%" title="{n} {level}">'
         f"{n if n / total > 0.04 else ''}</i>"
         for level, n in counts.items()
         if n
     )
-    kind = ' class="now"' if name == AS_IT_IS else ""
+    kind, label = ' class="now"' if name == AS_IT_IS else "", view.listed(counts)
     return f'<div{kind}>{escape(name)}</div><div class="bar" role="img" aria-label="{label}">{parts}</div>\n'
 
 

@@ -47,11 +47,8 @@ def _lines(run: Run, findings: Sequence[Finding], colour: bool, width: int | Non
         for record in records:
             yield ""
             yield from module_table(record, colour=colour, width=wide)
-    for part in (
-        finding_lines(findings, colour=colour, width=wide),
-        scale_lines(run, colour=colour, width=wide),
-        _closing(run, wide),
-    ):
+    scales = scale_lines(run, colour=colour, width=wide)
+    for part in (finding_lines(findings, colour=colour, width=wide), scales, _closing(run, wide)):
         if body := list(part):
             yield ""
             yield from body
@@ -175,10 +172,8 @@ def _rows(columns: Mapping[str, Sequence[str]], record: Record, colour: bool) ->
     room = {title: _room(title, cells) for title, cells in columns.items()}
 
     def line(cells: Mapping[str, str]) -> str:
-        set_out = (
-            cell.ljust(room[title]) if title in _LEFT else cell.rjust(room[title]) for title, cell in cells.items()
-        )
-        return " ".join(set_out).rstrip()
+        sides = {title: "<" if title in _LEFT else ">" for title in cells}
+        return " ".join(f"{cell:{sides[title]}{room[title]}}" for title, cell in cells.items()).rstrip()
 
     titles = {title: _two(title) for title in columns}
     if above := line({title: two[0] for title, two in titles.items()}):
@@ -210,7 +205,7 @@ def scale_lines(run: Run, *, colour: bool, width: int) -> Iterator[str]:
     if not rules:
         return
     yield "The same heads under other scales:"
-    words = {rule: ", ".join(f"{n} {level}" for level, n in counts.items() if n) for rule, counts in rules.items()}
+    words = {rule: view.listed(counts) for rule, counts in rules.items()}
     room = max(map(len, rules))
     cells = min(24, width - room - 6 - max(map(len, words.values())))
     for rule, counts in rules.items():

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -87,12 +88,15 @@ def levels(records: Iterable[Record]) -> dict[stats.Level, int]:
     return {level: counts[level] for level in MEANINGS}
 
 
+def listed(counts: Mapping[Any, int]) -> str:
+    """Such as "3 flat, 5 level"; levels without heads are left out."""
+    return ", ".join(f"{n} {level}" for level, n in counts.items() if n)
+
+
 def rules(run: Run) -> dict[str, Mapping[str, int]]:
     """Scale rule to the levels the same heads would have under it; empty if none was tried."""
     tried = counterfactual(run).rules
-    if len(tried) == 1:  # what the model does is all there is
-        return {}
-    return {rule(name): counts for name, counts in tried.items()}
+    return {rule(name): counts for name, counts in tried.items()} if len(tried) > 1 else {}
 
 
 # ---- modules ----------------------------------------------------------------

@@ -55,8 +55,7 @@ class LightningHooks(Training):
             return
         self._done = trainer.global_step
         self.step()
-        new = self.fresh()
-        if new:
+        if new := self.fresh():
             pl_module.log_dict(new, on_step=True, on_epoch=False)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.runs.metrics import metrics
 from levelhead.runs.needs import SINKS, need
 from levelhead.runs.record import Snapshot
@@ -27,18 +27,16 @@ class TensorBoard:
         self, to: str | os.PathLike[str] | Any, *, prefix: str = "attention", heads: bool = False, map_every: int = 50
     ) -> None:
         if map_every < 0:
-            advice = "It counts snapshots; 0 draws none"
-            raise LevelheadValueError(expected("map_every", "0 or more", map_every, advice))
+            raise bad_value("map_every", "0 or more", map_every, "It counts snapshots; 0 draws none")
         self._own = isinstance(to, str | os.PathLike)
         if self._own:
-            install = f"{SINKS} torch"
-            module = need("TensorBoard", "torch.utils.tensorboard", install=install)
+            module = need("TensorBoard", "torch.utils.tensorboard", install=f"{SINKS} torch")
             self.writer = module.SummaryWriter(os.fspath(to))
         elif hasattr(to, "add_histogram_raw"):
             self.writer = to
         else:
-            given, advice = type(to).__name__, "Pass the directory that tensorboard --logdir reads"
-            raise LevelheadTypeError(expected("to", "a path or a SummaryWriter", given, advice))
+            advice = "Pass the directory that tensorboard --logdir reads"
+            raise bad_type("to", "a path or a SummaryWriter", type(to).__name__, advice)
         self.prefix, self.heads, self.map_every = prefix, heads, map_every
         self._snapshots = 0
 
@@ -59,9 +57,8 @@ class TensorBoard:
                 global_step=step,
             )
         if self.map_every and self._snapshots % self.map_every == 0 and snapshot.records:
-            picture = coloured(entropy_map(snapshot))
             tag = f"{self.prefix}/all/normalised_entropy/map"
-            self.writer.add_image(tag, picture, step, dataformats="HWC")
+            self.writer.add_image(tag, coloured(entropy_map(snapshot)), step, dataformats="HWC")
         self._snapshots += 1
 
     def close(self) -> None:

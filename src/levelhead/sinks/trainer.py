@@ -7,10 +7,9 @@ optimiser has finished, which is the place of QK-clip.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Protocol
 
-from levelhead.errors import LevelheadTypeError, expected
+from levelhead.errors import bad_type
 from levelhead.runs.metrics import metrics
 from levelhead.runs.record import Snapshot
 
@@ -45,8 +44,8 @@ class Training:
         options: dict[str, Any],
     ) -> None:
         if after_step is not None and not callable(after_step):
-            given, advice = type(after_step).__name__, "It is called with the watch after each step"
-            raise LevelheadTypeError(expected("after_step", "a callable", given, advice))
+            advice = "It is called with the watch after each step"
+            raise bad_type("after_step", "a callable", type(after_step).__name__, advice)
         super().__init__()  # the framework's own
         self.watch: Any = None  # readable after the training too
         self.after_step = after_step
@@ -90,7 +89,5 @@ class Training:
     def __enter__(self) -> Training:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.detach()

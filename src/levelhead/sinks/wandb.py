@@ -1,5 +1,4 @@
-"""Weights & Biases: a scalar per module and statistic, histograms over heads; a map and a table of all heads on
-request.
+"""Weights & Biases: a scalar per module and statistic, histograms over heads; on request a map and a table of heads.
 
 W&B recommends fewer than 10,000 distinct names in a project, and a model has thousands of heads: so never a scalar per
 head. Names share one axis of their own, the watch's steps; the run's step belongs to the training script.
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.runs.metrics import STATISTICS, metrics, names, statistics
 from levelhead.runs.needs import need
 from levelhead.runs.record import Snapshot
@@ -28,14 +27,12 @@ class WandB:
     ) -> None:
         for name, value in (("map_every", map_every), ("table_every", table_every)):
             if value < 0:
-                advice = "It counts snapshots; 0 sends none"
-                raise LevelheadValueError(expected(name, "0 or more", value, advice))
+                raise bad_value(name, "0 or more", value, "It counts snapshots; 0 sends none")
         self._wandb = need("WandB", "wandb")
         active = run if run is not None else self._wandb.run
         if active is not None and init:
-            given, advice = ", ".join(init), "Leave them out, or finish that run first"
-            want = "no options of wandb.init for a run that is there"
-            raise LevelheadValueError(expected("init", want, given, advice))
+            wanted = "no options of wandb.init for a run that is there"
+            raise bad_value("init", wanted, ", ".join(init), "Leave them out, or finish that run first")
         self._own = active is None
         self.run = self._wandb.init(**init) if self._own else active
         self.prefix, self.map_every, self.table_every = prefix, map_every, table_every
@@ -47,8 +44,7 @@ class WandB:
     def __call__(self, snapshot: Snapshot) -> None:
         values: dict[str, Any] = dict(metrics(snapshot, heads=False, prefix=self.prefix))
         for name, _, counts, edges in histograms(snapshot):
-            histogram = self._wandb.Histogram(np_histogram=(counts, edges))
-            values[f"{self.prefix}/{name}/heads"] = histogram
+            values[f"{self.prefix}/{name}/heads"] = self._wandb.Histogram(np_histogram=(counts, edges))
         if self._due(self.map_every) and snapshot.records:
             need("WandB(map_every=…)", "PIL")
             picture = self._wandb.Image(coloured(entropy_map(snapshot)))
@@ -64,8 +60,7 @@ class WandB:
     def _table(self, snapshot: Snapshot) -> Any:
         rows = []
         for record, name in zip(snapshot.records, names(snapshot), strict=True):
-            columns = [x.tolist() for x in statistics(record.heads).values()]
-            lines = zip(record.heads.levels, *columns, strict=True)
+            lines = zip(record.heads.levels, *(x.tolist() for x in statistics(record.heads).values()), strict=True)
             rows += [[name, head, *values] for head, values in enumerate(lines)]
         return self._wandb.Table(columns=["module", "head", "level", *STATISTICS], data=rows)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.call import scaling
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.torch import sdpa
 from levelhead.watching.measure import Call
 
@@ -59,14 +59,12 @@ class Amendment:
         ours = is_ours(name, query)
         if name == "sdpa" and not ours:  # calls torch's function, where the amendment applies
             return options
-        given = options.get("scaling")
-        terms = self.over(query, query, given, options.get("softcap"))
+        terms = self.over(query, query, options.get("scaling"), options.get("softcap"))
         exotic = terms.cosine or terms.log_n or isinstance(terms.scale, tuple)
         if not ours and (exotic or name == "eager"):
             given = f"{name!r} on {query.device.type} in {type(module).__name__}"
             advice = "Load the model with attn_implementation 'sdpa', or undo() the remedy"
-            wanted = "an attention implementation that can be amended so"
-            raise LevelheadValueError(expected("model", wanted, given, advice))
+            raise bad_value("model", "an attention implementation that can be amended so", given, advice)
         changed = {"scaling": terms.scale, "softcap": terms.softcap}
         if terms.cosine or terms.log_n:
             changed |= {"cosine": terms.cosine, "log_n": terms.log_n}
@@ -93,8 +91,7 @@ class Terms(NamedTuple):
         """The call in torch's convention."""
         if self.plain:
             return original(self.q, self.k, v, scale=self.scale, enable_gqa=gqa, **options)
-        more: dict[str, Any] = {"softcap": self.softcap}
-        more |= {"cosine": self.cosine, "log_n": self.log_n}
+        more: dict[str, Any] = {"softcap": self.softcap, "cosine": self.cosine, "log_n": self.log_n}
         return sdpa.extended(self.q, self.k, v, scale=self.scale, enable_gqa=gqa, **options, **more)
 
     def described(self, call: Call) -> Call:
@@ -154,10 +151,9 @@ def of(module: nn.Module) -> Amendment | None:
 def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
     """A forward pre-hook."""
     if isinstance(module, nn.MultiheadAttention):
-        wanted = args[4] if len(args) > 4 else kwargs.get("need_weights", True)
-        if wanted:
+        if args[4] if len(args) > 4 else kwargs.get("need_weights", True):
             advice = "Pass need_weights=False: a remedied call forms no weights; or undo() it"
-            raise LevelheadValueError(expected("need_weights", "False", "True", advice))
+            raise bad_value("need_weights", "False", "True", advice)
         if torch.compiler.is_compiling():  # takes its function whole, and the call in it with it
             torch._dynamo.graph_break("a remedied nn.MultiheadAttention runs uncompiled")
     running = _traced if torch.compiler.is_compiling() else _stack.running

@@ -135,8 +135,7 @@ class Deep(TorchDispatchMode):
             each = k.shape[0] // q.shape[0] or 1
             each = each if heads % each == 0 and k.shape[0] % each == 0 else 1
             k = k.reshape(-1, each, *k.shape[1:])
-            call = from_scores(logits)
-            frame.watch.record_call(frame, PATH, call, Product(q, k, product.factor))
+            frame.watch.record_call(frame, PATH, from_scores(logits), Product(q, k, product.factor))
         finally:
             frame.busy = False
 

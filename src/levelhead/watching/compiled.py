@@ -54,11 +54,6 @@ def _forward(handle: Tensor) -> None:
     handle[1] += 1
 
 
-def _nothing(*args: Any) -> None:
-    return None
-
-
-_library.impl("call", _call, "CompositeExplicitAutograd")
-_library.impl("forward", _forward, "CompositeExplicitAutograd")
-register_fake("levelhead_watch::call", _nothing, lib=_library)
-register_fake("levelhead_watch::forward", _nothing, lib=_library)
+for _name, _implementation in (("call", _call), ("forward", _forward)):
+    _library.impl(_name, _implementation, "CompositeExplicitAutograd")
+    register_fake(f"levelhead_watch::{_name}", lambda *args: None, lib=_library)

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from levelhead import checks, models
 from levelhead.diagnosis.diagnose import diagnose
 from levelhead.diagnosis.findings import Findings
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import LevelheadValueError, bad_value
 from levelhead.runs import record
 from levelhead.runs.counterfactual import Counterfactual, counterfactual
 from levelhead.runs.record import Run, Snapshot
+from levelhead.words import plural
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,12 +92,11 @@ def doctor(
         tell: called with what is being done, for a line of progress.
     """
     for name, value in (("tokens", tokens), ("rows", rows), ("threads", threads)):
-        wanted, advice = "an integer of at least 1", "Leave it out for the usual"
-        if value is not None and checks.integer(name, value, wanted, advice) < 1:
-            raise LevelheadValueError(expected(name, wanted, value, advice))
+        if value is not None:
+            checks.integer(name, value, "an integer of at least 1", "Leave it out for the usual", lambda n: n >= 1)
     if text is not None and not text.strip():
         advice = "Give at least a sentence, or leave it out for the built-in sample"
-        raise LevelheadValueError(expected("text", "some words", "none", advice))
+        raise bad_value("text", "some words", "none", advice)
     say = tell or (lambda words: None)
     say(f"opening {what}")
     began = time.perf_counter()
@@ -105,7 +105,7 @@ def doctor(
     windows, left_out = _windows(opened, sample() if text is None else text, tokens)
     read = sum(window.numel() for window in windows)
     with _threads(threads):
-        run, times = _watched(opened, windows, rows, deep, expected_scale, say)
+        run, times = _watched(opened, windows, say, rows=rows, deep=deep, expected_scale=expected_scale)
     seconds |= times
     run = replace(run, notes=(*run.notes, *_notes(read, windows, left_out, seconds, text is None)))
     say("diagnosing")
@@ -116,9 +116,8 @@ def _notes(
     read: int, windows: Sequence[Tensor], left_out: int, seconds: Mapping[str, float], own: bool
 ) -> Iterator[str]:
     longest = max(window.shape[1] for window in windows)
-    number = sum(window.shape[0] for window in windows)
-    text = "the built-in sample" if own else "the text"
-    yield f"read {read} tokens of {text} in {number} window{'s' * (number != 1)} of up to {longest}"
+    number = plural(sum(window.shape[0] for window in windows), "window")
+    yield f"read {read} tokens of {'the built-in sample' if own else 'the text'} in {number} of up to {longest}"
     if left_out:
         yield f"left out the last {left_out} tokens"
     yield (
@@ -140,14 +139,12 @@ def _windows(opened: models.Opened, text: str, limit: int) -> tuple[list[Tensor]
     tokenizer = opened.tokenizer
     if tokenizer is None:
         advice = "Copy tokenizer.json and its kin into the model's directory"
-        wanted = f"a tokenizer beside the weights in {opened.path}"
-        raise LevelheadValueError(expected("model", wanted, "none", advice))
+        raise bad_value("model", f"a tokenizer beside the weights in {opened.path}", "none", advice)
     size = min(WINDOW, tokenizer.model_max_length, _positions(opened.model))
     special = tokenizer.num_special_tokens_to_add()
     plain = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if not plain:
-        advice = "Give words the model's tokenizer knows"
-        raise LevelheadValueError(expected("text", "at least one token", "none", advice))
+        raise bad_value("text", "at least one token", "none", "Give words the model's tokenizer knows")
     ids, number = plain[:limit], math.ceil(min(len(plain), limit) / max(size - special, 1))
     cuts = [len(ids) * i // number for i in range(number + 1)]  # windows of one size, give or take 1
     parts = [ids[begin:end] for begin, end in itertools.pairwise(cuts)]
@@ -178,12 +175,7 @@ def _framed(tokenizer: Any, ids: list[int], special: bool) -> list[int]:
 
 
 def _watched(
-    opened: models.Opened,
-    windows: Sequence[Tensor],
-    rows: int | None,
-    deep: bool,
-    expected_scale: float | str | None,
-    say: Tell,
+    opened: models.Opened, windows: Sequence[Tensor], say: Tell, **watch_options: Any
 ) -> tuple[Run, dict[str, float]]:
     """Runs the model on the text, watched and then alone."""
     import torch
@@ -201,7 +193,7 @@ def _watched(
 
     with torch.inference_mode(False), torch.no_grad():
         read("warming up", [windows[0][:1, :_WARM_UP]])
-        with watch(model, rows=rows, deep=deep, counterfactual=True, expected_scale=expected_scale) as watched_model:
+        with watch(model, counterfactual=True, **watch_options) as watched_model:
             watched = read("reading, watched", windows)
         alone = read("reading, alone", windows)
     run = watched_model.run()
@@ -209,7 +201,7 @@ def _watched(
         looked = ", ".join(f"{line.module} ({line.how})" for line in run.coverage[:4])
         given = f"none that was seen: {looked}" if looked else f"{type(model).__name__} without any"
         advice = "Attention written out by hand is seen with deep=True (--deep)"
-        raise LevelheadValueError(expected("model", "a model with attention", given, advice))
+        raise bad_value("model", "a model with attention", given, advice)
     whole: Snapshot = reduce(Snapshot.merged, run.snapshots)
     name = f"{opened.name} ({type(model).__name__})"
     return replace(run, model=name, snapshots=(whole,)), {"forward": alone, "watched": watched}
@@ -218,8 +210,7 @@ def _watched(
 def _options(model: Any) -> dict[str, Any]:
     """Options that avoid work which no statistic needs: a cache, and logits over the vocabulary."""
     known = inspect.signature(model.forward).parameters
-    wanted = {"use_cache": False, "logits_to_keep": 1}
-    return {name: value for name, value in wanted.items() if name in known}
+    return {name: value for name, value in (("use_cache", False), ("logits_to_keep", 1)) if name in known}
 
 
 def _forward(model: Any, ids: Tensor, options: Mapping[str, Any]) -> None:
@@ -230,10 +221,9 @@ def _forward(model: Any, ids: Tensor, options: Mapping[str, Any]) -> None:
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
         if isinstance(error, LevelheadValueError):
             raise
-        wanted = "a model that reads text as token ids alone"
         given = f"{type(model).__name__}, which failed: {error}"
         advice = "Watch it in your own code with lh.watch(model)"
-        raise LevelheadValueError(expected("model", wanted, given, advice)) from error
+        raise bad_value("model", "a model that reads text as token ids alone", given, advice) from error
 
 
 @contextmanager

@@ -95,25 +95,24 @@ def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[._\d]+", spaced.lower()) if word]
 
 
-def read(
-    ran: Sequence[Ran],
-    *,
-    scale: float | None,
-    heads: int,
-    kv_heads: int,
-    d_k: int,
-    q_rms: float,
-    k_rms: float,
-    tokens: int,
-) -> Reading:
-    """The effective scale of a call of `tokens` keys in all, from what ran in the module before it."""
-    parts = _projections(ran, heads, kv_heads, d_k)
+class Sizes(NamedTuple):
+    """Of a call."""
+
+    heads: int
+    kv_heads: int
+    d_k: int
+    tokens: int  # keys in all
+
+
+def read(ran: Sequence[Ran], call: Sizes, *, scale: float | None, q_rms: float, k_rms: float) -> Reading:
+    """The effective scale of a call, from what ran in the module before it."""
+    H, G, D, tokens = call
+    parts = _projections(ran, H, G, D)
     if not parts:
         return Reading(None, "no projections were found")
     width = parts["q"].ran.reads if "q" in parts else None
     first = min(ran.index(part.ran) for part in parts.values())
-    sizes = {d_k, heads * d_k, kv_heads * d_k}
-    if any(child.norm and child.features in sizes for child in ran[first + 1 :]):
+    if any(child.norm and child.features in (D, H * D, G * D) for child in ran[first + 1 :]):
         return Reading(None, NORMALISED, width)
     if scale is None or not {"q", "k"} <= parts.keys():
         why = "the scale is not known" if scale is None else "a projection was not found"
@@ -121,7 +120,7 @@ def read(
     if parts["k"].ran.tokens != tokens:
         return Reading(None, "keys come from a cache", width)
     choices = []
-    for layout in _layouts(parts, heads, kv_heads, d_k):
+    for layout in _layouts(parts, H, G, D):
         if min(q_rms, k_rms, *layout) > 0 and math.isfinite(sum(layout) + q_rms + k_rms):
             of_q, of_k = q_rms / layout[0], k_rms / layout[1]
             choices.append((abs(math.log(of_k)), of_q, of_k))
@@ -177,15 +176,11 @@ def _reads(module: nn.Module) -> int | None:
 def _layouts(parts: dict[str, _Part], H: int, G: int, D: int) -> Iterator[tuple[float, float]]:
     """Root mean squares of the q and k projections, for every way joint columns may be laid out."""
     q, k = parts["q"], parts["k"]
-    squares = {"q": q.ran.squares, "k": k.ran.squares}
-    if not k.joint:
-        yield _rms(squares["q"], q.ran.tokens), _rms(squares["k"], k.ran.tokens)
-        return
-    both = squares["k"]
-    n = k.ran.tokens
-    if not q.joint:  # keys and values in one
-        for part in (both[: len(both) // 2], both.reshape(G, 2, -1)[:, 0].flatten()):
-            yield _rms(squares["q"], q.ran.tokens), _rms(part, n)
+    both, n = k.ran.squares, k.ran.tokens
+    if not (q.joint and k.joint):
+        # Keys and values may be in one.
+        of_k = (both[: len(both) // 2], both.reshape(G, 2, -1)[:, 0].flatten()) if k.joint else (both,)
+        yield from ((_rms(q.ran.squares, q.ran.tokens), _rms(part, n)) for part in of_k)
         return
     if len(both) == (H + 2 * G) * D:
         yield _rms(both[: H * D], n), _rms(both[H * D : (H + G) * D], n)

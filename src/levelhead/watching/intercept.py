@@ -56,7 +56,7 @@ class Interception:
             originals = (sdpa.ORIGINAL, sdpa.scaled_dot_product_attention)
             instead: dict[Function, Function] = {f: _sdpa_over(f) for f in originals}
             instead[levelhead_attention] = _attention_over(levelhead_attention)
-            instead[sharded_attention] = _sharded_over(sharded_attention)
+            instead[sharded_attention] = _attention_over(sharded_attention)
             instead[functional.softmax] = softmax_over(functional.softmax)
             multihead = functional.multi_head_attention_forward
             instead[multihead] = multihead_over(multihead)
@@ -127,7 +127,7 @@ def _sdpa_over(original: Function) -> Function:
 
         def describe() -> Call:
             heads = frame.watched.heads
-            call = described(query, key, value, mask, is_causal, scale, enable_gqa, heads)
+            call = _described((query, key, value), mask, is_causal, scale, enable_gqa, heads)
             return call if terms is None else terms.described(call)
 
         path = frame.via or usual
@@ -165,17 +165,11 @@ def _lifted(run: Callable[[], Any]) -> Callable[[], Any]:
     return lifted
 
 
-def described(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    gqa: bool,
-    heads: int | None,
+def _described(
+    qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, causal: bool, scale: Any, gqa: bool, heads: int | None
 ) -> Call:
     """A call in torch's convention as ours: four dimensions, positions from the first query."""
+    q, k, v = qkv
     if torch.is_autocast_enabled(q.device.type) and q.dtype is torch.float32:
         dtype = torch.get_autocast_dtype(q.device.type)  # what torch's function casts them to
         q, k, v = (x.to(dtype) for x in (q, k, v))
@@ -195,57 +189,49 @@ def described(
     return call_of(q, k, factor, mask=mask, causal=causal)
 
 
-# ---- levelhead's own function
+# ---- levelhead's own functions
 
 
 def _attention_over(original: Function) -> Function:
+    """Over `levelhead.attention`, or `levelhead.distributed.attention`. All ranks of the latter must measure the same
+    steps, because the statistics of each rank need the others; a rank that does not is an error there."""
+    sharded = original is sharded_attention
+
     def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
         frame = current()
-        ours = isinstance(q, Tensor) and options.get("out") is None
-        if frame is None or frame.busy or not ours or torch.compiler.is_compiling():
+        skipped = not isinstance(q, Tensor) or (
+            not sharded and (options.get("out") is not None or torch.compiler.is_compiling())
+        )
+        if frame is None or frame.busy or skipped or cannot_be_read(frame, q, k):
             return original(q, k, v, **options)
-        if cannot_be_read(frame, q, k):
+        frame.watch.follow_gradients(frame, q, k, v, _parts(options) if sharded else (1, 1))
+        if not frame.watch.wanted():
             return original(q, k, v, **options)
-        watch = frame.watch
-        watch.follow_gradients(frame, q, k, v)
-        if not watch.wanted():
-            return original(q, k, v, **options)
-        options.pop("out", None)
-
-        def again(scale: Any) -> Observation:
-            return observe(q.detach(), k.detach(), **(options | {"scale": scale}))
-
-        observation = observe(q, k, v, **options)
-        watch.record_observed(frame, Observed("levelhead", observation, q, k, options, again))
-        return observation.output
+        observed = (_look if sharded else _observe)(q, k, v, options)
+        frame.watch.record_observed(frame, observed)
+        return observed.observation.output
 
     return attention
 
 
-def _sharded_over(original: Function) -> Function:
-    """Over `levelhead.distributed.attention`. All ranks must measure the same steps, because the statistics of each
-    rank need the others; a rank that does not is an error there."""
+def _observe(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Observed:
+    options.pop("out", None)
 
-    def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        frame = current()
-        if frame is None or frame.busy or not isinstance(q, Tensor) or cannot_be_read(frame, q, k):
-            return original(q, k, v, **options)
-        watch = frame.watch
-        watch.follow_gradients(frame, q, k, v, _parts(options))
-        if not watch.wanted():
-            return original(q, k, v, **options)
-        own: Options = {name: x for name, x in options.items() if name in NAMES}  # type: ignore[assignment]
-        others = {name: x for name, x in options.items() if name not in NAMES}
+    def again(scale: Any) -> Observation:
+        return observe(q.detach(), k.detach(), **(options | {"scale": scale}))
 
-        def again(scale: Any) -> Observation:
-            return look(q.detach(), k.detach(), None, {**own, "scale": scale}, **others)[0]
+    return Observed("levelhead", observe(q, k, v, **options), q, k, options, again)
 
-        observation, shard = look(q, k, v, own, **others)
-        path = f"levelhead.distributed, {shard.plan}"
-        watch.record_observed(frame, Observed(path, observation, q, k, own, again, shard))
-        return observation.output
 
-    return attention
+def _look(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Observed:
+    own: Options = {name: x for name, x in options.items() if name in NAMES}  # type: ignore[assignment]
+    others = {name: x for name, x in options.items() if name not in NAMES}
+
+    def again(scale: Any) -> Observation:
+        return look(q.detach(), k.detach(), None, {**own, "scale": scale}, **others)[0]
+
+    observation, shard = look(q, k, v, own, **others)
+    return Observed(f"levelhead.distributed, {shard.plan}", observation, q, k, own, again, shard)
 
 
 def _parts(options: dict[str, Any]) -> tuple[int, int]:

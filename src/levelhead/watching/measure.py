@@ -67,16 +67,14 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def from_scores(scores: Tensor) -> Call:
     """The call whose logits are these (B, H, T, S), already made: a bias on products of zero."""
     B, H, T, S = scores.shape
-    wide = torch.float64 if scores.dtype is torch.float64 else torch.float32
+    wide = _wide(scores)
     q, k = (scores.new_zeros((B, H, n, 1), dtype=wide) for n in (T, S))
     return replace(call_of(q, k, 1.0, mask=scores.to(wide)), ready=True)
 
 
 def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = None) -> Tensor:
-    """The tally (H, columns) of a call, on its device; `sample`: of so many rows, evenly spread.
-
-    `by_torch` forces the path for other devices.
-    """
+    """The tally (H, columns) of a call, on its device; `sample`: of so many rows, evenly spread; `by_torch` forces the
+    path for other devices."""
     with torch.autocast(call.q.device.type, enabled=False):  # statistics must not be rounded
         return _tallied(call, sample, by_torch)
 
@@ -89,20 +87,17 @@ def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
         rows = torch.linspace(0, T - 1, sample, device=call.q.device).round().long()
     elsewhere = call.q.device.type != "cpu" if by_torch is None else by_torch
     part = call if rows is None else _of_rows(call, rows)
-    found = summed(_by_torch(part, rows) if elsewhere else _by_core(part, rows), rows)
-    fill_squares(found, call.q, call.k)
-    return found
+    return summed(_by_torch(part, rows) if elsewhere else _by_core(part, rows), rows, call)
 
 
 def from_core(
     sums: Any, counts: Any, sinks: Any, call: Call, positions: Tensor | None = None, exists: Any = None
 ) -> Tensor:
-    """The same from the states of a fused pass, (B, H, T, ...) NumPy arrays. `positions`: where the rows sit, if they
+    """The same from the states of a fused pass, (..., H, T, ...) NumPy arrays. `positions`: where the rows sit, if they
     are a part of a sequence. `exists`: rows that count, broadcastable to (B, H, T)."""
-    rows = stats.rows(sums, counts, sinks, exists)
-    found = summed(_as_fields(rows, call.q.shape[:3], exists), positions)
-    fill_squares(found, call.q, call.k)
-    return found
+    shape = call.q.shape[:3]
+    sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (sums, counts))
+    return summed(_as_fields(stats.rows(sums, counts, sinks, exists), shape, exists), positions, call)
 
 
 def fill_squares(heads: Tensor, q: Tensor, k: Tensor) -> None:
@@ -112,12 +107,6 @@ def fill_squares(heads: Tensor, q: Tensor, k: Tensor) -> None:
         shared = heads.shape[0] // max(x.shape[1], 1)
         heads[:, tally.INDEX[f"{name}_squares"]] = squares.repeat_interleave(shared).to(heads)
         heads[:, tally.INDEX[f"{name}_count"]] = x.shape[0] * x.shape[2] * x.shape[3]
-
-
-def folded(into: Tensor, new: Tensor) -> Tensor:
-    """Both tallies as one."""
-    joined: Tensor = tally.merge(into, new, torch)
-    return joined
 
 
 # ---- the call as both paths read it
@@ -202,9 +191,7 @@ def _pieces(call: Call, rows: Tensor | None) -> Iterator[Fields]:
     G, S = call.k.shape[1], call.k.shape[2]
     index = torch.arange(T, device=device) if rows is None else rows
     j = torch.arange(S, device=device)
-    tensors: dict[str, Any] = {
-        name: x.to(device) for name, x in call.scoring._asdict().items() if isinstance(x, Tensor)
-    }
+    tensors = {name: x.to(device) for name, x in _tensors(call.scoring).items()}
     tensors |= {name: x.to(real) for name, x in tensors.items() if x.is_floating_point()}
     q, k = (functional.normalize(x.to(real), dim=-1) if call.scoring.cosine else x for x in (call.q, call.k))
     whole = Call(q, k, call.scoring._replace(**tensors))
@@ -262,21 +249,22 @@ def _piece(s: Tensor, sinks: Tensor | None, exists: Tensor | None) -> Fields:
         "sink": weight,
     }
     fields = {name: torch.where(wrong, math.nan, x) for name, x in fields.items()}
-    argmax = torch.where(some & ~wrong, s.argmax(-1), -1)
-    fields |= {"count": count, "argmax": argmax}
+    fields |= {"count": count, "argmax": torch.where(some & ~wrong, s.argmax(-1), -1)}
     return fields if exists is None else fields | {"exists": exists.expand_as(count)}
 
 
 # ---- rows to heads
 
 
-def summed(fields: Fields, sampled: Tensor | None) -> Tensor:
-    """The tally (H, columns) of rows (B, H, T); `sampled`: the positions of the rows."""
+def summed(fields: Fields, sampled: Tensor | None, call: Call) -> Tensor:
+    """The tally (H, columns) of a call's rows (B, H, T); `sampled`: the positions of the rows."""
     B, H, T = fields["count"].shape
-    if not B * T:
-        return torch.from_numpy(tally.nothing(H)).to(fields["mean"])
-    columns: Tensor = tally.of_rows(fields, torch, positions=sampled)
-    return columns
+    if B * T:
+        heads: Tensor = tally.of_rows(fields, torch, positions=sampled)
+    else:
+        heads = torch.from_numpy(tally.nothing(H)).to(fields["mean"])
+    fill_squares(heads, call.q, call.k)
+    return heads
 
 
 # ---- variations
@@ -292,5 +280,4 @@ def rescaled(call: Call, times: float) -> Call:
 
 def squares(x: Tensor) -> Tensor:
     """The mean of x²."""
-    x = x.detach().to(_wide(x))
-    return x.square().mean()
+    return x.detach().to(_wide(x)).square().mean()

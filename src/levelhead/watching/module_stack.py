@@ -57,25 +57,21 @@ class Recorder(Protocol):
     child_names: dict[int, str]  # by id of the module
     compiled: bool  # whether a compiled graph of the model has run
 
-    def wanted(self) -> bool:
-        """Whether a call that runs now is measured."""
+    def wanted(self) -> bool: ...  # whether a call that runs now is measured
 
-    def begin_forward(self) -> None:
-        """A forward pass of the whole model begins."""
+    def begin_forward(self) -> None: ...  # of the whole model
 
-    def record_call(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> None:
-        """Measures a call that other code computed; `product`: what its ready-made scores were computed from."""
+    # Measures a call that other code computed; `product`: what its ready-made scores were computed from.
+    def record_call(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> None: ...
 
-    def record_pass(self, frame: Frame, path: str, computed: Pass) -> None:
-        """Adds a call that levelhead computed together with its statistics."""
+    # Adds a call that levelhead computed together with its statistics; `observed`: by one of its own functions.
+    def record_pass(self, frame: Frame, path: str, computed: Pass) -> None: ...
+    def record_observed(self, frame: Frame, observed: Observed) -> None: ...
 
-    def record_observed(self, frame: Frame, observed: Observed) -> None:
-        """The same for `levelhead.attention` and `levelhead.distributed.attention`."""
-
+    # Measures the gradients of a call when backward computes them, if they are wanted.
     def follow_gradients(
         self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int] = (1, 1)
-    ) -> None:
-        """Measures the gradients of a call when backward computes them, if they are wanted."""
+    ) -> None: ...
 
 
 class WatchedModule:
@@ -134,11 +130,8 @@ def sounds_like_attention(module: nn.Module) -> bool:
 
 def _heads(module: nn.Module) -> int | None:
     """The number of heads, from the module's attributes."""
-    for name in _HEADS:
-        number = getattr(module, name, None)
-        if isinstance(number, int) and number > 0:
-            return number
-    return None
+    numbers = (getattr(module, name, None) for name in _HEADS)
+    return next((n for n in numbers if isinstance(n, int) and n > 0), None)
 
 
 def clean(name: str) -> str:
@@ -226,9 +219,8 @@ def leave_all(watch: Recorder) -> None:
 
 
 def _would_be_fast(module: nn.MultiheadAttention) -> bool:
-    if module.training:
-        return False
-    return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
+    with_gradients = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+    return not (module.training or with_gradients)
 
 
 def child_ran(module: nn.Module, args: Any, output: Any) -> None:

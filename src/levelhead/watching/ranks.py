@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from levelhead.errors import LevelheadValueError, expected
+from levelhead.errors import bad_value
 from levelhead.runs import tally
 from levelhead.runs.record import Record, Snapshot
 
@@ -32,20 +32,17 @@ def gathered(snapshot: Snapshot, group: Any = None, *, heads: str = "same") -> S
     import torch.distributed as dist
 
     if heads not in ("same", "split"):
-        advice = "Pass split where heads are spread over ranks"
-        raise LevelheadValueError(expected("heads", "'same' or 'split'", repr(heads), advice))
-
+        raise bad_value("heads", "'same' or 'split'", repr(heads), "Pass split where heads are spread over ranks")
     if not dist.is_available() or not dist.is_initialized():
         advice = "Call init_process_group first; in one process, read w.last"
-        wanted = "torch.distributed to be running"
-        raise LevelheadValueError(expected("group", wanted, "no process group", advice))
-    device, world = _device(dist, group), dist.get_world_size(group)
+        raise bad_value("group", "torch.distributed to be running", "no process group", advice)
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    world = dist.get_world_size(group)
     lines = [f"{r.module}:{len(r.tally)}:{[*r.counterfactual]}" for r in snapshot.records]
     names = "\n".join([heads, *lines])
     parts = [x for r in snapshot.records for x in (r.tally, *r.counterfactual.values())]
     watched = sum(len(record.tally) for record in snapshot.records)
-    sizes = [zlib.crc32(names.encode()), sum(map(len, parts)), watched]
-    layout = torch.tensor(sizes, device=device)
+    layout = torch.tensor([zlib.crc32(names.encode()), sum(map(len, parts)), watched], device=device)
     layouts = [torch.empty_like(layout) for _ in range(world)]
     dist.all_gather(layouts, layout, group=group)  # three numbers first, so that a mistake is an error, not a hang
     sizes_by_rank = [tuple(x.tolist()) for x in layouts]
@@ -53,7 +50,7 @@ def gathered(snapshot: Snapshot, group: Any = None, *, heads: str = "same") -> S
     if len(kinds) > 1:
         given = ", ".join(f"{n} heads on rank {rank}" for rank, (_, _, n) in enumerate(sizes_by_rank))
         advice = "Watch the same model with the same options on every rank"
-        raise LevelheadValueError(expected("ranks", "the same modules everywhere", given, advice))
+        raise bad_value("ranks", "the same modules everywhere", given, advice)
     total = max(n for _, n, _ in sizes_by_rank)
     packed = torch.from_numpy(np.concatenate(parts or [tally.nothing(total)])).to(device)
     everything = [torch.empty_like(packed) for _ in range(world)]
@@ -79,8 +76,3 @@ def _joined(record: Record, rest: Iterator[tally.Floats], times: int) -> Record:
         rules.pop("1/sqrt(d)", None)  # computed from the width that one rank sees, not the model's
     facts = replace(record.facts, kv_heads=record.facts.kv_heads * times)
     return replace(record, tally=whole, counterfactual=rules, facts=facts)
-
-
-def _device(dist: Any, group: Any) -> torch.device:
-    """The device that the group's back end needs."""
-    return torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")

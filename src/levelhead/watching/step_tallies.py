@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from levelhead.watching.intercept_softmax import WEIGHTS
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import Frame, Observed, Product, WatchedModule
 
+_Rules: TypeAlias = dict[str, Tensor]  # scale rule -> tally under it
 RULES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)")
 
 
@@ -40,24 +41,7 @@ class Settings(Protocol):
     listeners: list[Callable[..., None]]
 
     @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """Held while a step changes: several threads may run the model."""
-
-
-@dataclass
-class _Measured:
-    """One call with its statistics."""
-
-    path: str
-    call: Call
-    tally: Tensor
-    q: Tensor  # the operands of the product
-    k: Tensor
-    scale: float | Tensor | None  # None: not one number
-    rules: dict[str, Tensor] = field(default_factory=dict)
-    sampled: bool = False
-    fused: bool = False
-    tokens: tuple[int, int] | None = None  # queries and keys of the whole sequence, if these rows are a shard of it
+    def lock(self) -> AbstractContextManager[Any]: ...  # held while a step changes: several threads may run the model
 
 
 @dataclass
@@ -65,7 +49,7 @@ class _Sheet:
     """The calls of a step with one number of heads: their tally, and the facts of the last one."""
 
     tally: Tensor
-    rules: dict[str, Tensor]
+    rules: _Rules
     facts: Facts  # without scale and norms, which are read with the step
     scale: float | Tensor | None
     batch: int
@@ -113,22 +97,20 @@ class Ledger:
             return measure.tallied(changed, sample=rows, by_torch=self.watch.plain_torch)
 
         tallied = at(1.0)
-        q, k, factor = product or Product(call.q, call.k, None if call.ready else call.scale)
-        if product is not None:
-            measure.fill_squares(tallied, q, k)
+        if product is None:
+            product = Product(call.q, call.k, None if call.ready else call.scale)
+        else:
+            measure.fill_squares(tallied, product.q, product.k)
         sampled = rows is not None and rows < call.q.shape[2]
-        self._enter(frame, _Measured(path, call, tallied, q, k, factor, self._rules(q, at), sampled))
+        self._enter(frame, path, call, product, tallied, self._rules(product.q, at), sampled=sampled)
 
     def add_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """A call that levelhead computed."""
         q, k = (_four(x) for x in (computed.q, computed.k))
         call = Call(q, k, computed.scoring)
-        shape = tuple(q.shape[:3])
-        sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (computed.sums, computed.counts))
-        exists = measure.existing(call)
-        tallied = measure.from_core(sums, counts, computed.sinks, call, exists=exists)
+        tallied = measure.from_core(computed.sums, computed.counts, computed.sinks, call, exists=measure.existing(call))
         rules = self._rules(q, lambda times: measure.tallied(measure.rescaled(call, times)))
-        self._enter(frame, _Measured(path, call, tallied, q, k, computed.scoring.scale, rules, fused=True))
+        self._enter(frame, path, call, Product(q, k, computed.scoring.scale), tallied, rules, fused=True)
 
     def add_observed(self, frame: Frame, observed: Observed) -> None:
         """A call of `levelhead.attention`, or this rank's rows of one of `levelhead.distributed.attention`."""
@@ -139,57 +121,51 @@ class Ledger:
         call = Call(q, k, Scoring(torch.from_numpy(rule.factor), cosine=rule.cosine, log_n=rule.log_n, **own))
 
         def tallied(observation: Observation) -> Tensor:
-            shape, state = tuple(q.shape[:3]), observation.state
-            sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (state.sums, state.counts))
-            positions = None if shard is None else torch.from_numpy(shard.positions)
-            whole = measure.from_core(sums, counts, observation.sinks, call, positions, observation.exists)
+            state, positions = observation.state, None if shard is None else torch.from_numpy(shard.positions)
+            whole = measure.from_core(state.sums, state.counts, observation.sinks, call, positions, observation.exists)
             # Where every rank has all rows, the first one counts them.
             elsewhere = shard is not None and shard.plan == "decode" and shard.wire.rank != 0
             return _keys_alone(whole) if elsewhere else whole
 
         rules = self._rules(q, lambda times: tallied(observed.again(rule.factor * times))) if is_number else {}
-        scale, tokens = call.scale if is_number else None, None if shard is None else (shard.queries.n, shard.keys.n)
-        whole = tallied(observed.observation)
-        self._enter(frame, _Measured(observed.path, call, whole, q, k, scale, rules, fused=True, tokens=tokens))
+        whole = {} if shard is None else {"queries": shard.queries.n, "keys": shard.keys.n}  # of the whole sequence
+        product = Product(q, k, call.scale if is_number else None)
+        self._enter(frame, observed.path, call, product, tallied(observed.observation), rules, fused=True, **whole)
 
-    def _enter(self, frame: Frame, measured: _Measured) -> None:
-        """Adds a call to its sheet."""
-        watched, call, q, k = self.watched, measured.call, measured.q, measured.k
+    def _enter(
+        self, frame: Frame, path: str, call: Call, product: Product, tallied: Tensor, rules: _Rules, **known: Any
+    ) -> None:
+        """Adds a measured call to its sheet; `known`: further facts of it."""
+        watched, (q, k, scale) = self.watched, product
         for listener in self.watch.listeners:
-            listener(watched, call, measured.tally, q, k)
-        queries, keys = measured.tokens or (call.q.shape[2], call.k.shape[2])
-        facts = Facts(
-            kind=watched.kind,
-            how=measured.path,
-            d_k=q.shape[3],
-            kv_heads=frame.kv_heads or k.shape[1],
-            queries=queries,
-            keys=keys,
-            dtype=str(q.dtype).removeprefix("torch."),
-            scale=None,
-            sampled=measured.sampled,
-            fused=measured.fused,
-            **mentioned(call.scoring, ready=call.ready),
-        )
-        sheet = _Sheet(measured.tally, measured.rules, facts, measured.scale, q.shape[0])
+            listener(watched, call, tallied, q, k)
+        facts: dict[str, Any] = {
+            "kind": watched.kind,
+            "how": path,
+            "d_k": q.shape[3],
+            "kv_heads": frame.kv_heads or k.shape[1],
+            "queries": call.q.shape[2],
+            "keys": call.k.shape[2],
+            "dtype": str(q.dtype).removeprefix("torch."),
+            "scale": None,
+        }
+        facts |= mentioned(call.scoring, ready=call.ready) | known
+        sheet = _Sheet(tallied, rules, Facts(**facts), scale, q.shape[0])
         squares = torch.stack([measure.squares(x) for x in (q, k)]) if frame.ran else None
-        heads = len(measured.tally)
         with self.watch.lock:
             watched.calls += 1
             watched.attends = True
-            watched.paths[measured.path] = None
-            old = self._sheets.get(heads)
-            if old is not None and old.tally.device == sheet.tally.device:
-                sheet.tally = measure.folded(old.tally, sheet.tally)
-                sheet.rules = {
-                    rule: measure.folded(old.rules[rule], new) if rule in old.rules else new
-                    for rule, new in measured.rules.items()
-                }
-            self._sheets[heads] = sheet
+            watched.paths[path] = None
+            old = self._sheets.get(len(tallied))
+            if old is not None and old.tally.device == tallied.device:
+                sheet.tally = tally.merge(old.tally, tallied, torch)
+                both = {rule: tally.merge(old.rules[rule], rules[rule], torch) for rule in rules if rule in old.rules}
+                sheet.rules = rules | both
+            self._sheets[len(tallied)] = sheet
             if squares is not None:
                 self._noted = _Noted(list(frame.ran), squares, sheet)
 
-    def _rules(self, q: Tensor, at: Callable[[float], Tensor]) -> dict[str, Tensor]:
+    def _rules(self, q: Tensor, at: Callable[[float], Tensor]) -> _Rules:
         """The same heads under every scale rule: what is in force counts as 1/√d_k."""
         if not self.watch.counterfactual:
             return {}
@@ -200,11 +176,8 @@ class Ledger:
     # ---- gradients
 
     def follow_gradients(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int]) -> None:
-        """Counts dL/dq, dL/dk and dL/dv of this call when they come, and those of the weights.
-
-        Args:
-            parts: over how many ranks the queries lie, and the keys.
-        """
+        """Counts dL/dq, dL/dk and dL/dv of this call when they come, and those of the weights. `parts`: over how many
+        ranks the queries lie, and the keys."""
         self._follow_weights(frame)
         heads = q.shape[-3] if q.dim() > 3 else self.watched.heads or 1
         for name, x, shards in (("dq", q, parts[0]), ("dk", k, parts[1]), ("dv", v, parts[1])):
@@ -246,9 +219,7 @@ class Ledger:
     def records(self) -> Iterator[Record]:
         """One for each number of heads."""
         for heads, sheet in list(self._sheets.items()):
-            name = self.watched.name
-            if len(self._sheets) > 1:
-                name = f"{name} ({heads} heads)"
+            name = self.watched.name + (f" ({heads} heads)" if len(self._sheets) > 1 else "")
             rules = {rule: _numbers(x) for rule, x in sheet.rules.items()}
             weights = {role: float(x) for role, x in self._weights.items()}
             yield Record(name, self._facts(heads, sheet), _numbers(sheet.tally), rules, weights)
@@ -277,18 +248,10 @@ class Ledger:
     def _read(self, heads: int) -> Reading | None:
         noted = self._noted
         if noted is not None and len(noted.last.tally) == heads:
-            q, k = (math.sqrt(float(x)) for x in noted.squares)
-            facts = noted.last.facts
-            reading = effective_scale.read(
-                noted.ran,
-                scale=_one_number(noted.last.scale),
-                heads=heads,
-                kv_heads=facts.kv_heads,
-                d_k=facts.d_k,
-                q_rms=q,
-                k_rms=k,
-                tokens=noted.last.batch * facts.keys,
-            )
+            q_rms, k_rms = (math.sqrt(float(x)) for x in noted.squares)
+            last, facts = noted.last, noted.last.facts
+            sizes = effective_scale.Sizes(heads, facts.kv_heads, facts.d_k, tokens=last.batch * facts.keys)
+            reading = effective_scale.read(noted.ran, sizes, scale=_one_number(last.scale), q_rms=q_rms, k_rms=k_rms)
             if self._reading is None or reading.scale is not None or self._reading.scale is None:
                 self._reading = reading
             self._noted = None

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from levelhead import checks
 from levelhead.diagnosis import wrong_scale
-from levelhead.errors import LevelheadTypeError, LevelheadValueError, expected
+from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
 from levelhead.watching import by_hand as deep
@@ -36,11 +36,9 @@ KEPT_SNAPSHOTS = 256  # beyond, every second one is dropped: trends stay, memory
 
 def _root_begins(module: nn.Module, args: Any) -> None:
     watched = getattr(module, ATTRIBUTE, None)
-    if watched is None or (not torch.compiler.is_compiling() and watched.module is not module):
-        return
-    if torch.compiler.is_compiling():
+    if watched is not None and torch.compiler.is_compiling():
         compiled.trace_forward(watched)
-    else:
+    elif watched is not None and watched.module is module:
         watched.watch.begin_forward()
 
 
@@ -63,17 +61,11 @@ class Watch:
         training_only: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
-            advice = "Give the model itself"
-            given = type(model).__name__
-            raise LevelheadTypeError(expected("model", "a torch.nn.Module", given, advice))
+            raise bad_type("model", "a torch.nn.Module", type(model).__name__, "Give the model itself")
         for name, number in (("every", every), ("rows", rows), ("history", history)):
-            what, advice = "an integer of at least 1", "Leave it out for the usual"
-            if name == "rows" and number is None:
-                continue
-            if checks.integer(name, number, what, advice) < 1:
-                raise LevelheadValueError(expected(name, what, number, advice))
-        flags = {"deep": deep, "gradients": gradients, "counterfactual": counterfactual}
-        for name, flag in flags.items():
+            if number is not None or name != "rows":
+                checks.integer(name, number, "an integer of at least 1", "Leave it out for the usual", lambda n: n >= 1)
+        for name, flag in (("deep", deep), ("gradients", gradients), ("counterfactual", counterfactual)):
             checks.flag(name, flag)
         wrong_scale.checked("expected_scale", expected_scale)
         self.model, self.every, self.rows = module_stack.unwrapped(model), every, rows
@@ -105,8 +97,7 @@ class Watch:
             return self
         if any(getattr(module, ATTRIBUTE, None) for module in self.model.modules()):
             advice = "Detach that watch first; one can have several sinks"
-            wanted, given = "a model that is not watched", "one that is"
-            raise LevelheadValueError(expected("model", wanted, given, advice))
+            raise bad_value("model", "a model that is not watched", "one that is", advice)
         if not self.watched_modules:
             self.watched_modules = [
                 WatchedModule(module_stack.clean(n), m, self) for n, m in module_stack.frame_modules(self.model)
@@ -119,7 +110,7 @@ class Watch:
         for watched in self.watched_modules:
             WATCHED_MODULES[watched.number] = watched
             object.__setattr__(watched.module, ATTRIBUTE, watched)
-            before, after = (watched.module.register_forward_pre_hook, watched.module.register_forward_hook)
+            before, after = watched.module.register_forward_pre_hook, watched.module.register_forward_hook
             self._hooks.append(_hooked(before, module_stack.enter, prepend=True))
             self._hooks.append(_hooked(after, module_stack.leave, always_call=True))
         before, after = self.model.register_forward_pre_hook, self.model.register_forward_hook
@@ -204,25 +195,22 @@ class Watch:
 
     def _flush(self) -> None:
         with self.lock:
-            self._flush_now()
-
-    def _flush_now(self) -> None:
-        snapshot = self._pending()
-        self._carried = None
-        for ledger in self._ledgers.values():
-            ledger.clear()
-        if snapshot is None:
-            return
-        self._observed += 1
-        self._snapshots.append(snapshot)
-        if len(self._snapshots) > self._history:
-            self._snapshots = [*self._snapshots[:-1:2], self._snapshots[-1]]
-        self._held.append(snapshot)
-        # In training the first `step()` may follow, which makes one step of several passes: sinks wait until that is
-        # unlikely.
-        waits = not self._by_hand and self.model.training and self.attached
-        if not waits or len(self._held) > _PASSES_OF_A_STEP:
-            self._deliver()
+            snapshot = self._pending()
+            self._carried = None
+            for ledger in self._ledgers.values():
+                ledger.clear()
+            if snapshot is None:
+                return
+            self._observed += 1
+            self._snapshots.append(snapshot)
+            if len(self._snapshots) > self._history:
+                self._snapshots = [*self._snapshots[:-1:2], self._snapshots[-1]]
+            self._held.append(snapshot)
+            # In training the first `step()` may follow, which makes one step of several passes: sinks wait until that
+            # is unlikely.
+            waits = not self._by_hand and self.model.training and self.attached
+            if not waits or len(self._held) > _PASSES_OF_A_STEP:
+                self._deliver()
 
     def _deliver(self) -> None:
         held, self._held = self._held, []
@@ -288,8 +276,7 @@ class Watch:
     @property
     def cost(self) -> dict[str, float]:
         """The cost of watching: seconds, steps, and the share of the time it was attached."""
-        now = 0.0 if self._since is None else time.perf_counter() - self._since
-        elapsed = self._elapsed + now
+        elapsed = self._elapsed + (0.0 if self._since is None else time.perf_counter() - self._since)
         observed = self._observed + bool(self._pending())
         return {
             "seconds": self._spent,
@@ -301,9 +288,8 @@ class Watch:
 
     def run(self) -> Run:
         """Everything recorded so far, as plain data."""
-        pending = self._pending()
+        pending, name = self._pending(), type(self.model).__name__
         snapshots = (*self._snapshots, *([] if pending is None else [pending]))
-        name = type(self.model).__name__
         return Run(name, snapshots, self.coverage(), cost=self.cost, expected_scale=self.expected_scale)
 
     def metrics(self, *, heads: bool = True) -> dict[str, float]:
@@ -336,8 +322,7 @@ class Watch:
 
     def __repr__(self) -> str:
         state = "attached" if self.attached else "detached"
-        modules = len(self.last.records)
-        return f"<Watch of {type(self.model).__name__}: {modules} modules seen, {state}>"
+        return f"<Watch of {type(self.model).__name__}: {len(self.last.records)} modules seen, {state}>"
 
     def _repr_html_(self) -> str:
         from levelhead.show.html import notebook
@@ -351,20 +336,16 @@ watch = Watch
 def _checked_sinks(sinks: Any) -> list[Callable[[Snapshot], Any]]:
     what, advice = "callables that take a snapshot", "Give a list, such as sinks=[print]"
     if not isinstance(sinks, Iterable) or isinstance(sinks, str):
-        raise LevelheadTypeError(expected("sinks", what, checks.told(sinks), advice))
+        raise bad_type("sinks", what, checks.told(sinks), advice)
     listed = list(sinks)
     for sink in listed:
         if not callable(sink):
-            raise LevelheadTypeError(expected("sinks", what, checks.told(sink), advice))
+            raise bad_type("sinks", what, checks.told(sink), advice)
     return listed
 
 
-_NUMBERS = {
-    hook: -1 - n
-    for n, hook in enumerate(
-        (module_stack.child_ran, module_stack.enter, module_stack.leave, _root_begins, deep.begin, deep.leave)
-    )
-}
+_HOOKS = (module_stack.child_ran, module_stack.enter, module_stack.leave, _root_begins, deep.begin, deep.leave)
+_NUMBERS = {hook: -1 - n for n, hook in enumerate(_HOOKS)}
 
 
 def _hooked(register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> Any:
