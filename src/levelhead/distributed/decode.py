@@ -34,7 +34,7 @@ def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
     states = (_unpack(x, own_state, length) for x, length in zip(packed, call.keys.lengths, strict=True))
     whole = functools.reduce(local.join, states)
     call.verify_counts(whole, call.rows)
-    return ForwardResult(*local.read(whole, call.rows), whole if stats else None)
+    return ForwardResult(*local.read(whole, call.rows, call.exists), whole if stats else None)
 
 
 def backward(call: Agreement, own: KeyBlock, gradients: OutputGradients, wanted: set[str]) -> dict[str, Tensor]:

@@ -126,14 +126,15 @@ def join(a: State, b: State) -> State:
     return State(b.sums, b.counts, b.acc, a.keys + b.keys)
 
 
-def read(states: State, rows: QueryRows) -> tuple[Tensor, Tensor]:
-    """Output and logsumexp of the states over all keys; the sinks are added here, once."""
+def read(states: State, rows: QueryRows, exists: Array | None = None) -> tuple[Tensor, Tensor]:
+    """Output and logsumexp of the states over all keys; the sinks are added here, once, to the rows that exist."""
     assert states.acc is not None
     sinks = rows.sink_logits()
     out = torch.empty(states.acc.shape, dtype=rows.q.dtype)
     _core.finish(states.acc, states.sums, sinks, memory(out))
     m, l = (states.sums[..., i].astype(np.float64) for i in (state.MAX, state.L))  # noqa: E741
     z = np.asarray(-np.inf) if sinks is None else sinks[:, None]
+    z = z if exists is None else np.where(exists, z, -np.inf)
     with np.errstate(all="ignore"):
         top = np.where(m == -np.inf, 0.0, m * state.LN2)
         logsumexp = top + np.log(l + np.exp(z - top))

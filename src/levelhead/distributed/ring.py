@@ -65,7 +65,7 @@ def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
     assert before is not None
     whole = before if after is None else local.join(before, after)
     call.verify_counts(whole, call.rows)
-    return ForwardResult(*local.read(whole, call.rows), whole if stats else None)
+    return ForwardResult(*local.read(whole, call.rows, call.exists), whole if stats else None)
 
 
 def backward(call: Agreement, own: KeyBlock, gradients: OutputGradients, wanted: set[str]) -> dict[str, Tensor]:
