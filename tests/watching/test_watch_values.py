@@ -21,7 +21,7 @@ import levelhead as lh
 from levelhead import reference, stats
 from levelhead.runs.record import Record
 from levelhead.watching import measure
-from levelhead.watching.measure import Call
+from levelhead.watching.measure import Call, call_of
 from levelhead.watching.watch import Watch
 from tiny_models import HEADS, MODELS
 from watched import TOKENS, batch, by_hand, hidden, one_thread, sdpa, stack
@@ -173,7 +173,7 @@ def _call(**changes: Any) -> Call:
     random = torch.Generator().manual_seed(0)
     q = torch.randn(2, 4, 9, 8, generator=random) * 2
     k = torch.randn(2, 2, 11, 8, generator=random)
-    return dataclasses.replace(Call(q, k, 0.3), **changes)
+    return call_of(q, k, changes.pop("scale", 0.3), **changes)
 
 
 OPTIONS: dict[str, Any] = {
@@ -184,6 +184,11 @@ OPTIONS: dict[str, Any] = {
     "sinks": {"sinks": torch.tensor([-1.0, 0.0, 2.0, 9.0])},
     "scales": {"scale": torch.tensor([0.1, 0.2, 0.3, 5.0])},
     "rows that see nothing": {"causal": True, "start": -4},
+    "lengths": {"key_lengths": torch.tensor([11, 3]), "query_lengths": torch.tensor([2, 9]), "sinks": torch.ones(4)},
+    "segments": {"query_segments": torch.arange(18).view(2, 9) // 4, "key_segments": torch.arange(22).view(2, 11) // 5},
+    "ALiBi": {"alibi": torch.tensor([0.5, 0.25, 0.0, -0.1]), "start": 2},
+    "cosine": {"cosine": True, "scale": 3.0},
+    "log-n": {"log_n": True, "causal": True, "start": 2},
     "a row's NaN": {"mask": torch.where(torch.arange(99).view(9, 11) == 40, math.nan, 0.0)},
     "all at once": {
         "causal": True,
@@ -203,7 +208,7 @@ def test_plain_torch_gives_the_cores_tally(
     name: str, sample: int | None, at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "_AT_A_TIME", at_a_time)
-    call = _call(**OPTIONS[name])
+    call = _call(**dict(OPTIONS[name]))
     core, plain = (measure.tallied(call, sample=sample, by_torch=x) for x in (False, True))
     torch.testing.assert_close(plain.double(), core.double(), rtol=1e-5, atol=1e-5)
 
