@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from datetime import datetime, timezone
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -92,14 +93,14 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor() or "unknown"
 
 
-def machine() -> dict[str, Any]:
-    """The machine, for files of measurements."""
+def measured_here() -> dict[str, Any]:
+    """Where and when a measurement is made: the beginning of every file of measurements."""
+    machine = dict(cpu=cpu_name(), cpus=os.cpu_count(), system=platform.system(), machine=platform.machine())
     return dict(
-        cpu=cpu_name(),
-        cpus=os.cpu_count(),
-        system=platform.system(),
-        machine=platform.machine(),
-        isa=_core.info()["isa"],
+        levelhead=__version__,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine=machine | {"isa": _core.info()["isa"]},
+        versions={"python": platform.python_version(), "numpy": np.__version__},
     )
 
 

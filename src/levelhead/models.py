@@ -105,7 +105,7 @@ with config.json and safetensors, or a .gguf file, got 'gpt-9'. Check the name o
     if path.is_dir():
         _check(path)
         return Opened(name, *_load(path), path)
-    with _offline(), _quiet(_transformers()):
+    with _offline():
         files = safetensors_of(path, check=_check, progress=progress)
     return Opened(name, *_load(files), path)
 
@@ -192,7 +192,7 @@ def _load(path: Path) -> tuple[Any, Any]:
     kind = getattr(transformers, named[0], None)
     if kind is None:
         raise wrong("an architecture of transformers", named[0], "A newer transformers may have it")
-    with _offline(), _quiet(transformers):
+    with _offline():
         try:
             local = dict(local_files_only=True)
             model, loaded = kind.from_pretrained(path, use_safetensors=True, output_loading_info=True, **local)
@@ -222,27 +222,17 @@ _lock = threading.RLock()
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """The hub's client behaves as with HF_HUB_OFFLINE=1, for as long as this lasts."""
-    _transformers()
+    """The hub's client behaves as with HF_HUB_OFFLINE=1, and transformers shows no progress bars of its own."""
+    logging = _transformers().utils.logging
     from huggingface_hub import constants
 
     with _lock:
-        before = constants.HF_HUB_OFFLINE
+        before, shown = constants.HF_HUB_OFFLINE, logging.is_progress_bar_enabled()
         constants.HF_HUB_OFFLINE = True
+        logging.disable_progress_bar()
         try:
             yield
         finally:
             constants.HF_HUB_OFFLINE = before
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Without transformers' own progress bars."""
-    logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+            if shown:
+                logging.enable_progress_bar()

@@ -79,15 +79,9 @@ def _join(argument: str, past: Array | None, new: Array) -> Array:
 
 
 def _prepare(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    past_key: Array | None,
-    past_value: Array | None,
-    nonpad: Array | None,
-    heads: tuple[int | None, int | None],
+    q: Array, k: Array, v: Array, optional: tuple[Array | None, ...], heads: tuple[int | None, int | None]
 ) -> Inputs:
+    mask, past_key, past_value, nonpad = optional
     ranks = (q.ndim, k.ndim, v.ndim)
     if ranks not in ((3, 3, 3), (4, 4, 4)):
         raise bad_value("Q, K, V", "all 3-D or all 4-D", f"ranks {ranks}", "Reshape the inputs")
@@ -98,11 +92,8 @@ def _prepare(
     if nonpad is not None and past_key is not None:
         raise bad_value("nonpad_kv_seqlen", "no past_key", "both", "Choose one kind of cache")
     if q.ndim == 3:
-        q, k, v = (
-            _split_heads("q_num_heads", q, heads[0]),
-            _split_heads("kv_num_heads", k, heads[1]),
-            _split_heads("kv_num_heads", v, heads[1]),
-        )
+        q = _split_heads("q_num_heads", q, heads[0])
+        k, v = (_split_heads("kv_num_heads", x, heads[1]) for x in (k, v))
     k, v = _join("past_key", past_key, k), _join("past_value", past_value, v)
     B, T, S = q.shape[0], q.shape[2], k.shape[2]
     reach = S if mask is None or mask.ndim == 0 else mask.shape[-1]
@@ -198,7 +189,7 @@ class Attention(OpRun):
             raise bad_value("softmax_precision", f"one of {PRECISIONS}", precision, "Pick one")
         if mode not in range(4):
             raise bad_value("qk_matmul_output_mode", "0, 1, 2 or 3", mode, "Pick one")
-        x = _prepare(Q, K, V, attn_mask, past_key, past_value, nonpad_kv_seqlen, heads)
+        x = _prepare(Q, K, V, (attn_mask, past_key, past_value, nonpad_kv_seqlen), heads)
         double = np.float64 in (Q.dtype, V.dtype) or precision == onnx.TensorProto.DOUBLE
         # ONNX lets the types of V and the mask differ from Q's; where they do, one holds them all.
         mixed = np.dtype(np.float64 if double else np.float32)

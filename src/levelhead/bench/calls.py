@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -44,6 +44,11 @@ class Differentiable(Question, Protocol):
 
     @property
     def dout(self) -> Array: ...
+
+
+def named(question: Differentiable, arrays: Iterable[Array]) -> Parts:
+    """The output and the gradients by all arguments, by name."""
+    return dict(zip(("out", *(f"d{name}" for name in question.arguments)), arrays, strict=True))
 
 
 class Uncounted:

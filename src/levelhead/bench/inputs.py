@@ -212,12 +212,9 @@ def numbers(case: Case, seed: int) -> tuple[Array, Array, Array, Array]:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes
-
-    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return dtype
+    if name == "bfloat16":
+        import ml_dtypes  # noqa: F401 - adds the name to NumPy's
+    return np.dtype(name)
 
 
 def sampled_rows(case: Case) -> Array:

@@ -67,13 +67,9 @@ class Implementation:
 # ---- levelhead --------------------------------------------------------------
 
 
-def _ours(problem: Problem, threads: int) -> Variants:
-    observed = problem.case.observed
+def _ours(problem: Problem, threads: int, statistics: bool = True) -> Variants:
+    observed = problem.case.observed and statistics
     return {"observe" if observed else "attention": partial(_our_call, problem, threads, observed)}
-
-
-def _ours_off(problem: Problem, threads: int) -> Variants:
-    return {"attention": partial(_our_call, problem, threads, False)}
 
 
 def _our_call(problem: Problem, threads: int, observed: bool) -> Call:
@@ -133,7 +129,7 @@ OURS = Implementation(
     "threads={}",
     {"attention": _ours, "training": _ours, "additive": additive.ours, "model": models.ours},
 )
-OURS_OFF = Implementation(OFF, (), "threads={}", {"attention": _ours_off})
+OURS_OFF = Implementation(OFF, (), "threads={}", {"attention": partial(_ours, statistics=False)})
 
 PEERS = (
     Implementation(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from levelhead.bench.calls import Array, Call, Differentiable, Parts, Refused, Variants, refuse_large_scores
+from levelhead.bench.calls import Array, Call, Differentiable, Parts, Refused, Variants, named, refuse_large_scores
 from levelhead.bench.inputs import Problem
 
 
@@ -36,13 +36,8 @@ def _attention(problem: Problem) -> Call:
     elif mask is not None:
         arrays["mask" if mask.dtype == bool else "bias"] = mask
     options = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
-    return call(problem, partial(jax.nn.dot_product_attention, **fixed), _swapped, **options)
-
-
-def _swapped(x: Array) -> Array:
-    """From (B, H, T, D) to JAX's (B, T, H, D), or back."""
-    swapped: Array = x.swapaxes(1, 2)
-    return swapped
+    attend = partial(jax.nn.dot_product_attention, **fixed)
+    return call(problem, attend, lambda x: x.swapaxes(1, 2), **options)  # (B, H, T, D) to (B, T, H, D), and back
 
 
 def call(
@@ -54,19 +49,21 @@ def call(
     """
     import jax
 
+    def read(result: Any) -> Array:
+        return layout(np.asarray(result))
+
     arguments = [jax.numpy.asarray(layout(x)) for x in problem.arguments.values()]
     if not problem.case.gradients:
         forward = jax.jit(attend).lower(*arguments, **options).compile()
-        return Call(lambda: forward(*arguments, **options).block_until_ready(), lambda out: layout(np.asarray(out)))
+        return Call(lambda: forward(*arguments, **options).block_until_ready(), read)
 
     def step(dout: Any, *arguments: Any, **options: Any) -> Any:
         out, back = jax.vjp(partial(attend, **options), *arguments)
         return out, *back(dout)
 
-    def read(results: Any) -> Parts:
-        names = ("out", *(f"d{name}" for name in problem.arguments))
-        return {name: layout(np.asarray(x)) for name, x in zip(names, results, strict=True)}
-
     dout = jax.numpy.asarray(layout(problem.dout))
     compiled = jax.jit(step).lower(dout, *arguments, **options).compile()
-    return Call(lambda: jax.block_until_ready(compiled(dout, *arguments, **options)), read)
+    return Call(
+        lambda: jax.block_until_ready(compiled(dout, *arguments, **options)),
+        lambda results: named(problem, map(read, results)),
+    )

@@ -40,7 +40,7 @@ def _openvino_call(problem: Problem, threads: int, hint: str, inside: bool) -> C
     mask = problem.bias_or_mask
     if mask is not None and not case.only_causal:
         arrays.append(np.ascontiguousarray(mask) if mask.dtype == bool else mask.astype(q.dtype))
-    types = [_openvino_type(x) for x in arrays]
+    types = [ov.Type.bf16 if x.dtype.name == "bfloat16" else ov.Type(x.dtype) for x in arrays]
     parameters = [op.parameter(list(x.shape), t) for x, t in zip(arrays, types, strict=True)]
     inputs = list(parameters)
     if inside:
@@ -65,12 +65,6 @@ def _openvino_call(problem: Problem, threads: int, hint: str, inside: bool) -> C
         return data.view(q.dtype) if data.dtype.itemsize == q.dtype.itemsize else data
 
     return Call(run, read)
-
-
-def _openvino_type(x: Array) -> Any:
-    import openvino as ov
-
-    return ov.Type.bf16 if x.dtype.name == "bfloat16" else ov.Type(x.dtype)
 
 
 def _repeated(op: Any, x: Any, shape: tuple[int, ...], repeat: int) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from levelhead.bench.calls import Array, Call, Differentiable, Parts, Refused, Variants, refuse_large_scores
+from levelhead.bench.calls import Array, Call, Differentiable, Refused, Variants, named, refuse_large_scores
 from levelhead.bench.cases import Case
 from levelhead.bench.inputs import Problem
 from levelhead.call import segments
@@ -59,10 +59,7 @@ def call(problem: Differentiable, attend: Callable[..., Any], warm: bool = False
             out = attend(*leaves)
         return out.detach(), *torch.autograd.grad(out, leaves, dout)
 
-    def read(results: tuple[Any, ...]) -> Parts:
-        return dict(zip(("out", *(f"d{name}" for name in problem.arguments)), map(_read, results), strict=True))
-
-    return Call(step, read, warm)
+    return Call(step, lambda results: named(problem, map(_read, results)), warm)
 
 
 def _read(out: Any) -> Array:

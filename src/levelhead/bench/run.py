@@ -6,24 +6,20 @@ compares its numbers with its bar.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import datetime, timezone
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
-
-import numpy as np
 
 from levelhead import _core
 from levelhead.bench import inputs, judge, peers
 from levelhead.bench.cases import Case
 from levelhead.bench.cell import Effort, measured
 from levelhead.bench.limits import checked_threads, limits
-from levelhead.info import info, machine
+from levelhead.info import info, measured_here
 
 SEEDS = 3
 
@@ -72,18 +68,10 @@ def bench(
 
 
 def _header(threads: int, teams: dict[str, str], measured_peers: list[peers.Implementation]) -> dict[str, Any]:
-    machine_info = info()
-    versions = {"python": platform.python_version(), "numpy": np.__version__}
+    header = measured_here()
+    header["machine"]["available"] = list(info().available)
     for peer in measured_peers:
-        versions |= peer.versions()
+        header["versions"] |= peer.versions()
     if find_spec("transformers"):  # its models are run with both attentions
-        versions["transformers"] = metadata.version("transformers")
-    return dict(
-        levelhead=machine_info.version,
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        machine=machine() | {"available": list(machine_info.available)},
-        versions=versions,
-        threads=threads,
-        threads_set_by=teams,
-        method=METHOD,
-    )
+        header["versions"]["transformers"] = metadata.version("transformers")
+    return header | dict(threads=threads, threads_set_by=teams, method=METHOD)

@@ -13,7 +13,11 @@ from typing import Any
 
 from levelhead.cli.command import Commands, add_command, check_writable
 
-_EXAMPLES = """examples:
+_ABOUT = """attention over ranks: scaling, bytes moved, waiting; under torchrun
+
+Strong and weak scaling of every plan over the ranks that torchrun started.
+
+examples:
   torchrun --nproc-per-node 2 -m levelhead cluster-bench
   torchrun --nnodes 2 --node-rank 0 --master-addr HOST --nproc-per-node 1 -m levelhead cluster-bench --full
 exit code: 0 fine, 1 if an answer was wrong, 2 bad input
@@ -21,14 +25,7 @@ exit code: 0 fine, 1 if an answer was wrong, 2 bad input
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "cluster-bench",
-        run,
-        help="attention over ranks: scaling, bytes moved, waiting; under torchrun",
-        description="Strong and weak scaling of every plan over the ranks that torchrun started.",
-        examples=_EXAMPLES,
-    )
+    parser = add_command(commands, "cluster-bench", run, _ABOUT)
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--tiny", action="store_true", help="a few tokens: does it run at all?")
     size.add_argument("--quick", action="store_true", help="under a minute (default)")

@@ -18,10 +18,10 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Run: TypeAlias = Callable[[argparse.Namespace], Iterator[str]]  # yields what to print, may return the exit code
 
 
-def add_command(
-    commands: Commands, name: str, run: Run | None = None, *, help: str, description: str | None = None, examples: str
-) -> argparse.ArgumentParser:
-    """A command whose errors are bad input, and whose help ends with examples."""
+def add_command(commands: Commands, name: str, run: Run | None, about: str) -> argparse.ArgumentParser:
+    """A command whose errors are bad input. `about` is three paragraphs: the line in the list of all commands, the
+    description, and the examples at the end of its help."""
+    help, description, examples = about.split("\n\n")
     parser = commands.add_parser(
         name, help=help, description=description, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
     )

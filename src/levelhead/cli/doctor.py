@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from levelhead.diagnosis.compare import Comparison
     from levelhead.watching.doctor import Examination, Tell
 
-_EXAMPLES = """examples:
+_ABOUT = """is every head of a local model level?
+
+Has a local model read a text and examines every head of it.
+
+examples:
   levelhead doctor minilm
   levelhead doctor checkpoint/ --text notes.txt --html heads.html
   levelhead doctor after/ --against before/ --json -
@@ -30,14 +34,7 @@ exit code: 0 fine, 1 if a finding is a warning or an error, 2 bad input
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "doctor",
-        run,
-        help="is every head of a local model level?",
-        description="Has a local model read a text and examines every head of it.",
-        examples=_EXAMPLES,
-    )
+    parser = add_command(commands, "doctor", run, _ABOUT)
     parser.add_argument("model", metavar="MODEL", help="minilm, smollm2, a directory, a GGUF file")
     parser.add_argument("--text", metavar="FILE", help="UTF-8 to read, - is stdin; default: ours")
     parser.add_argument("--against", metavar="OTHER", help="compare with this earlier checkpoint")

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from levelhead.explanation import TextExplanation
 
 _WIDEST = 1000  # columns
-_EXAMPLES = """examples:
+_ABOUT = """a sentence through attention, step by step
+
+Shows one head at work on a sentence: five steps with their numbers and shapes, with the scale and without.
+
+examples:
   levelhead explain "The dog chased the ball because it was fast." --token it
   levelhead explain "Love Apple phones" --model random
   levelhead explain "A short sentence." --layer 2 --head 5 --html head.html
@@ -28,15 +32,7 @@ _EXAMPLES = """examples:
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "explain",
-        run,
-        help="a sentence through attention, step by step",
-        description="Shows one head at work on a sentence: five steps with their numbers and "
-        "shapes, with the scale and without.",
-        examples=_EXAMPLES,
-    )
+    parser = add_command(commands, "explain", run, _ABOUT)
     parser.add_argument("sentence", metavar="SENTENCE", help="up to 2,000 characters")
     parser.add_argument("--model", metavar="M", help="minilm, smollm2 or random; default: minilm if installed")
     parser.add_argument("--layer", type=int, metavar="L", help="from 0; default: chosen, and said")

@@ -15,7 +15,11 @@ from levelhead.cli.command import STDOUT, Commands, add_command, check_writable,
 from levelhead.errors import bad_value
 from levelhead.terminal import colour_wanted
 
-_EXAMPLES = """examples:
+_ABOUT = """every claim about √d_k, measured
+
+Claims about scaled dot-product attention as experiments on the real core.
+
+examples:
   levelhead lab list
   levelhead lab show C1
   levelhead lab run C1 C4
@@ -27,23 +31,14 @@ exit code: 0 fine, 1 if a verdict other than undecided is not the expected one,
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "lab",
-        help="every claim about √d_k, measured",
-        description="Claims about scaled dot-product attention as experiments on the real core.",
-        examples=_EXAMPLES,
-    )
+    parser = add_command(commands, "lab", None, _ABOUT)
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
     actions.add_parser("list", help="ids, expected verdicts and sentences").set_defaults(run=_list)
     shown = actions.add_parser("show", help="derivation, criterion and parameters of claims")
     shown.add_argument("ids", nargs="+", metavar="ID", help="C1, c7a, …, or all")
     shown.set_defaults(run=_show)
-    _add_run(actions)
-
-
-def _add_run(actions: Commands) -> None:
-    run = add_command(actions, "run", _run, help="measure claims", examples=_EXAMPLES)
+    run = actions.add_parser("run", help="measure claims", epilog=parser.epilog, formatter_class=parser.formatter_class)
+    run.set_defaults(run=_run)
     run.add_argument("ids", nargs="+", metavar="ID", help="C1, c7a, …, or all")
     run.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random")
     run.add_argument(

@@ -19,7 +19,11 @@ from levelhead.errors import bad_value
 from levelhead.terminal import message
 
 _PORTS = (1024, 65535)
-_EXAMPLES = """examples:
+_ABOUT = """play with √d_k in the browser
+
+Serves a local page where every number comes from the core.
+
+examples:
   levelhead page
   levelhead page --run heads.json --no-open
   levelhead page --export page.html
@@ -28,14 +32,7 @@ exit code: 0 after Ctrl-C, 2 bad input
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "page",
-        run,
-        help="play with √d_k in the browser",
-        description="Serves a local page where every number comes from the core.",
-        examples=_EXAMPLES,
-    )
+    parser = add_command(commands, "page", run, _ABOUT)
     parser.add_argument("--port", type=int, default=0, metavar="N", help="default: any free one")
     parser.add_argument("--no-open", action="store_true", help="print the link, open no browser")
     parser.add_argument("--run", metavar="FILE", dest="file", help="show this run, follow it live")

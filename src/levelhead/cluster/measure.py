@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from levelhead import distributed
+from levelhead import _core, distributed
 from levelhead.attention import attention
 from levelhead.bench.measure import timed
 from levelhead.cluster.cases import Cell
@@ -27,28 +27,22 @@ from levelhead.cluster.traffic import traffic
 from levelhead.distributed import Split, Trace
 
 TOLERANCE = 1e-4  # of rows against one process, relative: beyond rounding, the answer is wrong
+Arrays = dict[str, Tensor]
 TRACED = ("seconds", "compute", "transfer", "wait", "sent", "received")
 
-Tell = Callable[[str, str], None]
-Save = Callable[[list[dict[str, Any]]], None]
+Tell = Callable[[str, str], None]  # is called with (problem, current step), on every rank
+Save = Callable[[list[dict[str, Any]]], None]  # is called with the cells so far, on rank 0
 
 
-def measure(cells: list[Cell], *, threads: int, cpus: int, rounds: int, tell: Tell, save: Save) -> list[dict[str, Any]]:
-    """Every cell's numbers, on rank 0; the other ranks get the same list without reports.
-
-    Args:
-        threads: of each rank's kernel.
-        cpus: of this machine, all of which one process may use for comparison.
-        tell: is called with (problem, current step), on every rank.
-        save: is called with the cells so far, on rank 0.
-    """
+def measure(cells: list[Cell], threads: int, rounds: int, tell: Tell, save: Save) -> list[dict[str, Any]]:
+    """Every cell's numbers, on rank 0; the other ranks get the same list without reports."""
     torch.set_num_threads(threads)
     measured: list[dict[str, Any]] = []
     for (name, problem), group in groupby(cells, key=lambda cell: (cell.about, cell.problem)):
         every = list(group)
         tell(name, "one process alone")
         arrays = _arrays(problem)
-        alone, truth = _alone(problem, arrays, threads, cpus, rounds)
+        alone, truth = _alone(problem, arrays, threads, rounds)
         parts = [_Part(cell, arrays, threads) for cell in every]
         for part in parts:
             tell(name, f"{part.cell.way}, warming up")
@@ -63,7 +57,7 @@ def measure(cells: list[Cell], *, threads: int, cpus: int, rounds: int, tell: Te
     return measured
 
 
-def _arrays(problem: Problem) -> dict[str, Tensor]:
+def _arrays(problem: Problem) -> Arrays:
     """The whole sequence, the same on every rank."""
     draw = torch.Generator().manual_seed(problem.tokens)
     rows = (1, problem.heads, problem.rows, problem.width)
@@ -72,14 +66,12 @@ def _arrays(problem: Problem) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
 
 
-def _alone(
-    problem: Problem, arrays: dict[str, Tensor], threads: int, cpus: int, rounds: int
-) -> tuple[dict[str, dict[str, float]], Tensor]:
+def _alone(problem: Problem, arrays: Arrays, threads: int, rounds: int) -> tuple[dict[str, dict[str, float]], Tensor]:
     """Seconds of rank 0 alone, by threads and passes; and its output, which every rank gets."""
     taken: dict[str, dict[str, float]] = {}
     out = torch.empty_like(arrays["dout"])
     if dist.get_rank() == 0:
-        for name, team in (("same_threads", threads), ("all_cpus", cpus)):
+        for name, team in (("same_threads", threads), ("all_cpus", _core.default_threads())):
             taken[name] = {}
             for passes in PASSES:
                 call = partial(_step, partial(attention, causal=problem.causal, threads=team), arrays, passes)
@@ -89,7 +81,7 @@ def _alone(
     return taken, out
 
 
-def _step(attend: Callable[..., Tensor], arrays: dict[str, Tensor], passes: str) -> Tensor:
+def _step(attend: Callable[..., Tensor], arrays: Arrays, passes: str) -> Tensor:
     """Passes with q, k and v as fresh leaves of autograd: nothing adds up from call to call."""
     out = attend(*(arrays[name].detach().requires_grad_(passes == "train") for name in "qkv"))
     if passes == "train":
@@ -102,7 +94,7 @@ class _Part:
     """A cell on this rank."""
 
     cell: Cell
-    whole: dict[str, Tensor]
+    whole: Arrays
     threads: int
     seconds: list[float] = field(default_factory=list)
     traced: list[list[float]] = field(default_factory=list)  # as TRACED

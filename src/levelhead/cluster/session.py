@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import socket
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-
 from levelhead import _core
-from levelhead._version import __version__
 from levelhead.bench.limits import checked_threads
 from levelhead.cluster.cases import Effort, cells, left_out
 from levelhead.errors import bad_value
-from levelhead.info import machine
+from levelhead.info import measured_here
 
 COMMAND = "torchrun --nproc-per-node 2 -m levelhead cluster-bench"
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables that it sets on every rank
@@ -66,12 +62,7 @@ def bench(
         rank, world = dist.get_rank(), dist.get_world_size()
         header = _header(effort, world, threads)
         measured = measure(
-            cells(effort, world),
-            threads=threads,
-            cpus=header["machine"]["threads"],
-            rounds=effort.rounds,
-            tell=tell,
-            save=lambda so_far: save(header | {"cells": so_far}),
+            cells(effort, world), threads, effort.rounds, tell, lambda so_far: save(header | {"cells": so_far})
         )
         dist.barrier()
     finally:
@@ -82,11 +73,10 @@ def bench(
 def _header(effort: Effort, world: int, threads: int) -> dict[str, Any]:
     import torch
 
-    return dict(
-        levelhead=__version__,
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        machine=machine() | {"threads": _core.default_threads()},
-        versions={"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__},
+    header = measured_here()
+    header["machine"]["threads"] = _core.default_threads()
+    header["versions"]["torch"] = torch.__version__
+    return header | dict(
         backend="gloo",
         world=world,
         hosts=_hosts(),
