@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import levelhead as lh
-from levelhead.bench.run import cpu_name
+from levelhead.info import cpu_name
 from levelhead.lab.claim import Task
 from levelhead.lab.claims import c07_vanishing, c07a_honest_half, c12_training, c16_generalise
 from levelhead.lab.figures.speed import reduced
