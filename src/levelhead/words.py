@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-ROOT = "(the model itself)"
-
 
 def plural(n: int, what: str) -> str:
     """`3 heads`, `1 head`."""
@@ -12,4 +10,4 @@ def plural(n: int, what: str) -> str:
 
 def module_title(module: str) -> str:
     """A module's full name, also where the model itself is the module."""
-    return module or ROOT
+    return module or "(the model itself)"

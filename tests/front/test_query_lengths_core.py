@@ -36,10 +36,9 @@ def test_rows_beyond_the_length_do_not_exist() -> None:
 
     dq, dk, dv = np.full_like(q, 7), np.full_like(k, 7), np.full_like(v, 7)
     dsinks, dout = np.full(H, 7.0), np.where(exists[..., None], _random(B, H, T, D), np.nan)
-    _core.backward(
-        dout, q, k, v, out, logsumexp, sinks=np.zeros(H), dq=dq, dk=dk, dv=dv, dsinks=dsinks,
-        scale=np.full(H, 0.3), query_lengths=LENGTHS,
-    )  # fmt: skip
+    into = {"dq": dq, "dk": dk, "dv": dv, "dsinks": dsinks}
+    options = {"sinks": np.zeros(H), "scale": np.full(H, 0.3), "query_lengths": LENGTHS}
+    _core.backward(dout, q, k, v, out, logsumexp, **into, **options)
     for gradient in (dq, dk, dv, dsinks):
         assert np.isfinite(gradient).all()
     assert not dq[0, :, 4:].any() and not dq[1].any() and not dk[1].any() and not dv[1].any()
