@@ -15,59 +15,43 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_HEALTH = {
-    "amend": "watching.amend",
-    "compare": "diagnosis.compare",
-    "counterfactual": "runs.counterfactual",
-    "coverage": "watching.coverage",
+# Modules of `levelhead.health` that kept their name, by the room they moved to; then those that changed it.
+_MOVED = {
+    "diagnosis": "compare diagnose findings symptoms thresholds",
+    "runs": "counterfactual metrics record tally",
+    "show": "view",
+    "watching": "amend coverage doctor intercept measure ranks transformers_calls watch",
+}
+_RENAMED = {
     "deep": "watching.by_hand",
-    "diagnose": "diagnosis.diagnose",
-    "doctor": "watching.doctor",
-    "findings": "diagnosis.findings",
     "growth": "diagnosis.logit_growth",
-    "intercept": "watching.intercept",
     "ledger": "watching.step_tallies",
-    "measure": "watching.measure",
-    "metrics": "runs.metrics",
     "observed": "runs.run_from_observation",
     "operator": "watching.compiled",
     "page": "show.html",
     "places": "watching.module_stack",
-    "ranks": "watching.ranks",
     "reading": "watching.effective_scale",
-    "record": "runs.record",
     "remedies": "remedies",
-    "remedies.clip": "remedies.clip",
-    "remedies.logits": "remedies.logits",
-    "remedies.norm": "remedies.norm",
-    "remedies.projections": "remedies.projections",
-    "remedies.remedy": "remedies.remedy",
     "report": "show.text",
     "scale": "diagnosis.wrong_scale",
     "shipped": "diagnosis.shipped_scales",
     "sinks": "sinks",
-    "sinks.files": "runs.files",
-    "sinks.huggingface": "sinks.huggingface",
-    "sinks.jsonl": "runs.jsonl",
-    "sinks.lightning": "sinks.lightning",
-    "sinks.needs": "runs.needs",
-    "sinks.parquet": "runs.parquet",
-    "sinks.pictures": "sinks.pictures",
-    "sinks.sessions": "runs.sessions",
-    "sinks.tensorboard": "sinks.tensorboard",
     "sinks.training": "sinks.trainer",
-    "sinks.wandb": "sinks.wandb",
-    "symptoms": "diagnosis.symptoms",
-    "tally": "runs.tally",
-    "thresholds": "diagnosis.thresholds",
-    "transformers_calls": "watching.transformers_calls",
     "vial": "show.gauge_svg",
-    "view": "show.view",
-    "watch": "watching.watch",
 }
+_RENAMED |= {
+    f"{room}.{name}": f"{room}.{name}"
+    for room, names in (
+        ("remedies", "clip logits norm projections remedy"),
+        ("sinks", "huggingface lightning pictures tensorboard wandb"),
+    )
+    for name in names.split()
+}
+_RENAMED |= {f"sinks.{name}": f"runs.{name}" for name in ("files", "jsonl", "needs", "parquet", "sessions")}
+_RENAMED |= {name: f"{room}.{name}" for room, names in _MOVED.items() for name in names.split()}
 _CALL = ("arrays", "dropout", "scaling", "segments", "shapes")
 
-NEW_PATHS = {f"levelhead.health.{old}": f"levelhead.{new}" for old, new in _HEALTH.items()}
+NEW_PATHS = {f"levelhead.health.{old}": f"levelhead.{new}" for old, new in _RENAMED.items()}
 NEW_PATHS |= {f"levelhead.{name}": f"levelhead.call.{name}" for name in _CALL}
 NEW_PATHS["levelhead.scoring"] = "levelhead.call.options"
 

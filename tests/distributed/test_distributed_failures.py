@@ -97,7 +97,7 @@ MISTAKES = {
     "short shard": "split: expected 10 keys on rank 1, as the split says, got 9",
     "missing shard": "split: expected every position 0 … 29 on one rank",
     "given twice": "got position 0 on ranks [0, 1]",
-    "wrong order": "got nobody with 10",
+    "wrong order": "got no rank with 10",
 }
 
 

@@ -177,7 +177,7 @@ def test_zigzag_and_stripes_balance_a_causal_mask() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Split((((0, 2, 1),), ((3, 2, 1),))), "got nobody with 2"),
+        (lambda: Split((((0, 2, 1),), ((3, 2, 1),))), "got no rank with 2"),
         (lambda: Split((((0, 3, 1),), ((2, 1, 1),))), r"position 2 on ranks \[0, 1\]"),
         (lambda: Split((((2, 2, 1), (0, 2, 1)),)), "positions rise"),
         (lambda: Split((((0, 2, 0),),)), "positions rise"),

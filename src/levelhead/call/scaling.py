@@ -41,10 +41,16 @@ class Scale:
 
 ScaleLike: TypeAlias = "float | str | Rule | NDArray[Any] | list[float] | tuple[float, ...] | None"
 
+
+def usual(d_k: int) -> float:
+    """1/√d_k, the scale of a call that passes none."""
+    return 1.0 / math.sqrt(max(d_k, 1))
+
+
 # By name: the rule in words, and its factor for H heads of width d_k. A width of 0 counts as 1.
 _RULES: dict[str, tuple[str, Callable[[int, int, Rule], float | tuple[float, ...]]]] = {
     "none": ("s = q·k", lambda H, d_k, rule: 1.0),
-    "1/sqrt(d_k)": ("s = q·k / √d_k", lambda H, d_k, rule: 1.0 / math.sqrt(max(d_k, 1))),
+    "1/sqrt(d_k)": ("s = q·k / √d_k", lambda H, d_k, rule: usual(d_k)),
     "1/d_k": ("s = q·k / d_k", lambda H, d_k, rule: 1.0 / max(d_k, 1)),
     "1/sqrt(d)": (  # d is the model's width, all heads together
         "s = q·k / √d, d = H·d_k unless width is given",
@@ -54,7 +60,7 @@ _RULES: dict[str, tuple[str, Callable[[int, int, Rule], float | tuple[float, ...
         "s = f · cos(q, k), f = √d_k unless factor is given",
         lambda H, d_k, rule: math.sqrt(max(d_k, 1)) if rule.factor is None else rule.factor,
     ),
-    "log-n": ("s = ln(n_i) · q·k / √d_k, n_i = keys left to row i", lambda H, d_k, rule: 1.0 / math.sqrt(max(d_k, 1))),
+    "log-n": ("s = ln(n_i) · q·k / √d_k, n_i = keys left to row i", lambda H, d_k, rule: usual(d_k)),
 }
 RULES: Mapping[str, str] = MappingProxyType({name: text for name, (text, _) in _RULES.items()})
 _NAMES = "one of " + ", ".join(f'"{name}"' for name in RULES)

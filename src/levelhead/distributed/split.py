@@ -213,6 +213,6 @@ def _require_whole(split: Split) -> None:
     times = np.bincount(every, minlength=split.n)
     for position in np.flatnonzero(times != 1)[:1].tolist():
         owners = [rank for rank, mine in enumerate(held) if position in mine]
-        given = f"position {position} on ranks {owners}" if owners else f"nobody with {position}"
+        given = f"position {position} on ranks {owners}" if owners else f"no rank with {position}"
         wanted = f"every position 0 … {split.n - 1} on one rank, as there are {split.n} tokens"
         raise bad_value("split", wanted, given, "A shard is missing, given twice or in a wrong place")

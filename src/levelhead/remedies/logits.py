@@ -193,7 +193,7 @@ def _reachable(model: nn.Module) -> dict[str, nn.Module]:
             continue
         kind = type(one.module).__name__
         if not (one.sdpa or one.interface):
-            wrong[name] = f"{kind} forms its softmax by hand, where nobody can reach it"
+            wrong[name] = f"{kind} forms its softmax by hand, where no wrapper can reach it"
         implementation = getattr(getattr(one.module, "config", None), "_attn_implementation", None)
         strange = [f.__name__ for f in eager_functions(one.module) if not understood(f)]
         if one.interface and implementation == "eager" and strange:

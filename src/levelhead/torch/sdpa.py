@@ -18,6 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from levelhead import _core
 from levelhead.call.options import Scoring
+from levelhead.call.scaling import usual
 from levelhead.errors import LevelheadTypeError, bad_type, expected
 from levelhead.torch.functorch import attend
 from levelhead.torch.operators import LevelheadRuntimeError, observed, uniform
@@ -91,7 +92,7 @@ def extended(
     if isinstance(scale, tuple):
         factors = torch.tensor(scale, dtype=torch.float64, device=q.device)
     else:
-        factor = (1 / math.sqrt(D) if D else 1.0) if scale is None else _number("scale", scale)
+        factor = usual(D) if scale is None else _number("scale", scale)
         factors = uniform(H, factor, q.device)
     if 0.0 < dropout_p < 1.0:
         more |= {"dropout": dropout_p, "seed": torch.randint(_SEEDS, (), dtype=torch.int64, device=q.device)}

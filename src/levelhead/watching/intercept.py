@@ -6,7 +6,6 @@ measure the call. One set of wrappers serves all watches: the first one installs
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from torch.nn import functional
 from levelhead.attention import attention as levelhead_attention
 from levelhead.attention import observe
 from levelhead.call.options import NAMES, Options, Scoring
+from levelhead.call.scaling import usual
 from levelhead.distributed.attention import attention as sharded_attention
 from levelhead.distributed.attention import look
 from levelhead.observation import Observation
@@ -173,7 +173,7 @@ def _described(
     if torch.is_autocast_enabled(q.device.type) and q.dtype is torch.float32:
         dtype = torch.get_autocast_dtype(q.device.type)  # what torch's function casts them to
         q, k, v = (x.to(dtype) for x in (q, k, v))
-    factor = (1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0) if scale is None else float(scale)
+    factor = usual(q.shape[-1]) if scale is None else float(scale)
     if q.dim() == 3 and k.shape[0] == q.shape[0]:  # (batch · heads, T, D), or (batch, T, D)
         each = heads if heads and q.shape[0] % heads == 0 else 1
         if mask is not None and mask.dim() == 3 and mask.shape[0] > 1:

@@ -74,7 +74,7 @@ def cannot_be_read(frame: Frame, *tensors: Any) -> bool:
     if unreadable is None:
         return False
     if frame.watch.wanted():
-        frame.watched.not_observed[f"ran on {_kind(unreadable)}, which nobody can look into"] = None
+        frame.watched.not_observed[f"ran on {_kind(unreadable)}, whose numbers cannot be read"] = None
     return True
 
 

@@ -229,7 +229,7 @@ class Ledger:
         module, scale, d_k = self.watched.module, _one_number(sheet.scale), sheet.facts.d_k
         if isinstance(module, nn.MultiheadAttention):
             by_hand = sheet.facts.how == WEIGHTS or scale is None  # scaled before it was observed
-            scale, d_k = 1 / math.sqrt(module.head_dim) if by_hand else scale, module.head_dim
+            scale, d_k = scaling.usual(module.head_dim) if by_hand else scale, module.head_dim
             reading = Reading(scale, effective_scale.BY_DEFINITION, module.embed_dim)
         present = tuple(effective_scale.qk_norms(module))
         ran = self.watched.ever_ran  # empty for a compiled module: what ran inside it is not known

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from levelhead.call.scaling import usual
 from levelhead.torch.huggingface.survey import attending_modules, eager_functions, understood
 from levelhead.watching.measure import Call, call_of
 
@@ -56,7 +57,7 @@ def describe(
 ) -> Call:
     """The call that these arguments of an implementation mean."""
     T, S, D = query.shape[2], key.shape[2], query.shape[3]
-    scale = D**-0.5 if scaling is None else scaling
+    scale = usual(D) if scaling is None else scaling
     if isinstance(scale, Tensor) and scale.numel() == 1:
         query, scale = query * scale, 1.0
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)

@@ -131,7 +131,7 @@ def _why_not(attending: Attending) -> str | None:
         return f"computes something else in {', '.join(strange)}" if strange else None
     if attending.sdpa and not (attending.by_hand and name == "eager"):
         return None
-    return "forms its softmax by hand, where nobody can reach it"
+    return "forms its softmax by hand, where no wrapper can reach it"
 
 
 def _refusal(model: nn.Module, served: int, left: dict[str, str]) -> str:

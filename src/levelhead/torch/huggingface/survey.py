@@ -45,7 +45,7 @@ def attending_modules(model: nn.Module) -> Iterator[Attending]:
 
 
 def _ways(kind: type) -> tuple[bool, bool, bool]:
-    if issubclass(kind, nn.MultiheadAttention):  # torch's own: a fast path nobody sees into
+    if issubclass(kind, nn.MultiheadAttention):  # torch's own: its fast path is native code
         return False, False, True
     words = {word for function in _functions(kind) for word in _words(function)}
     interface, sdpa = bool(words & _INTERFACE), _SDPA in words
