@@ -60,8 +60,7 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
         if files[name] != STDOUT:
             write(f"--{name}", files[name], content)
     if STDOUT in files.values():
-        name = next(name for name, file in files.items() if file == STDOUT)
-        yield contents[name].rstrip("\n")
+        yield next(content for name, content in contents.items() if files[name] == STDOUT).rstrip("\n")
         return
     yield explained.text(colour=colour_wanted(sys.stdout), width=arguments.width)
     yield from (f"wrote {files[name]}" for name in contents)

@@ -18,7 +18,7 @@ from levelhead.cli.command import STDOUT, Commands, add_command, check_writable,
 from levelhead.errors import bad_value
 from levelhead.terminal import message
 
-_PORTS = (1024, 65535)
+_PORTS = range(1024, 65536)
 _ABOUT = """play with √d_k in the browser
 
 Serves a local page where every number comes from the core.
@@ -48,9 +48,9 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     if arguments.export is not None:
         yield from _export(arguments)
         return 0
-    low, high = _PORTS
-    if arguments.port != 0 and not low <= arguments.port <= high:
-        raise bad_value("--port", f"{low} to {high}", arguments.port, "Leave it out to take any free port")
+    if arguments.port != 0 and arguments.port not in _PORTS:
+        wanted = f"{_PORTS[0]} to {_PORTS[-1]}"
+        raise bad_value("--port", wanted, arguments.port, "Leave it out to take any free port")
     from levelhead.page import server
 
     page = server.open_page(arguments.port, run=None if arguments.file is None else Path(arguments.file))

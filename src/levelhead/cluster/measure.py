@@ -27,9 +27,9 @@ from levelhead.cluster.traffic import traffic
 from levelhead.distributed import Split, Trace
 
 TOLERANCE = 1e-4  # of rows against one process, relative: beyond rounding, the answer is wrong
-Arrays = dict[str, Tensor]
 TRACED = ("seconds", "compute", "transfer", "wait", "sent", "received")
 
+Arrays = dict[str, Tensor]
 Tell = Callable[[str, str], None]  # is called with (problem, current step), on every rank
 Save = Callable[[list[dict[str, Any]]], None]  # is called with the cells so far, on rank 0
 
