@@ -7,7 +7,7 @@ formulation never exists.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -17,10 +17,7 @@ from levelhead.call.arrays import Array, Origin
 from levelhead.call.options import ADDITIVE, Options, documented, known, shape_of
 from levelhead.call.prepare import described, for_core, team_for
 from levelhead.errors import bad_type, bad_value
-from levelhead.observation import ArrayT
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from levelhead.observation import ArrayT, Unpack
 
 Sizes: TypeAlias = tuple[int, ...]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -18,11 +18,8 @@ from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
 from levelhead.call.options import DEFAULTS, Options, Shape, describe, documented, known, shape_of
 from levelhead.call.prepare import described, for_core, team_for
-from levelhead.observation import ArrayT, Observation
+from levelhead.observation import ArrayT, Observation, Unpack
 from levelhead.state import unwritten
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Sizes: TypeAlias = tuple[int, ...]
 

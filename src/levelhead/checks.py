@@ -1,7 +1,6 @@
 """Checks of user arguments: flags, numbers, integers and arrays of them.
 
-Each returns the value in one normal form or raises an error with the argument's name. What a value means is decided in
-`call.scaling` and `call.scoring`.
+Each returns the value in one normal form or raises an error with the argument's name.
 """
 
 from __future__ import annotations

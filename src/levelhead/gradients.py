@@ -7,7 +7,7 @@ O(tokens · width), and an array of the mask's shape for a mask's gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,10 +17,7 @@ from levelhead.call.arrays import Array, Origin
 from levelhead.call.options import Options, documented, known, shape_of
 from levelhead.call.prepare import described, for_core, team_for
 from levelhead.errors import bad_type, bad_value
-from levelhead.observation import ArrayT
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from levelhead.observation import ArrayT, Unpack
 
 _NAMES = ("q", "k", "v", "mask", "sinks", "scale")
 
@@ -63,7 +60,7 @@ def attention_backward(
     """
     known("attention_backward", options)
     mask, scale = options.get("mask"), options.get("scale")
-    wanted = _names(wrt, mask, options.get("sinks"))
+    _check_names(wrt, mask, options.get("sinks"))
     q_view, k_view, v_view, origin = arrays.take(q, k, v)
     shape = shape_of(q_view.shape, k_view.shape, v_view.shape)
     rows, result = q_view.shape[:-1], (*q_view.shape[:-1], v_view.shape[-1])
@@ -76,7 +73,7 @@ def attention_backward(
         raise bad_value("seed", "the seed of the forward pass", "None", "Give both calls the same seed")
     keywords = for_core(described(shape, origin, options), shape)
     qkv = {"q": q_view, "k": k_view, "v": v_view}
-    room = {name: _room(name, qkv, mask, shape.H, origin) for name in wanted}
+    room = {name: _room(name, qkv, mask, shape.H, origin) for name in wrt}
     into: dict[str, Any] = {f"d{name}": x for name, x in room.items()}
     if "mask" in room:
         into["dmask"] = arrays.stretched(room["mask"], keywords["mask"].shape)
@@ -89,8 +86,8 @@ def attention_backward(
     return tuple(origin.give(room[name]) for name in wrt)
 
 
-def _names(wrt: Sequence[str], mask: Any, sinks: Any) -> list[str]:
-    """The names in `wrt`, each known, given once and possible."""
+def _check_names(wrt: Sequence[str], mask: Any, sinks: Any) -> None:
+    """The names in `wrt` are known, given once and possible."""
     what, advice = f"names out of {', '.join(_NAMES)}", 'Pass for example wrt=("q", "k", "v")'
     if isinstance(wrt, str) or not all(isinstance(name, str) for name in wrt):
         raise bad_type("wrt", f"a sequence of {what}", checks.told(wrt), advice)
@@ -101,7 +98,6 @@ def _names(wrt: Sequence[str], mask: Any, sinks: Any) -> list[str]:
             raise bad_value("wrt", "what was given", f"{name!r} without {name}", f"Give {name}")
     if "mask" in wrt and "bool" in str(getattr(mask, "dtype", "")):
         raise bad_type("wrt", "an additive mask", "a boolean one", "Only a float mask has a gradient")
-    return list(wrt)
 
 
 def _same_shape(name: str, given: tuple[int, ...], wanted: tuple[int, ...], advice: str) -> None:
@@ -121,8 +117,6 @@ def _per_row(name: str, x: Any, rows: tuple[int, ...], origin: Origin) -> Array:
 
 def _room(name: str, qkv: dict[str, Array], mask: Any, H: int, origin: Origin) -> Array:
     """Memory for a gradient; sums over rows and heads are kept in double by the core."""
-    if name in qkv:
-        return np.empty(qkv[name].shape, origin.storage)
     if name == "mask":
         return np.zeros(tuple(mask.shape), origin.wide)
-    return np.empty(H, np.float64)
+    return np.empty(qkv[name].shape, origin.storage) if name in qkv else np.empty(H, np.float64)

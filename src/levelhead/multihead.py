@@ -1,7 +1,6 @@
-"""Multi-head attention for people without PyTorch: project, attend, project back, in NumPy.
+"""Multi-head attention without PyTorch and without gradients: project, attend, project back, in NumPy.
 
 The weights have the names and shapes of `levelhead.torch.MultiHeadAttention`, which gives the same numbers from them.
-It does not learn: gradients are PyTorch's part.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from levelhead.attention import attention
 from levelhead.call.options import PER_CALL, Options, documented, known
 from levelhead.errors import bad_value
 
-Array = NDArray[Any]
-
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+Array = NDArray[Any]
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 NORM_EPSILON = 1e-6  # of the squares' mean, where queries and keys are normalised
 
@@ -93,8 +91,7 @@ class MultiHeadAttention:
         k = self._normalised("k_norm", self._heads("k_proj", key, groups))
         v = self._heads("v_proj", value, groups)
         q, k, v = continued(q, k, v, cache, self.rotary, np)
-        sinks = self.weights.get("sinks")
-        out = attention(q, k, v, sinks=sinks, **{**self.options, **options})
+        out = attention(q, k, v, sinks=self.weights.get("sinks"), **{**self.options, **options})
         return self._projected("out_proj", np.swapaxes(out, -3, -2).reshape(*query.shape[:-1], -1))
 
     def _projected(self, name: str, x: Array) -> Array:

@@ -23,12 +23,14 @@ from levelhead.state import State, identity
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
+    from typing_extensions import Unpack as Unpack
 
     ArrayT = TypeVar("ArrayT", default=Any)  # so that a plain `Observation` satisfies strict checkers
 else:
     from typing import TypeVar
 
     ArrayT = TypeVar("ArrayT")
+    Unpack = Any  # only annotations use it
 
 SHOWN = 32  # heads printed; a longer table would push its own titles off a terminal
 
@@ -88,7 +90,7 @@ class Observation(Generic[ArrayT]):
         signs = ["<" if title in ("gauge", "level") else ">" for title in lines[0]]
         form = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
         text = [form.format(*line).rstrip() for line in lines[: SHOWN + 1]]
-        return "\n".join([self._title(), *text, *self._rest(lines)])
+        return "\n".join([self._title(), *text, *_rest(lines)])
 
     def _repr_html_(self) -> str:
         lines = _lines(self.heads, self.sinks is not None)
@@ -96,7 +98,7 @@ class Observation(Generic[ArrayT]):
             "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>"
             for tag, line in zip(["th"] + ["td"] * SHOWN, lines, strict=False)
         ]
-        rest = "".join(f"<p>{escape(line)}</p>" for line in self._rest(lines))
+        rest = "".join(f"<p>{escape(line)}</p>" for line in _rest(lines))
         title = f"<caption>{escape(self._title())}</caption>"
         return f'<table style="white-space: pre">{title}{"".join(body)}</table>{rest}'
 
@@ -104,19 +106,10 @@ class Observation(Generic[ArrayT]):
         lead = self.state.sums.shape[:-1]
         *batch, H, T = lead if len(lead) > 1 else (1, *lead)
         acc = self.state.acc
-        sizes = [
-            f"{H} head{'s' * (H != 1)} x {T} queries x {self.keys} keys",
-            "statistics only" if acc is None else f"values of width {acc.shape[-1]}",
-            f"{self.origin.dtype} ({self.origin.family})",
-        ]
-        if batch:
-            sizes.append(f"batch {tuple(batch)}: means over it, max logit the largest")
-        return "Observation of " + ", ".join(sizes)
-
-    @staticmethod
-    def _rest(lines: list[tuple[str, ...]]) -> list[str]:
-        hidden = len(lines) - 1 - SHOWN
-        return [f"… {hidden} more"] if hidden > 0 else []
+        values = "statistics only" if acc is None else f"values of width {acc.shape[-1]}"
+        sizes = f"{H} head{'s' * (H != 1)} x {T} queries x {self.keys} keys, {values}"
+        over = f", batch {tuple(batch)}: means over it, max logit the largest" if batch else ""
+        return f"Observation of {sizes}, {self.origin.dtype} ({self.origin.family}){over}"
 
 
 def merge(a: Observation[ArrayT], b: Observation[ArrayT]) -> Observation[ArrayT]:
@@ -181,6 +174,11 @@ def _lines(heads: stats.Heads, with_sinks: bool) -> list[tuple[str, ...]]:
     if with_sinks:
         columns["sink"] = [number(x) for x in _over_batch(heads.mean_sink, some)]
     return [tuple(columns), *zip(*columns.values(), strict=True)]
+
+
+def _rest(lines: list[tuple[str, ...]]) -> list[str]:
+    hidden = len(lines) - 1 - SHOWN
+    return [f"… {hidden} more"] if hidden > 0 else []
 
 
 def _by_head(x: NDArray[Any]) -> NDArray[Any]:

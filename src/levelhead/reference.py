@@ -16,22 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import state, stats
-from levelhead.call.dropout import dropout_keep
+from levelhead.call.dropout import dropout_keep as dropout_keep
 from levelhead.call.options import Scoring, Shape, describe, namespace, shape_of
-from levelhead.state import State
-
-__all__ = [
-    "Observed",
-    "State",
-    "attention",
-    "attention_backward",
-    "dropout_keep",
-    "finish",
-    "logits",
-    "merge",
-    "observe",
-    "score",
-]
+from levelhead.state import State as State
 
 Array: TypeAlias = NDArray[Any]
 Runs: TypeAlias = Sequence[tuple[int, int, int]]

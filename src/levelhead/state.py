@@ -33,9 +33,6 @@ COUNT = 0  # visible keys: those with s > -inf, or NaN
 ARGMAX = 1  # position of the first maximum; -1: nothing seen, or a NaN among the visible
 COUNTS = ("count", "argmax")
 
-_IDENTITY_SUMS = (-np.inf, 0.0, 0.0, 0.0, 0.0, 0.0, np.inf, -np.inf)
-_IDENTITY_COUNTS = (0, -1)
-
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -69,8 +66,6 @@ def unwritten(lead: tuple[int, ...], E: int | None, dtype: DTypeLike, keys: int)
 
 def identity(lead: tuple[int, ...], E: int | None, dtype: DTypeLike = np.float64) -> State:
     """Nothing seen, for rows of shape `lead` = (..., H, T)."""
-    sums = np.empty((*lead, len(SUMS)), dtype)
-    sums[:] = _IDENTITY_SUMS
-    counts = np.empty((*lead, len(COUNTS)), np.int64)
-    counts[:] = _IDENTITY_COUNTS
+    sums = np.full((*lead, len(SUMS)), (-np.inf, 0.0, 0.0, 0.0, 0.0, 0.0, np.inf, -np.inf), dtype)
+    counts = np.full((*lead, len(COUNTS)), (0, -1), np.int64)
     return State(sums, counts, None if E is None else np.zeros((*lead, E), dtype), keys=0)

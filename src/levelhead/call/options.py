@@ -114,12 +114,6 @@ class Scoring(NamedTuple):
         present = {name: x for name, x in self._asdict().items() if x is not None and x is not False}
         return {name: x for name, x in present.items() if name not in silent}
 
-    @property
-    def by_position(self) -> bool:
-        """Whether positions or segments hide keys or rows."""
-        limits = (self.left, self.right, self.key_lengths, self.query_lengths, self.query_segments)
-        return self.causal or any(limit is not None for limit in limits)
-
     def positions(self, index: Any) -> Any:
         """Where queries with these indices in their sequence (T,) sit, (B, T); (1, T) if all rows start at 0."""
         return index[None] if self.query_start is None else self.query_start[:, None] + index
@@ -213,17 +207,7 @@ def documented(only: Collection[str] = NAMES) -> Callable[[F], F]:
         signature = inspect.signature(function)
         own = [x for x in signature.parameters.values() if x.kind is not x.VAR_KEYWORD]
         first = [x for x in own if x.kind is not x.KEYWORD_ONLY]
-        types = Options.__annotations__
-        listed = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=DEFAULTS[name],
-                annotation=getattr(types[name], "__forward_arg__", types[name]),
-            )
-            for name in NAMES
-            if name in only
-        ]
+        listed = [_parameter(name) for name in NAMES if name in only]
         parameters = [*first, *listed, *(x for x in own if x not in first)]
         vars(function)["__signature__"] = signature.replace(parameters=parameters)
         if function.__doc__:
@@ -234,6 +218,12 @@ def documented(only: Collection[str] = NAMES) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    kind = Options.__annotations__[name]
+    annotation = getattr(kind, "__forward_arg__", kind)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=annotation)
 
 
 def known(function: str, options: Mapping[str, Any], only: Collection[str] = NAMES) -> None:
@@ -259,7 +249,8 @@ def describe(shape: Shape, *, dtype_name: str = "float32", queries: int | None =
     known("describe", options)
     given = {**DEFAULTS, **options}
     left, right = _window(given["window"])
-    rate = number("dropout", given["dropout"], "a rate with 0 <= rate < 1", "Pass 0 for no dropout", _is_rate)
+    advice = "Pass 0 for no dropout"
+    rate = number("dropout", given["dropout"], "a rate with 0 <= rate < 1", advice, lambda x: 0 <= x < 1)
     segments = given["segments"]
     query_segments, key_segments = (None, None) if segments is None else segment_pair(segments, shape)
     # Half types compute in float32, where a larger number would become inf.
@@ -292,8 +283,7 @@ def _window(window: Any) -> tuple[int | None, int | None]:
         return None, None
     if not isinstance(window, tuple | list) or len(window) != 2:
         error = bad_value if isinstance(window, tuple | list) else bad_type
-        advice = "Give how many keys to either side, None for no limit"
-        raise error("window", "(left, right)", told(window), advice)
+        raise error("window", "(left, right)", told(window), "Give how many keys to either side, None for no limit")
     return _reach("window left", window[0]), _reach("window right", window[1])
 
 
@@ -375,10 +365,6 @@ def _query_start(query_start: Any, shape: Shape) -> NDArray[np.int64]:
     start = integers("query_start", query_start, shape.batch or (1,), "integers", advice)
     refuse_any("query_start", start[(start < -_FAR) | (start > _FAR)], "positions between -2**61 and 2**61", advice)
     return start.reshape(shape.B)
-
-
-def _is_rate(rate: float) -> bool:
-    return 0 <= rate < 1
 
 
 def _seed(seed: Any, rate: float) -> int:

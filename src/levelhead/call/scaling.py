@@ -1,7 +1,6 @@
 """The scale rules: which number multiplies q·k, by name or by value.
 
-The only home of these formulas. It does not apply a scale to anything: that is the business of
-the kernel and of `reference`.
+The only home of these formulas. The kernel and `reference` apply them.
 """
 
 from __future__ import annotations
@@ -42,28 +41,22 @@ class Scale:
 
 ScaleLike: TypeAlias = "float | str | Rule | NDArray[Any] | list[float] | tuple[float, ...] | None"
 
-# name -> (H, d_k, rule) -> factor. A width of 0 is read as 1: there is nothing to scale then.
-_FORMULAS: dict[str, Callable[[int, int, Rule], float | tuple[float, ...]]] = {
-    "none": lambda H, d_k, rule: 1.0,
-    "1/sqrt(d_k)": lambda H, d_k, rule: 1.0 / math.sqrt(max(d_k, 1)),
-    "1/d_k": lambda H, d_k, rule: 1.0 / max(d_k, 1),
-    # d is the model's width, all heads together
-    "1/sqrt(d)": lambda H, d_k, rule: 1.0 / math.sqrt(max(rule.width or H * d_k, 1)),
-    # √d_k·cos(q, k) spreads like q·k/√d_k does for rows of norm √d_k
-    "cosine": lambda H, d_k, rule: math.sqrt(max(d_k, 1)) if rule.factor is None else rule.factor,
-    # each row is also multiplied by ln(n_i), n_i its visible keys (see scoring)
-    "log-n": lambda H, d_k, rule: 1.0 / math.sqrt(max(d_k, 1)),
+# By name: the rule in words, and its factor for H heads of width d_k. A width of 0 counts as 1.
+_RULES: dict[str, tuple[str, Callable[[int, int, Rule], float | tuple[float, ...]]]] = {
+    "none": ("s = q·k", lambda H, d_k, rule: 1.0),
+    "1/sqrt(d_k)": ("s = q·k / √d_k", lambda H, d_k, rule: 1.0 / math.sqrt(max(d_k, 1))),
+    "1/d_k": ("s = q·k / d_k", lambda H, d_k, rule: 1.0 / max(d_k, 1)),
+    "1/sqrt(d)": (  # d is the model's width, all heads together
+        "s = q·k / √d, d = H·d_k unless width is given",
+        lambda H, d_k, rule: 1.0 / math.sqrt(max(rule.width or H * d_k, 1)),
+    ),
+    "cosine": (  # √d_k·cos(q, k) spreads like q·k/√d_k does for rows of norm √d_k
+        "s = f · cos(q, k), f = √d_k unless factor is given",
+        lambda H, d_k, rule: math.sqrt(max(d_k, 1)) if rule.factor is None else rule.factor,
+    ),
+    "log-n": ("s = ln(n_i) · q·k / √d_k, n_i = keys left to row i", lambda H, d_k, rule: 1.0 / math.sqrt(max(d_k, 1))),
 }
-RULES: Mapping[str, str] = MappingProxyType(
-    {
-        "none": "s = q·k",
-        "1/sqrt(d_k)": "s = q·k / √d_k",
-        "1/d_k": "s = q·k / d_k",
-        "1/sqrt(d)": "s = q·k / √d, d = H·d_k unless width is given",
-        "cosine": "s = f · cos(q, k), f = √d_k unless factor is given",
-        "log-n": "s = ln(n_i) · q·k / √d_k, n_i = keys left to row i",
-    }
-)
+RULES: Mapping[str, str] = MappingProxyType({name: text for name, (text, _) in _RULES.items()})
 _NAMES = "one of " + ", ".join(f'"{name}"' for name in RULES)
 _ADVICE = "Pass None for 1/sqrt(d_k), a finite number, one per query head, or a rule name"
 
@@ -88,11 +81,9 @@ def rule(name: str, *, width: int | None = None, factor: float | list[float] | N
             _refuse("width", "1/sqrt(d)", name)
         advice = "Pass the model's width, heads x d_k"
         width = integer("width", width, "an integer of at least 1", advice, lambda n: n >= 1)
-    if factor is None:
-        return Rule(name, width)
-    if name != "cosine":
+    if factor is not None and name != "cosine":
         _refuse("factor", "cosine", name)
-    return Rule(name, width, _finite("factor", factor))
+    return Rule(name, width, None if factor is None else _finite("factor", factor))
 
 
 def resolve(scale: ScaleLike, *, heads: int, d_k: int) -> Scale:
@@ -102,7 +93,7 @@ def resolve(scale: ScaleLike, *, heads: int, d_k: int) -> Scale:
     if isinstance(scale, str):
         scale = rule(scale)
     if isinstance(scale, Rule):
-        value, name = _FORMULAS[scale.name](heads, d_k, scale), scale.name
+        value, name = _RULES[scale.name][1](heads, d_k, scale), scale.name
     else:
         value, name = _finite("scale", scale), ""
     if isinstance(value, tuple):

@@ -1,7 +1,4 @@
-"""Packed sequences and ALiBi: ids per token from lengths, pairs of ids, standard slopes.
-
-Helpers of `scoring` that stand on their own; nothing here knows of logits.
-"""
+"""Packed sequences and ALiBi: ids per token from lengths, pairs of ids, standard slopes."""
 
 from __future__ import annotations
 

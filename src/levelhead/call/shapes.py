@@ -1,7 +1,4 @@
-"""The sizes of an attention call, read off the shapes of q, k and v and checked together.
-
-Knows shapes only: no array, dtype or option comes this way.
-"""
+"""The sizes of an attention call, from the shapes of q, k and v, checked together."""
 
 from __future__ import annotations
 
@@ -57,22 +54,16 @@ def shape_of(q_shape: tuple[int, ...], k_shape: tuple[int, ...], v_shape: tuple[
     if v is not None and v[-2] != k[-2]:
         raise bad_value("v", f"{k[-2]} keys as in k of shape {k}", f"{v[-2]} in shape {v}", "Every key needs one value")
     E = None if v is None else v[-1]
-    shape = Shape(q[:-3], math.prod(q[:-3]), H, G, T=q[-2], S=k[-2], D=q[-1], E=E, lead=q[:-2])
-    _sizes_fit(shape, q, k, v)
-    return shape
-
-
-def _sizes_fit(shape: Shape, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...] | None) -> None:
-    """Refuse sizes whose products overflow; views with stride 0 can be larger than memory."""
-    rows = (*shape.batch, shape.H, shape.T)
+    rows = (*q[:-3], H, q[-2])
     sizes = {
         "q": q,
         "k": k,
         "v": v or (),
-        "q and k (as logits)": (*rows, shape.S),
-        "q and v (as state)": (*rows, max(shape.E or 0, len(SUMS))),
+        "q and k (as logits)": (*rows, k[-2]),
+        "q and v (as state)": (*rows, max(E or 0, len(SUMS))),
     }
-    for name, sides in sizes.items():
+    for name, sides in sizes.items():  # views with stride 0 can be larger than memory
         if math.prod(n for n in sides if n) >= _MOST:
-            wanted = "fewer than 2**60 elements"
-            raise bad_value(name, wanted, f"shape {sides}", "Split the call over batch rows, heads or queries")
+            advice = "Split the call over batch rows, heads or queries"
+            raise bad_value(name, "fewer than 2**60 elements", f"shape {sides}", advice)
+    return Shape(q[:-3], math.prod(q[:-3]), H, G, T=q[-2], S=k[-2], D=q[-1], E=E, lead=q[:-2])

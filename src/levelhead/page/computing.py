@@ -1,8 +1,7 @@
 """Figures on demand: computed beside the server, two at a time, and kept for a while.
 
-The core lets go of the interpreter while it works, so a thread is enough and the server stays
-awake. What takes seconds (a model, a measurement of speed) waits in a line of its own and never
-takes both places. What a figure shows is the lab's business.
+The core releases the interpreter lock while it works, so a thread is enough and the server stays responsive. Work of
+seconds (a model, a measurement of speed) has a queue of its own and never takes both places.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ KEPT = 512  # figures: minutes of moving sliders
 
 
 class AbandonedError(Exception):
-    """Whoever asked has gone: a slider moved on before this figure was begun."""
+    """The client has gone: a slider moved on before this figure was begun."""
 
 
 class Computing:
@@ -54,11 +53,11 @@ class Computing:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread is at work, also for somebody who no longer waits."""
+        """Whether a thread is at work, also for a client that no longer waits."""
         return any(not work.done() for work in self._begun)
 
     def end(self) -> None:
-        """Waits for nobody: what is still waiting for a thread is dropped."""
+        """Waits for no thread; work that has not begun is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _in_thread(self, work: Callable[[], bytes]) -> bytes:

@@ -64,8 +64,8 @@ class Listener(socket.socket):
             self.listen(CONNECTIONS)
         except OSError as error:
             self.close()
-            wanted, got = "a port that is free", f"{port} ({error.strerror})"
-            raise bad_value("--port", wanted, got, "Leave --port out to take any that is") from None
+            advice = "Leave --port out to take any that is"
+            raise bad_value("--port", "a port that is free", f"{port} ({error.strerror})", advice) from None
 
     def accept(self) -> tuple[socket.socket, _Client]:
         """The next connection; closes those that are too many."""

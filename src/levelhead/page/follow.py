@@ -33,11 +33,6 @@ class Follower:
         self._version = 0
         self._read(self._stamp())
 
-    @property
-    def pause(self) -> float:
-        """Seconds to wait before the next check: longer if reading takes long."""
-        return self._pause
-
     def now(self) -> tuple[int, bytes]:
         """A number that grows with every change, and the figure as JSON."""
         with self._lock:
@@ -60,7 +55,8 @@ class Follower:
         began = time.monotonic()
         self._figure = encoded(figures.figure("heads", run=read(self._path)).json())
         self._version += 1
-        self._pause = max(PAUSE, _PAUSE_PER_READ * (time.monotonic() - began))
+        # Seconds to wait before the next check: longer if reading takes long.
+        self.pause = max(PAUSE, _PAUSE_PER_READ * (time.monotonic() - began))
 
 
 def read(path: Path) -> Run:

@@ -77,14 +77,12 @@ class Guard:
 
     def _check_head(self, scope: Scope) -> None:
         """Refuses foreign host names (DNS rebinding), unused methods and long heads."""
-        if _single(scope, b"host") not in self._hosts:
-            raise HTTPException(403, "This page answers 127.0.0.1 and localhost alone.")
-        if scope["method"] not in ("GET", "HEAD", "POST"):
-            raise HTTPException(405, f"{scope['method']} is not served here.")
-        if len(scope["raw_path"]) + len(scope["query_string"]) > TARGET:
-            raise HTTPException(414, f"Expected an address of at most {TARGET} bytes.")
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD:
-            raise HTTPException(431, f"Expected headers of at most {HEAD} bytes.")
+        method, size = scope["method"], sum(len(name) + len(value) for name, value in scope["headers"])
+        _require(_single(scope, b"host") in self._hosts, 403, "This page answers 127.0.0.1 and localhost alone.")
+        _require(method in ("GET", "HEAD", "POST"), 405, f"{method} is not served here.")
+        target = len(scope["raw_path"]) + len(scope["query_string"])
+        _require(target <= TARGET, 414, f"Expected an address of at most {TARGET} bytes.")
+        _require(size <= HEAD, 431, f"Expected headers of at most {HEAD} bytes.")
 
     def _takes_token(self, scope: Scope) -> bool:
         """Whether the request opens the link. Refuses a wrong token."""
@@ -92,18 +90,17 @@ class Guard:
             return False
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         tokens = [value for name, value in pairs if name == "token"]
-        if not all(self._is_token(token.encode()) for token in tokens):
-            raise HTTPException(403, f"The token in the link is another server's. {_ENTER}.")
+        valid = all(self._is_token(token.encode()) for token in tokens)
+        _require(valid, 403, f"The token in the link is another server's. {_ENTER}.")
         return bool(tokens)
 
     def _check_cookie(self, scope: Scope) -> None:
         """Refuses a request without the token, or from another site's page."""
         pairs = [pair.strip().partition(b"=") for line in _all(scope, b"cookie") for pair in line.split(b";")]
-        if not any(name == self._cookie.encode() and self._is_token(value) for name, _, value in pairs):
-            raise HTTPException(403, f"{_ENTER}.")
-        # "none" is the address bar. Any site may link to the front page.
-        if scope["path"] != "/" and _single(scope, b"sec-fetch-site") not in (None, b"same-origin", b"none"):
-            raise HTTPException(403, _PAGE_ONLY)
+        valid = any(name == self._cookie.encode() and self._is_token(value) for name, _, value in pairs)
+        _require(valid, 403, f"{_ENTER}.")
+        if scope["path"] != "/":  # any site may link to the front page; "none" is the address bar
+            _require(_single(scope, b"sec-fetch-site") in (None, b"same-origin", b"none"), 403, _PAGE_ONLY)
 
     def _is_token(self, token: bytes) -> bool:
         return hmac.compare_digest(token, self._token.encode())
@@ -111,15 +108,16 @@ class Guard:
 
 def _check_origin(scope: Scope) -> None:
     """Refuses a POST of another site, a form, a file or a sandboxed frame."""
-    if _single(scope, b"origin") != b"http://" + (_single(scope, b"host") or b""):
-        raise HTTPException(403, _PAGE_ONLY)
-    if _single(scope, b"sec-fetch-site") not in (None, b"same-origin"):
-        raise HTTPException(403, _PAGE_ONLY)
+    own = _single(scope, b"origin") == b"http://" + (_single(scope, b"host") or b"")
+    _require(own and _single(scope, b"sec-fetch-site") in (None, b"same-origin"), 403, _PAGE_ONLY)
     kind, _, options = (_single(scope, b"content-type") or b"").partition(b";")
-    if kind.strip().lower() != b"application/json":
-        raise HTTPException(415, "Expected Content-Type: application/json.")
-    if options.strip().lower() not in (b"", b"charset=utf-8"):
-        raise HTTPException(415, "Expected JSON in UTF-8.")
+    _require(kind.strip().lower() == b"application/json", 415, "Expected Content-Type: application/json.")
+    _require(options.strip().lower() in (b"", b"charset=utf-8"), 415, "Expected JSON in UTF-8.")
+
+
+def _require(accepted: bool, status: int, message: str) -> None:
+    if not accepted:
+        raise HTTPException(status, message)
 
 
 def _all(scope: Scope, name: bytes) -> list[bytes]:
@@ -129,6 +127,5 @@ def _all(scope: Scope, name: bytes) -> list[bytes]:
 def _single(scope: Scope, name: bytes) -> bytes | None:
     """The header's value, or None. Refuses several headers of that name."""
     values = _all(scope, name)
-    if len(values) > 1:
-        raise HTTPException(400, f"Expected one {name.decode()} header, got {len(values)}.")
+    _require(len(values) < 2, 400, f"Expected one {name.decode()} header, got {len(values)}.")
     return values[0] if values else None

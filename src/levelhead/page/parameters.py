@@ -1,7 +1,6 @@
-"""What a request asks of a figure: typed, bounded, and nothing that was not on the list.
+"""The parameters of a request: typed, bounded, and none that is unknown.
 
-Only the form is judged here (a whole number, a word of a few letters, no name twice); which values
-make sense is the figure's own business, and its error is passed on.
+Only the form is checked here (a whole number, a word of a few letters, no name twice); the figure checks the values.
 """
 
 from __future__ import annotations
@@ -21,47 +20,33 @@ _WORD = 40  # characters of any other value
 _LARGEST = 2**32  # of a whole number: seeds end there
 
 
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"-?[0-9]{1,12}", text):
-        raise ValueError("a whole number")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    if not re.fullmatch(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e-?[0-9]{1,2})?", text):
-        raise ValueError("a number")
-    return float(text)
-
-
-def _word(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_/()^-]{1,20}", text):
-        raise ValueError("a word")
-    return text
-
-
-_FORMS: Mapping[type, Callable[[str], Any]] = {Whole: _whole, Real: _number, Choice: _word}
-_READ = {name: _FORMS[type(parameter)] for name, parameter in PARAMETERS.items()}
+# How a parameter of each type is written, what an error calls it, and how it is read.
+_FORMS: Mapping[type, tuple[str, str, Callable[[str], Any]]] = {
+    Whole: (r"-?[0-9]{1,12}", "a whole number", int),
+    Real: (r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e-?[0-9]{1,2})?", "a number", float),
+    Choice: (r"[A-Za-z0-9_/()^-]{1,20}", "a word", str),
+}
 
 
 def of_query(query: str) -> dict[str, Any]:
     """The parameters of a query string; a name that is unknown or comes twice is refused."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
-        if name not in _READ:
-            _refuse("the address", f"parameters among {', '.join(_READ)}", _short(name))
-        if name in found:
+        if name not in PARAMETERS:
+            _refuse("the address", f"parameters among {', '.join(PARAMETERS)}", _short(name))
+        if name in values:
             _refuse(name, "one value", "several", "Give it once")
-        try:
-            found[name] = _READ[name](text)
-        except ValueError as error:
-            _refuse(name, str(error), _short(text))
-    return found
+        form, wanted, read = _FORMS[type(PARAMETERS[name])]
+        if not re.fullmatch(form, text):
+            _refuse(name, wanted, _short(text))
+        values[name] = read(text)
+    return values
 
 
 def of_sentence(body: bytes) -> dict[str, Any]:
     """The arguments of `figure("sentence", …)` from a body of JSON."""
-    found = _object(body, {"text", "model", "layer", "head", "token"})
-    text, model = found.get("text"), found.get("model", "random")
+    given = _object(body, {"text", "model", "layer", "head", "token"})
+    text, model = given.get("text"), given.get("model", "random")
     if not isinstance(text, str) or not text.strip():
         _refuse("text", "a sentence", "nothing" if not text else _short(text))
     if len(text) > TEXT:
@@ -70,14 +55,12 @@ def of_sentence(body: bytes) -> dict[str, Any]:
         _refuse("text", "whole characters", "half of a surrogate pair")
     if model not in MODELS:
         _refuse("model", f"one of {', '.join(MODELS)}", _short(model))
-    asked: dict[str, Any] = {"text": text, "model": model}
-    for name in ("layer", "head"):
-        if (value := found.get(name)) is not None:
-            asked[name] = _index(name, value)
-    if (token := found.get("token")) is not None:
-        is_word = isinstance(token, str) and 0 < len(token) <= _WORD
-        asked["token"] = token if is_word else _index("token", token)
-    return asked
+    options: dict[str, Any] = {"text": text, "model": model}
+    for name in ("layer", "head", "token"):
+        if (value := given.get(name)) is not None:
+            is_word = name == "token" and isinstance(value, str) and 0 < len(value) <= _WORD
+            options[name] = value if is_word else _index(name, value)
+    return options
 
 
 def of_nothing(body: bytes) -> None:
@@ -87,22 +70,21 @@ def of_nothing(body: bytes) -> None:
 
 def _object(body: bytes, names: set[str]) -> dict[str, Any]:
     try:
-        found = json.loads(body, object_pairs_hook=_once)
+        content = json.loads(body, object_pairs_hook=_once)
     except (ValueError, RecursionError):  # not JSON, not UTF-8, a name twice, too deep
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         _refuse("the body", "a JSON object", "something else")
-    if unknown := sorted(found.keys() - names):
-        wanted = f"names among {', '.join(sorted(names))}" if names else "{}"
-        _refuse("the body", wanted, _short(unknown[0]))
-    return found
+    if unknown := sorted(content.keys() - names):
+        _refuse("the body", f"names among {', '.join(sorted(names))}" if names else "{}", _short(unknown[0]))
+    return content
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         raise ValueError("a name twice")
-    return found
+    return content
 
 
 def _index(name: str, value: Any) -> int:

@@ -1,8 +1,7 @@
 """`levelhead.attention` and `levelhead.observe` for tensors that PyTorch differentiates.
 
-The arguments are checked where they always are. What is differentiated (q, k, v, a number or one per head as scale, an
-additive mask, sinks) goes into the operator as it is, so that gradients reach it. `levelhead.attention` calls this
-file; users need not.
+What is differentiated (q, k, v, a number or one per head as scale, an additive mask, sinks) enters the operator as it
+is, so that gradients reach it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """`attend` calls the operator, or its twin inside `torch.func`; the rules of vmap; what is kept out of compiled graphs.
 
-In eager mode and under compile the operator runs. Inside `torch.func.grad`, `jacrev` and the like an autograd Function
-with the same gradient runs, because PyTorch's registration of gradients does not apply there. vmap adds a leading
-dimension where the core can tell examples apart, and loops over examples where it cannot. Forward-mode derivatives are
-refused.
+Inside `torch.func.grad`, `jacrev` and the like an autograd Function with the operator's gradient runs, because the
+gradients registered with PyTorch do not apply there. vmap adds a leading dimension where the core can tell examples
+apart, and loops over examples where it cannot. Forward-mode derivatives are refused.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.library import register_vmap
 
 from levelhead.call.options import BATCH, HEADS, SEED, TOKENS, Scoring, fields
+from levelhead.errors import expected
 from levelhead.torch import operators
 from levelhead.torch.operators import LevelheadRuntimeError
 
@@ -37,10 +37,9 @@ def _refuse_tangents(*inputs: Any) -> None:
         return
     unpack: Any = forward_ad.unpack_dual
     if any(isinstance(x, Tensor) and x.is_floating_point() and unpack(x).tangent is not None for x in inputs):
-        raise LevelheadRuntimeError(
-            "levelhead: expected a derivative in reverse mode, got a dual tensor (jvp, jacfwd,"
-            " hessian). Use torch.func.vjp or jacrev; jacrev(jacrev(f)) is a Hessian."
-        )
+        advice = "Use torch.func.vjp or jacrev; jacrev(jacrev(f)) is a Hessian"
+        given = "a dual tensor (jvp, jacfwd, hessian)"
+        raise LevelheadRuntimeError(expected("levelhead", "a derivative in reverse mode", given, advice))
 
 
 # ---- vmap

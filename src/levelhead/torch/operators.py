@@ -2,8 +2,7 @@
 
 Operators take q, k, v and the fields of `Scoring`; `sdpa` and `autograd` bring callers' arguments to that form. Tensors
 stay where they are, of any strides; the work runs on PyTorch's own threads. Registered are the CPU kernels, their
-shapes for tracing, the gradient, and the gradient's own gradient, from `second_order`. `functorch` registers the
-rules for `torch.func`.
+shapes for tracing, the gradient, and the gradient's own gradient, from `second_order`.
 """
 
 from __future__ import annotations

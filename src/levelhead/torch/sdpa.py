@@ -161,9 +161,8 @@ def _number(name: str, x: Any) -> float:
 
 def _check_kind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
     """Dense tensors, in one place that can be read."""
-    for name, x in (("query", q), ("key", k), ("value", v), ("attn_mask", mask)):
-        if name == "attn_mask" and x is None:
-            continue
+    tensors = {"query": q, "key": k, "value": v} | ({} if mask is None else {"attn_mask": mask})
+    for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise _not_a(name, "a torch.Tensor", x)
         if x.is_nested or x.layout is not torch.strided:

@@ -17,6 +17,8 @@ from levelhead import reference
 from levelhead.call.dropout import dropout_keep
 from levelhead.call.options import Scoring
 
+_vjp: Any = torch.func.vjp
+
 
 def second(
     qkv: dict[str, Tensor], scoring: Scoring, incoming: dict[str, Tensor], by: dict[str, Tensor], real: torch.dtype
@@ -36,14 +38,12 @@ def second(
             changed = scoring._replace(**{name: now[name] for name in ("scale", "mask", "sinks")})
             return attend(now["q"], now["k"], now["v"], changed, kept, real)
 
-        of: Any = torch.func.vjp(forward, {name: moved[name] for name in by})
-        (_, logsumexp), pull = of
+        (_, logsumexp), pull = _vjp(forward, {name: moved[name] for name in by})
         per_row = moved.get("dlogsumexp", torch.zeros_like(logsumexp))
         first: dict[str, Tensor] = pull((moved["dout"].to(real), per_row.to(real)))[0]
         return first
 
-    of: Any = torch.func.vjp(gradients, moved)
-    first, pull = of
+    first, pull = _vjp(gradients, moved)
     result: dict[str, Tensor] = pull({name: x.to(first[name].dtype) for name, x in by.items()})[0]
     return result
 

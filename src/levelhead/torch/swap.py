@@ -58,11 +58,10 @@ class Swap:
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """Shows the replaced functions again while the block runs.
+        """Shows the replaced functions again while the block runs, in all threads.
 
-        A tensor subclass may compare the function it receives in `__torch_function__` with the one
-        that a module shows now. Both must then be the original. The change is process-wide, so
-        blocks of several threads share it: the first lifts, the last puts back.
+        A tensor subclass may compare the function it receives in `__torch_function__` with the one that a module shows
+        now. Both must then be the original. Of the blocks of several threads the first lifts, the last puts back.
         """
         with _lifting:
             self._lifts += 1
@@ -139,7 +138,7 @@ def wraps(found: Function, by: Function) -> bool:
 
 
 def within(found: Function, wrap: Callable[[Function], Function]) -> Function:
-    """One more wrapper, inside all others: whoever looks at calls still sees them all."""
+    """One more wrapper, inside all others, so that these still observe every call."""
     if not isinstance(found, functools.partial):
         return wrap(found)
     inner = within(found.args[0], wrap)

@@ -19,6 +19,8 @@ from torch import nn
 from levelhead.errors import bad_value
 from levelhead.torch.swap import Function, Layer, within, wraps
 
+_EAGER = "eager_attention_forward"
+
 
 class AttentionHook:
     """Runs called(function, name, module, ...) instead of function(module, ...); `name` is that of the implementation,
@@ -44,7 +46,9 @@ class AttentionHook:
             self._layers.append(Layer(interface, "get_interface", self._get_interface))
         elif not self._replaces:
             eager = functools.partial(self._wrapped, name="eager")
-            self._layers += [Layer(module, _EAGER, eager) for module in _modules_with_eager()]
+            modules = [module for name, module in list(sys.modules.items()) if name.startswith("transformers.models.")]
+            functions = [module for module in modules if callable(getattr(module, "__dict__", {}).get(_EAGER))]
+            self._layers += [Layer(module, _EAGER, eager) for module in functions]
 
     def remove(self) -> None:
         """Removes a user; the last one removes the wrappers."""
@@ -105,12 +109,3 @@ def _interface() -> Any:
         wanted = "transformers 4.48 or newer to be installed"
         raise bad_value("model", wanted, error, 'pip install "levelhead[models]"') from error
     return AttentionInterface
-
-
-_EAGER = "eager_attention_forward"
-
-
-def _modules_with_eager() -> Iterator[Any]:
-    for name, module in list(sys.modules.items()):
-        if name.startswith("transformers.models.") and callable(getattr(module, "__dict__", {}).get(_EAGER)):
-            yield module

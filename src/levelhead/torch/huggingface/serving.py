@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -188,22 +189,17 @@ def _is_watched(module: nn.Module) -> bool:
 def _watched_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """A forward that may call torch's function, which is exchanged; it is an error if it attends by hand."""
     marks = _marks(module)
-    if not marks.uses or not marks.own:  # a copy; or it asks for everything
-        return _forward(module, marks, args, kwargs)
+    forward = marks.forward or partial(type(module).forward, module)
+    if not marks.uses or not marks.own:  # a copy; or all its calls go through the interface
+        return forward(*args, **kwargs)
     before = marks.uses[0].calls
     with _OwnCalls(marks):
-        out = _forward(module, marks, args, kwargs)
+        out = forward(*args, **kwargs)
     unseen = not torch.compiler.is_compiling() and marks.uses[0].calls == before
     if unseen and not sdpa.patch.active:
         given = f"{type(module).__name__} computing this call by hand"
         raise bad_value("model", "attention to be asked for", given, "Do not ask it for its weights, or undo() first")
     return out
-
-
-def _forward(module: nn.Module, marks: _Marks, args: Any, kwargs: Any) -> Any:
-    if marks.forward is not None:
-        return marks.forward(*args, **kwargs)
-    return type(module).forward(module, *args, **kwargs)
 
 
 class _OwnCalls(TorchFunctionMode):
