@@ -89,6 +89,12 @@ def exploded(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Path:
 # ---- real models ------------------------------------------------------------
 
 
+def test_the_page_goes_to_stdout_if_asked() -> None:
+    done = levelhead("minilm", "--tokens", 8, "--html", "-")
+    assert done.returncode == 0 and done.stdout.startswith("<!doctype html>") and "wrote" not in done.stdout
+    refused(levelhead("minilm", "--json", "-", "--html", "-"), "one of them on stdout")
+
+
 def test_minilm_is_fine(tmp_path: Path) -> None:
     html = tmp_path / "heads.html"
     done = levelhead("minilm", "--json", "-", "--html", html)

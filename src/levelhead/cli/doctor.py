@@ -51,6 +51,8 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     """Examines, writes the files, yields what to print, and returns the exit code."""
     files = {name: getattr(arguments, name) for name in ("json", "html")}
+    if list(files.values()).count(STDOUT) > 1:
+        raise bad_value("--json, --html", "one of them on stdout", "two", "Name a file for the other")
     for name, file in files.items():
         check_writable(f"--{name}", file)
     text = None if arguments.text is None else _read(arguments.text)
@@ -63,8 +65,8 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     for name, content in written.items():
         if files[name] != STDOUT:
             write(f"--{name}", files[name], content)
-    if arguments.json == STDOUT:
-        yield written["json"].rstrip("\n")
+    if STDOUT in files.values():
+        yield next(content for name, content in written.items() if files[name] == STDOUT).rstrip("\n")
     else:
         yield from _report(examined, comparison, arguments.table)
         yield from (f"wrote {files[name]}" for name in written)
