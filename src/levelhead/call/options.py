@@ -342,8 +342,9 @@ def _alibi(alibi: Any, shape: Shape, reach: float) -> NDArray[np.float64] | None
 
 
 def _within(argument: str, values: NDArray[np.float64], reach: float, advice: str) -> None:
-    what = f"finite numbers of magnitude up to {reach:.3g}"
-    refuse_any(argument, values[~(np.abs(values) <= reach)], what, advice)
+    outside = values[~(np.abs(values) <= reach)]
+    if outside.size:
+        raise bad_value(argument, f"finite numbers of magnitude up to {reach:.3g}", outside[0], advice)
 
 
 def _lengths(argument: str, lengths: Any, shape: Shape, most: int) -> NDArray[np.int64] | None:
