@@ -1,7 +1,7 @@
-"""Records one sentence for machines without a model: `python -m levelhead.explanation.record_sentence FILE`.
+"""Records one sentence for machines without a model: `python bench/record_sentence.py FILE`.
 
 Writes what `explain_text` computes on minilm: the numbers of one head, the largest weights of every head, and the
-versions that made them. The file is small enough to be kept beside the code.
+versions that made them. The file is small enough to be kept beside the code. Not installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from levelhead.cache import write_whole
 from levelhead.explanation.text import explain_text
 
 SENTENCE, TOKEN, MODEL = "The dog chased the ball because it was fast.", "it", "minilm"
-_COMMAND = "python -m levelhead.explanation.record_sentence FILE"
+_COMMAND = "python bench/record_sentence.py FILE"
 _DROPPED = ("q", "k", "v", "output", "queries", "keys", "logits")  # not drawn, or there twice
 
 

@@ -119,4 +119,4 @@ def _room(name: str, qkv: dict[str, Array], mask: Any, H: int, origin: Origin) -
     """Memory for a gradient; sums over rows and heads are kept in double by the core."""
     if name == "mask":
         return np.zeros(tuple(mask.shape), origin.wide)
-    return np.empty(qkv[name].shape, origin.storage) if name in qkv else np.empty(H, np.float64)
+    return np.empty(qkv[name].shape, origin.storage) if name in qkv else np.zeros(H)

@@ -148,8 +148,17 @@ def _describe(part: Observation[Any]) -> dict[str, Any]:
         "shape of rows (..., heads, queries)": part.state.sums.shape[:-1],
         "width of values": None if acc is None else acc.shape[-1],
         "sinks": None if sinks is None else sinks.tolist(),
-        "queries that exist": None if part.exists is None else part.exists.tolist(),
+        "queries that exist": None if part.exists is None else _Lengths(part.exists.sum(-1).ravel().tolist()),
     }
+
+
+class _Lengths(list[int]):
+    """Existing queries of each batch row, printed short."""
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(str, self[:8]))}{', …' * (len(self) > 8)}]"
+
+    __str__ = __repr__
 
 
 def _lines(heads: stats.Heads, with_sinks: bool) -> list[tuple[str, ...]]:

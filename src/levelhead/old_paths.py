@@ -54,6 +54,7 @@ _CALL = ("arrays", "dropout", "scaling", "segments", "shapes")
 NEW_PATHS = {f"levelhead.health.{old}": f"levelhead.{new}" for old, new in _RENAMED.items()}
 NEW_PATHS |= {f"levelhead.{name}": f"levelhead.call.{name}" for name in _CALL}
 NEW_PATHS["levelhead.scoring"] = "levelhead.call.options"
+NEW_PATHS["levelhead.explanation.head"] = "levelhead.explanation.head_steps"  # saved explanations name it
 
 
 class _OldPaths(MetaPathFinder, Loader):

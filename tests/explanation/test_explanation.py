@@ -24,10 +24,11 @@ import torch
 import levelhead as lh
 from levelhead import explanation, reference
 from levelhead.cli import main
-from levelhead.explanation import arrays, capture, random_layer, record_sentence, terminal, terminal_table, text, tokens
+from levelhead.explanation import arrays, capture, random_layer, terminal, terminal_table, text, tokens
 from levelhead.explanation.renderable import Renderable
 from levelhead.explanation.svg import MOST
 from levelhead.models import Opened
+from support import script
 
 SENTENCE = "The dog chased the ball because it was fast."
 RANDOM = np.random.default_rng(7)
@@ -645,13 +646,13 @@ def test_json_has_a_word_for_what_is_hidden() -> None:
 def test_the_recorded_sentence_is_what_is_said_today(root: Path) -> None:
     file = root / "src" / "levelhead" / "lab" / "recorded" / "sentence.json"
     assert file.stat().st_size < 60_000
-    kept, now = json.loads(file.read_text("utf-8")), record_sentence.recorded()
+    kept, now = json.loads(file.read_text("utf-8")), script(root, "record_sentence").recorded()
     made = kept.pop("about")
     assert set(made) == set(now.pop("about"))
     assert set(kept) == set(now)
     assert (made["model"], made["command"]) == (
         lh.models.available()["minilm"].about,
-        "python -m levelhead.explanation.record_sentence FILE",
+        "python bench/record_sentence.py FILE",
     )
     exact = ("text", "note", "model", "tokens", "layers", "heads", "layer", "head", "token", "steps")
     assert {name: kept[name] for name in exact} == {name: now[name] for name in exact}
@@ -660,7 +661,8 @@ def test_the_recorded_sentence_is_what_is_said_today(root: Path) -> None:
     assert [x["to"] for x in kept["it"]] == [x["to"] for x in now["it"]]
 
 
-def test_writing_the_record(tmp_path: Path) -> None:
+def test_writing_the_record(root: Path, tmp_path: Path) -> None:
+    record_sentence = script(root, "record_sentence")
     assert record_sentence.main([]) == 2
     assert record_sentence.main([str(tmp_path / "sentence.json")]) == 0
     assert json.loads((tmp_path / "sentence.json").read_text("utf-8"))["token"] == 7
@@ -669,7 +671,7 @@ def test_writing_the_record(tmp_path: Path) -> None:
 # ---- the names --------------------------------------------------------------
 
 
-def test_the_front_door() -> None:
+def test_the_public_names() -> None:
     assert lh.explain is explanation.explain is arrays.explain
     assert lh.explain_text is explanation.explain_text is text.explain_text
     assert {"explain", "explain_text"} <= set(lh.__all__) & set(dir(lh))

@@ -129,8 +129,11 @@ def test_merged_halves_must_agree_on_the_queries_that_exist() -> None:
     merged = lh.merge(*halves)
     np.testing.assert_array_equal(merged.heads.rows, whole.heads.rows)
     np.testing.assert_allclose(merged.output, whole.output, atol=1e-6)
-    with pytest.raises(lh.LevelheadError, match="queries that exist"):
+    with pytest.raises(lh.LevelheadError, match="queries that exist") as refusal:
         lh.merge(halves[0], lh.observe(q, k[:, :, 40:], v[:, :, 40:]))
+    assert len(str(refusal.value)) < 300
+    every = [lh.observe(q, k, v, query_lengths=T), lh.observe(q, k, v)]
+    assert lh.merge(*every).heads.rows.tolist() == every[1].heads.rows.tolist()
 
 
 def test_every_front_end_names_it() -> None:

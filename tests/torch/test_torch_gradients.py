@@ -265,13 +265,25 @@ def test_second_derivatives_of_half_types() -> None:
     assert torch.isfinite(found).all()
 
 
-def test_a_second_derivative_of_additive_attention_is_refused() -> None:
+@pytest.mark.parametrize("loss", [torch.sum, lambda out: out.square().sum()])
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_second_derivative_of_additive_attention_is_refused(loss: Any, learned: bool) -> None:
     q, k, v = (torch.randn(2, 3, 4, requires_grad=True) for _ in range(3))
-    w = torch.randn(5, 4, requires_grad=True)
+    w = torch.randn(5, 4, requires_grad=learned)
     out = lh.additive_attention(q, k, v, w, w, torch.randn(5))
-    (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+    with pytest.raises(lh.LevelheadError, match="create_graph"):
+        torch.autograd.grad(loss(out), q, create_graph=True)
+    torch.autograd.grad(loss(out), q)
+
+
+def test_an_empty_batch_has_gradients_of_zero() -> None:
+    q, k = torch.randn(0, 4, 5, 8, requires_grad=True), torch.randn(0, 2, 3, 8)
+    sinks, scale = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+    for _ in range(50):
+        torch.full((64,), 7.0, dtype=torch.float64)  # memory that a gradient without a value would show
+        out = lh.attention(q, k, k, sinks=sinks, scale=scale)
+        assert isinstance(out, torch.Tensor)
+        assert not any(x.any() for x in torch.autograd.grad(out.sum(), (sinks, scale)))
 
 
 # ---- precision

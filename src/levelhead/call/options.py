@@ -140,10 +140,12 @@ class Scoring(NamedTuple):
         return None if self.query_lengths is None else index < self.query_lengths[:, None]
 
     def existing_rows(self, shape: Shape, index: Any = None) -> Any:
-        """`exists` as it broadcasts to rows (..., H, T) of that shape; `index` where q holds a part of the queries."""
+        """`exists` as it broadcasts to rows (..., H, T) of that shape; None: all. `index`: the queries that q holds."""
         if self.query_lengths is None:
             return None
         exists = self.exists(np.arange(shape.T) if index is None else index)
+        if exists.all():
+            return None
         return exists.reshape((*shape.batch, 1, shape.T)) if shape.lead else exists[0]
 
     def visible(self, index: Any, j: Any) -> Any:

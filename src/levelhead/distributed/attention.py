@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from levelhead.call.options import Options, documented, known
 from levelhead.distributed import call as calls
@@ -25,6 +24,7 @@ from levelhead.distributed.wire import Wire
 from levelhead.observation import Observation
 from levelhead.state import State
 from levelhead.torch.functorch import untraced
+from levelhead.torch.operators import first_order
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -160,7 +160,7 @@ class _Attend(torch.autograd.Function):
         return result.out, result.logsumexp
 
     @staticmethod
-    @once_differentiable  # a second derivative would need another plan
+    @first_order  # a second derivative would need another plan
     def backward(ctx: Any, dout: Tensor | None, dlogsumexp: Tensor | None) -> tuple[Any, ...]:
         call: Agreement = ctx.call
         out, logsumexp, *saved = ctx.saved_tensors

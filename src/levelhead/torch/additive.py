@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from levelhead import _core
 from levelhead.additive import OCTAVES, check_weights, keywords_of
@@ -15,7 +14,7 @@ from levelhead.call import arrays
 from levelhead.call.options import Options
 from levelhead.call.prepare import team_for
 from levelhead.torch.functorch import untraced
-from levelhead.torch.operators import memory, wide
+from levelhead.torch.operators import first_order, memory, wide
 
 
 @untraced
@@ -54,11 +53,11 @@ class _Additive(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # PyTorch refuses a second derivative, which this would get wrong
+    @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         q, k, v, weights, out, logsumexp = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        dweights = np.empty(weights.shape, np.float64)
+        dweights = np.zeros(weights.shape)
         keywords = ctx.keywords | {"dq": memory(dq), "dk": memory(dk), "dv": memory(dv), "dadditive": dweights}
         forward = (memory(dout), memory(q), memory(k), memory(v), memory(out), memory(logsumexp))
         _core.backward(*forward, additive=memory(weights.contiguous()), **keywords)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +21,27 @@ from torch.library import Library, register_autograd, register_fake
 from levelhead import _core
 from levelhead.call.arrays import Array, stretched
 from levelhead.call.options import BATCH, FLAG, HEADS, INTEGER, KINDS, MASK, NUMBER, RATE, SEED, TOKENS, Scoring, fields
-from levelhead.errors import LevelheadError
+from levelhead.errors import LevelheadError, expected
 from levelhead.state import State, unwritten
 from levelhead.torch import second_order
 
 
 class LevelheadRuntimeError(LevelheadError, RuntimeError):
     """What PyTorch's own operators would raise a RuntimeError for."""
+
+
+def first_order(backward: Any) -> Any:
+    """The backward pass of a Function that has no second derivative. With create_graph=True it is refused: PyTorch's
+    `once_differentiable` misses graphs through saved tensors, whose second derivatives would be partial."""
+
+    @wraps(backward)
+    def checked(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():  # in a backward pass: create_graph=True
+            advice = "Use levelhead.attention, or the plain formula, where you need second derivatives"
+            raise LevelheadRuntimeError(expected("create_graph", "False", "True", advice))
+        return backward(ctx, *gradients)
+
+    return checked
 
 
 # The type of a field of `Scoring` in the operators' schema, by its kind; what is absent is None.
@@ -176,7 +191,10 @@ def _backward_shapes(*inputs: Any) -> tuple[Tensor, ...]:
     sources = unpacked(arguments)[0]._asdict() | {"q": q, "k": k, "v": v}
     dtypes = {"mask": wide(q.dtype), "scale": torch.float64, "sinks": torch.float64}
     return tuple(
-        q.new_empty(sources[name].shape if want else (0,), dtype=dtypes.get(name, q.dtype))
+        # Zeros where the core writes nothing for an empty batch: sums over rows.
+        (q.new_zeros if name in ("scale", "sinks") else q.new_empty)(
+            sources[name].shape if want else (0,), dtype=dtypes.get(name, q.dtype)
+        )
         for name, want in zip(WANTED, wanted, strict=True)
     )
 
