@@ -15,7 +15,19 @@ from hypothesis import strategies as st
 
 import levelhead as lh
 from levelhead import reference, stats
-from support import DTYPES, ISAS, Array, check_heads, check_output, check_rows, kind, magnitude, running_on, same_bits
+from support import (
+    DTYPES,
+    ISAS,
+    Array,
+    check_heads,
+    check_output,
+    check_rows,
+    existing,
+    kind,
+    magnitude,
+    running_on,
+    same_bits,
+)
 
 
 def examples(n: int) -> settings:
@@ -172,7 +184,7 @@ def test_output_and_statistics_are_the_references(x: Problem, isa: str, threads:
         check_rows(rows, wanted, M=M, sinks=sinks, tightened=tightened)
     if not near_saturation(truth.rows, M):
         where = dict(max_query=seen.heads.max_query, max_key=seen.heads.max_key)  # by argmax
-        heads = replace(stats.heads(truth.rows), **where)
+        heads = replace(stats.heads(truth.rows, existing(x.q, x.options)), **where)
         reach = M if sinks is None else max(M, magnitude(sinks))
         check_heads(seen.heads, heads, M=reach, tightened=tightened)
 

@@ -22,6 +22,7 @@ from support import (
     check_heads,
     check_output,
     check_rows,
+    existing,
     from_logits,
     isa,
     kind,
@@ -39,10 +40,7 @@ __all__ = ["isa"]  # a fixture: pytest finds it by name
 def observed(q: Array, k: Array, v: Array | None, **options: Any) -> None:
     """Rows, heads, logsumexp and output of observe() on every path, against the reference."""
     truth = reference.observe(q, k, v, **options)
-    sinks, T = options.get("sinks"), q.shape[-2]
-    lengths = options.get("query_lengths")
-    exists = None if lengths is None else (np.arange(T) < np.asarray(lengths)[..., None])[..., None, :]
-    heads = stats.heads(truth.rows, exists)
+    sinks, heads = options.get("sinks"), stats.heads(truth.rows, existing(q, options))
     tightened = q.dtype == np.float64
     M = max(magnitude(truth.rows.min), magnitude(truth.rows.max))
     M = M if sinks is None else max(M, magnitude(np.asarray(sinks)))

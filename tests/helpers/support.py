@@ -99,6 +99,15 @@ def from_logits(s: Any, dtype: str = "float32", E: int = 3) -> tuple[Array, Arra
     return np.zeros((T, 2), kind(dtype)), np.zeros((S, 2), kind(dtype)), v, s
 
 
+def existing(q: Array, options: dict[str, Any]) -> Array | None:
+    """Which rows the options leave, broadcastable to (..., H, T); None: all."""
+    lengths = options.get("query_lengths")
+    if lengths is None:
+        return None
+    exists = np.arange(q.shape[-2]) < np.broadcast_to(lengths, q.shape[:-3])[..., None]
+    return exists if q.ndim == 2 else exists[..., None, :]
+
+
 def storage(x: Array) -> Array:
     """The array as the core takes it: bfloat16 as its bits."""
     return x.view(np.uint16) if x.dtype == kind("bfloat16") else x
