@@ -25,6 +25,7 @@ from levelhead.distributed.attention import look
 from levelhead.observation import Observation
 from levelhead.torch import sdpa
 from levelhead.torch.functorch import attend
+from levelhead.torch.huggingface import serving
 from levelhead.torch.huggingface.functions import AttentionHook
 from levelhead.torch.swap import Function, Swap
 from levelhead.watching import amend
@@ -34,7 +35,8 @@ from levelhead.watching.measure import Call, call_of
 from levelhead.watching.module_stack import Observed, current, traced
 from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_observed, run_traced
 
-_KEPT = (*sdpa.KEPT, "levelhead.attention", "levelhead.torch.huggingface", __name__)
+# Modules that keep the originals: those that define them or compare with them.
+_KEPT = (*sdpa.KEPT, levelhead_attention.__module__, serving.__name__, __name__)
 
 
 class Interception:
