@@ -55,7 +55,8 @@ def attention(
     >>> attention(q, q, q, causal=True).shape
     (2, 3, 4)
     """
-    if out is None and (not options or _is_plain(options)):
+    alone = not options or (len(options) == 1 and "causal" in options)  # the common cases, checked without a call
+    if out is None and (alone or _is_plain(options)):
         result = _core.fast_attention(q, k, v, options.get("scale"), options.get("causal", False), threads)
         if result is not None:
             return cast(ArrayT, result)
@@ -135,8 +136,10 @@ def _is_differentiated(q: Any, k: Any, v: Any, options: Options) -> bool:
 def _is_plain(options: Options) -> bool:
     """Whether nothing but scale and causal differs from its default."""
     for name, x in options.items():
+        if name == "causal" or name == "scale":
+            continue
         default = DEFAULTS.get(name, DEFAULTS)  # an unknown option equals no default
-        if name not in ("scale", "causal") and x is not default and (type(x) is not type(default) or x != default):
+        if x is not default and (type(x) is not type(default) or x != default):
             return False
     return True
 

@@ -10,7 +10,6 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
-from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
@@ -105,6 +104,8 @@ def measured_here() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # slow to import, and rarely needed
+
     if find_spec(package) is None:
         return None
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
@@ -93,6 +92,8 @@ class Observation(Generic[ArrayT]):
         return "\n".join([self._title(), *text, *_rest(lines)])
 
     def _repr_html_(self) -> str:
+        from html import escape  # slow to import, and for notebooks only
+
         lines = _lines(self.heads, self.sinks is not None)
         body = [
             "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>"

@@ -13,10 +13,11 @@ logit and copies no mask.
 from __future__ import annotations
 
 import inspect
+import os
 import re
-import secrets
 import sys
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
@@ -110,9 +111,11 @@ class Scoring(NamedTuple):
 
     def keywords(self) -> dict[str, Any]:
         """The fields that say something, by name: what is absent or off is left out."""
-        silent = () if self.dropout else ("dropout", "seed")
-        present = {name: x for name, x in self._asdict().items() if x is not None and x is not False}
-        return {name: x for name, x in present.items() if name not in silent}
+        present = {name: x for name, x in zip(self._fields, self, strict=True) if x is not None and x is not False}
+        if not self.dropout:
+            del present["dropout"]
+            present.pop("seed", None)
+        return present
 
     def positions(self, index: Any) -> Any:
         """Where queries with these indices in their sequence (T,) sit, (B, T); (1, T) if all rows start at 0."""
@@ -185,6 +188,7 @@ CHANGES: Mapping[str, tuple[Callable[[Scoring], bool], str]] = {
 }
 
 
+@cache
 def fields(*kinds: str) -> tuple[str, ...]:
     """The fields of `Scoring` of these kinds, in its order."""
     return tuple(name for name in Scoring._fields if KINDS[name] in kinds)
@@ -372,6 +376,6 @@ def _query_start(query_start: Any, shape: Shape) -> NDArray[np.int64]:
 
 def _seed(seed: Any, rate: float) -> int:
     if seed is None:
-        return secrets.randbits(64) if rate > 0 else 0
+        return int.from_bytes(os.urandom(8), "little") if rate > 0 else 0
     what = "an integer with 0 <= seed < 2**64"
     return integer("seed", seed, what, "Pass None for a fresh seed", lambda n: 0 <= n < 2**64)

@@ -122,12 +122,14 @@ def uniform(heads: int, factor: float, device: Any = "cpu") -> Tensor:
     return torch.full((heads,), factor, dtype=torch.float64, device=device)
 
 
+_DTYPES = dict.fromkeys(fields(HEADS), torch.float64) | dict.fromkeys(fields(BATCH, TOKENS), torch.int64)
+
+
 def for_core(scoring: Scoring, q: Tensor, k: Tensor, threads: int | None = None) -> dict[str, Any]:
     """The options as the core's keywords, and the threads it runs on."""
     keywords = scoring.keywords()
-    dtypes = dict.fromkeys(fields(HEADS), torch.float64) | dict.fromkeys(fields(BATCH, TOKENS), torch.int64)
-    for name in dtypes.keys() & keywords.keys():
-        keywords[name] = memory(keywords[name].to("cpu", dtypes[name]).contiguous())
+    for name in _DTYPES.keys() & keywords.keys():
+        keywords[name] = memory(keywords[name].to("cpu", _DTYPES[name]).contiguous())
     if scoring.mask is not None:
         keywords["mask"] = memory(scoring.mask.expand((*q.shape[:-1], k.shape[-2])))
     if "seed" in keywords:
