@@ -156,7 +156,7 @@ def _described(
     return sizes, for_core(scoring, sizes), scoring.existing_rows(sizes)
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_REMEMBERED)  # causal is a bool and scale a float or a str here, so 1 cannot find the entry of True
 def _plain(q: Sizes, k: Sizes, v: Sizes | None, dtype: str, scale: Any, causal: bool) -> tuple[Shape, dict[str, Any]]:
     """Shape and core keywords of a call without arrays among its options."""
     sizes = shape_of(q, k, v)

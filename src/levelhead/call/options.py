@@ -3,7 +3,7 @@
 Callers pass `Options`, checked by `describe` into a `Scoring`. Every front end takes its options from here: signatures
 and their documentation (`documented`), the core's keywords, PyTorch's operator schema, the distributed agreement, the
 calls that a watch describes. A new option is a key of `Options`, an entry of `_MEANING`, and a field of `Scoring` with
-its check; then `reference.py` and the kernel.
+its kind (`_BY_KIND`) and its check; then `reference.py` and the kernel.
 
 The order, everywhere in levelhead: dot product, scale, softcap, bias (float mask) and ALiBi, hide (bool mask, causal,
 window, lengths, segments), softmax with sinks. A logit of -inf is hidden, whatever made it so. This file computes no
@@ -205,8 +205,8 @@ def namespace(x: Any) -> Any:
 def documented(only: Collection[str] = NAMES) -> Callable[[F], F]:
     """Gives a function that takes **options an explicit signature, and its docstring the options' meaning.
 
-    The options stand before the function's other keywords. In the docstring they replace the line `{options}`. An
-    option that is not in `only`, or is unknown, is a TypeError.
+    The options stand before the function's other keywords. In the docstring they replace the line `{options}`. The
+    function itself refuses other names, through `known`.
     """
 
     def decorate(function: F) -> F:
