@@ -95,13 +95,15 @@ def of_rows(rows: Mapping[str, Any], xp: Any = np, *, length: int | None = None,
     """The tally (H, columns) of at least one row; without q, k and gradients.
 
     Args:
-        rows: the fields of `stats.Rows` by name, (B, H, T) each; `exists`, where some rows do not.
+        rows: the fields of `stats.Rows` by name, (B, H, T) each; `exists`, where some rows do not count.
         length: of a sequence, if several of them lie one after another along T.
         positions: of the rows, if they are only some of their sequence.
     """
     count, wrong = rows["count"], xp.isnan(rows["logsumexp"])
-    some, several = (count > 0) & ~wrong, (count > 1) & ~wrong
-    real_rows = ~wrong & rows["exists"] if "exists" in rows else ~wrong
+    real_rows = ~wrong
+    if "exists" in rows:
+        real_rows, wrong = real_rows & rows["exists"], wrong & rows["exists"]
+    some, several = (count > 0) & real_rows, (count > 1) & real_rows
     B, H, T = count.shape
     ones = xp.ones_like(rows["mean"])  # counts times these have the rows' precision
     summed = {name: (rows[name], some) for name in _MEANS} | {

@@ -8,7 +8,7 @@ them up. Modules and steps are unknown here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -23,11 +23,14 @@ from levelhead.runs import tally
 from levelhead.state import unwritten
 from levelhead.torch.masks import hides
 from levelhead.torch.operators import for_core, memory, uniform
+from levelhead.watching.mask_functions import scored, visible
 
 Fields: TypeAlias = dict[str, Tensor]  # name -> (B, H, T)
 
 # Logits that plain torch holds at a time: 64 MiB of float32, a few times over.
 _AT_A_TIME = 1 << 24
+# Entries of a mask that is made from a function at a time, per head: 4 MiB.
+_MASK_AT_A_TIME = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ class Call:
     k: Tensor  # (B, G, S, D); H is a multiple of G
     scoring: Scoring  # of tensors
     ready: bool = False  # the mask holds the logits, and the product is zero
+    rows: Tensor | None = None  # (B, T) bool: queries that the model uses; the others count in no statistic. None: all
+    # Evaluated for some rows at a time, when the call is measured, after everything in `scoring`:
+    mask_mod: Any = None  # (b, h, q, k) -> bool tensor, True: visible; or flex_attention's BlockMask
+    score_mod: Callable[..., Any] | None = None  # (score, b, h, q, k) -> score
 
     @property
     def scale(self) -> Tensor | None:
@@ -87,7 +94,9 @@ def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
         rows = torch.linspace(0, T - 1, sample, device=call.q.device).round().long()
     elsewhere = call.q.device.type != "cpu" if by_torch is None else by_torch
     part = call if rows is None else _of_rows(call, rows)
-    return summed(_by_torch(part, rows) if elsewhere else _by_core(part, rows), rows, call)
+    if elsewhere or call.score_mod is not None:
+        return summed(_by_torch(part, rows), rows, call)
+    return summed(_by_core(part, rows) if call.mask_mod is None else _by_core_in_parts(part, rows), rows, call)
 
 
 def from_core(
@@ -143,7 +152,8 @@ def _of_rows(call: Call, rows: Tensor) -> Call:
         mask = mask.index_select(-2, rows)
     ids = None if ids is None else ids.index_select(-1, rows)
     scoring = call.scoring._replace(mask=mask, query_segments=ids)
-    return replace(call, q=call.q.index_select(2, rows), scoring=scoring)
+    used = None if call.rows is None else call.rows.index_select(-1, rows)
+    return replace(call, q=call.q.index_select(2, rows), scoring=scoring, rows=used)
 
 
 # ---- two ways to the fields of every row
@@ -161,11 +171,39 @@ def _by_core(call: Call, rows: Tensor | None) -> Fields:
     return _as_fields(stats.rows(state.sums, state.counts, keywords.get("sinks"), exists), q.shape[:3], exists)
 
 
+def _by_core_in_parts(call: Call, rows: Tensor | None) -> Fields:
+    """With a mask given as a function, which becomes a tensor for some rows at a time."""
+    (B, H, T, _), S = call.q.shape, call.k.shape[2]
+    index = torch.arange(T) if rows is None else rows
+    step = max(1, _MASK_AT_A_TIME // max(B * S, 1))
+    parts = []
+    for chosen in torch.split(torch.arange(T), step):
+        part, here = _of_rows(call, chosen), index[chosen]
+        shown = visible(call.mask_mod, (B, H), here, torch.arange(S))
+        mask = part.scoring.mask
+        if mask is not None:
+            shown = shown & mask if mask.dtype is torch.bool else torch.where(shown, mask, -math.inf)
+        parts.append(_by_core(replace(part, scoring=part.scoring._replace(mask=shown)), here))
+    return _joined(parts) if parts else _by_core(replace(call, mask_mod=None), rows)
+
+
+def _joined(parts: list[Fields]) -> Fields:
+    return {name: torch.cat([part[name] for part in parts], 2) for name in parts[0]}
+
+
 def existing(call: Call, rows: Tensor | None = None) -> Any:
-    """Which rows exist, a NumPy array (B, 1, T); None: all."""
+    """Which rows exist and are used, a NumPy array (B, 1, T); None: all."""
     index = torch.arange(call.q.shape[2], device=call.q.device) if rows is None else rows
-    exists = call.scoring.exists(index)
+    exists = _counted(call, index)
     return None if exists is None else exists[:, None].cpu().numpy()
+
+
+def _counted(call: Call, index: Tensor) -> Tensor | None:
+    """Which of the call's rows count, (B, T); `index`: their places in the sequence."""
+    exists: Tensor | None = call.scoring.exists(index)
+    if exists is None or call.rows is None:
+        return call.rows if exists is None else exists
+    return exists & call.rows
 
 
 def _as_fields(rows: stats.Rows, shape: Any, exists: Any) -> Fields:
@@ -181,7 +219,7 @@ def _by_torch(call: Call, rows: Tensor | None) -> Fields:
     pieces = list(_pieces(call, rows))
     if not pieces:
         pieces = [_piece(call.q.new_empty((*call.q.shape[:3], 1)), call.scoring.sinks, None)]
-    return {name: torch.cat([piece[name] for piece in pieces], 2) for name in pieces[0]}
+    return _joined(pieces)
 
 
 def _pieces(call: Call, rows: Tensor | None) -> Iterator[Fields]:
@@ -194,7 +232,8 @@ def _pieces(call: Call, rows: Tensor | None) -> Iterator[Fields]:
     tensors = {name: x.to(device) for name, x in _tensors(call.scoring).items()}
     tensors |= {name: x.to(real) for name, x in tensors.items() if x.is_floating_point()}
     q, k = (functional.normalize(x.to(real), dim=-1) if call.scoring.cosine else x for x in (call.q, call.k))
-    whole = Call(q, k, call.scoring._replace(**tensors))
+    used = None if call.rows is None else call.rows.to(device)
+    whole = replace(call, q=q, k=k, scoring=call.scoring._replace(**tensors), rows=used)
     keys = k.to(real).transpose(-1, -2).unsqueeze(2)
     step = max(1, _AT_A_TIME // max(B * H * S, 1))
     for first in range(0, T, step):
@@ -202,8 +241,12 @@ def _pieces(call: Call, rows: Tensor | None) -> Iterator[Fields]:
         part = _of_rows(whole, chosen)
         products = part.q.to(real).reshape(B, G, H // max(G, 1), -1, D) @ keys
         here = index.index_select(0, chosen)
-        exists = part.scoring.exists(here)
+        exists = _counted(part, here)
         logits = reference.score(part.scoring, products.reshape(B, H, -1, S), here, j)
+        if call.score_mod is not None:
+            logits = torch.where(logits == -math.inf, -math.inf, scored(call.score_mod, logits, here, j))
+        if call.mask_mod is not None:
+            logits = logits.masked_fill(~visible(call.mask_mod, (B, H), here, j), -math.inf)
         yield _piece(logits, part.scoring.sinks, None if exists is None else exists[:, None])
 
 
