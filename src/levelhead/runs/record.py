@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class Facts:
     architecture: str | None = None  # a Hugging Face model_type
     norms_present: tuple[str, ...] = ()  # q or k norms the module has
     norms_idle: tuple[str, ...] = ()  # of those, the ones that never ran
+    # Of a softmax by hand: over "keys", as its weights are used, or over "queries" or a "batch" axis, which is a bug.
+    softmax_axis: str | None = None
 
 
 # The options that facts mention, as callers pass them.
@@ -239,7 +241,9 @@ def _record_in(content: Mapping[str, Any]) -> Record:
         facts[name] = tuple(facts[name])
     for name in ("scale", "effective_scale", "softcap"):
         facts[name] = None if facts[name] is None else float(facts[name])
-    if strange := set(facts) ^ {f.name for f in fields(Facts)}:
+    known = {f.name for f in fields(Facts)}
+    required = {f.name for f in fields(Facts) if f.default is MISSING}  # an older version wrote fewer of the others
+    if strange := (facts.keys() - known) | (required - facts.keys()):
         raise ValueError(f"facts {sorted(strange)}")
     rules = {rule: _in(x) for rule, x in content["counterfactual"].items()}
     weights = {name: number_from_json(x) for name, x in content["weights"].items()}

@@ -2,8 +2,8 @@
 
 A dispatch mode follows products of two activations through scaling, bias, masks and changes of shape to their softmax;
 there the logits are read as they are, with the factors on the way. A product with a parameter on its right is a
-projection, which is stored; a softmax over one is a classifier, which is ignored. `torch.compile` is off under such a
-mode, hence the option, and the mode is active only while an observed step runs.
+projection, which is stored; a softmax over one is a classifier, which is ignored. Compiled parts stay compiled, and
+are not followed. The mode is active only while an observed step runs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from levelhead.watching import effective_scale
+from levelhead.watching.legacy_constructors import LEGACY_CONSTRUCTORS
 from levelhead.watching.measure import from_scores, plain
 from levelhead.watching.module_stack import ATTRIBUTE, Frame, Product, current
 
@@ -59,6 +61,13 @@ _PRODUCTS = {"bmm": 0, "mm": 0, "baddbmm": 1, "addmm": 1}  # and which argument 
 class Deep(TorchDispatchMode):
     """Follows products of activations while the watched model runs."""
 
+    supports_higher_order_operators = True  # such as flex_attention: they run as they are
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled parts stay compiled, and keep their bits."""
+        return True
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._scores: Any = WeakIdKeyDictionary()
@@ -71,7 +80,7 @@ class Deep(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         frame = current()
-        if frame is None or frame.busy or not frame.watch.wanted():
+        if frame is None or frame.busy or not isinstance(func, OpOverload) or not frame.watch.wanted():
             return out
         name = func.overloadpacket.__name__
         if name in _SOFTMAX:
@@ -178,6 +187,7 @@ def begin(module: nn.Module, args: Any) -> None:
     end(watched.number)  # after Ctrl-C no hook ran, and an old mode remains
     if watched.watch.wanted():
         mode = _running.modes[watched.number] = Deep(module)
+        LEGACY_CONSTRUCTORS.hold()
         mode.__enter__()  # type: ignore[no-untyped-call]
 
 
@@ -191,5 +201,7 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
 def end(number: int) -> None:
     """Removes the mode, if it is still active."""
     mode = _running.modes.pop(number, None)
+    if mode is not None:
+        LEGACY_CONSTRUCTORS.release()
     if mode is not None and _get_current_dispatch_mode() is mode:
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]

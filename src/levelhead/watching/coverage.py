@@ -12,7 +12,7 @@ from torch import nn
 
 from levelhead.runs.record import Seen
 from levelhead.torch.huggingface.survey import attending_modules
-from levelhead.watching.module_stack import ATTRIBUTE, WatchedModule
+from levelhead.watching.module_stack import ATTRIBUTE, WatchedModule, clean
 
 _FAST_PATH = "its native fast path was switched off while watching: results differ by rounding"
 
@@ -48,10 +48,21 @@ def _attends(module: nn.Module) -> bool:
     return watched is not None and bool(watched.attends)
 
 
+def _in_compiled_part(watched: WatchedModule) -> bool:
+    """Whether it, or a module around it, is compiled by itself: no hook runs inside."""
+    model, names = watched.watch.model, watched.name.split(".")
+    around = {clean(name): module for name, module in model.named_modules() if _is_compiled(module)}
+    return any(".".join(names[:n]) in around for n in range(len(names) + 1))
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+
+
 def _reason(watched: WatchedModule, compiled: bool, deep: bool) -> str:
     if watched.not_observed:
         return "; ".join(watched.not_observed)
-    if not watched.runs and compiled:
+    if not watched.runs and (compiled or _in_compiled_part(watched)):
         return "did not run while watched, or formed its softmax by hand in a compiled graph"
     if not watched.runs:
         return "did not run while watched"
