@@ -42,6 +42,10 @@ class Facts:
     effective_scale: float | None = None  # from the projections' outputs to the logits
     scale_reading: str = "unknown"  # "projections", "normalised", or why it is unknown
     model_width: int | None = None  # what the q projection reads
+    effective_scales: tuple[float, ...] = ()  # of every head, where they differ
+    head_parts: tuple[int, ...] = ()  # widths of the parts of a head that come from different projections
+    configured_scale: float | None = None  # the right one by the model's configuration; None: 1/sqrt(d_k), or see below
+    configured_by: str = ""  # what the configuration says about the scale
     softcap: float | None = None
     causal: bool = False
     masked: bool = False
@@ -237,14 +241,14 @@ def _record_out(record: Record) -> dict[str, Any]:
 
 def _record_in(content: Mapping[str, Any]) -> Record:
     facts = dict(content["facts"])
-    for name in ("norms_present", "norms_idle"):
-        facts[name] = tuple(facts[name])
-    for name in ("scale", "effective_scale", "softcap"):
-        facts[name] = None if facts[name] is None else float(facts[name])
     known = {f.name for f in fields(Facts)}
     required = {f.name for f in fields(Facts) if f.default is MISSING}  # an older version wrote fewer of the others
     if strange := (facts.keys() - known) | (required - facts.keys()):
         raise ValueError(f"facts {sorted(strange)}")
+    for name in {"norms_present", "norms_idle", "effective_scales", "head_parts"} & set(facts):
+        facts[name] = tuple(facts[name])
+    for name in {"scale", "effective_scale", "softcap", "configured_scale"} & set(facts):
+        facts[name] = None if facts[name] is None else float(facts[name])
     rules = {rule: _in(x) for rule, x in content["counterfactual"].items()}
     weights = {name: number_from_json(x) for name, x in content["weights"].items()}
     return Record(str(content["module"]), Facts(**facts), _in(content["tally"]), rules, weights)

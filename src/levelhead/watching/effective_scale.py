@@ -1,23 +1,23 @@
 """The effective scale: the whole factor from the outputs of the projections to the logits.
 
 A model may scale its queries before the product, its logits after it, both or neither; only the whole counts. It is the
-scale passed, times the change of q and k between their projections and the call, by root mean squares (rotations keep
-those). With a norm in between there is no such number: the reading is "normalised". The spread of the logits does not
-give it: that depends on how the weights were drawn.
+scale passed, times the factors by which q and k at the call differ from the outputs of their projections. With a norm
+in between there is no such number: the reading is "normalised". The spread of the logits does not give it: that depends
+on how the weights were drawn. Here is what ran before a call; `scale_reader` computes.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
+from levelhead.watching import sampled
+
 FROM_PROJECTIONS, NORMALISED, BY_DEFINITION = "projections", "normalised", "torch's own module"
+BY_TOKEN = "its factor differs from token to token"
 
 # Names of projections, after the words around the letter are removed.
 _AROUND = {"proj", "projection", "linear", "lin", "layer", "to", "w", "fc", "attn", "attention"}
@@ -29,14 +29,14 @@ _ROLES |= {"qkv": "qkv", "wqkv": "qkv", "query key value": "qkv", "q k v": "qkv"
 
 @dataclass(frozen=True)
 class Ran:
-    """A child that ran inside an attention module, and the squares of its output per column."""
+    """A layer that ran before a call, and its output at some tokens."""
 
-    name: str  # within the module
-    module: nn.Module | None  # None: a product with a parameter of the module itself
+    name: str  # within its module
+    module: nn.Module | None  # None: a product with a parameter
     reads: int | None  # how wide its input is; None: it is no projection
-    features: int
     tokens: int
-    squares: Tensor  # (features,)
+    rows: Tensor  # (SAMPLE, features)
+    inner: bool = False  # it ran inside a child of the module
 
     @property
     def norm(self) -> bool:
@@ -45,20 +45,21 @@ class Ran:
 
 
 def ran(name: str, module: nn.Module, output: Tensor) -> Ran:
-    """Of a child. Squared at once: later code may overwrite the output."""
-    if isinstance(module, nn.Conv1d | nn.Conv2d):  # a projection by a convolution
-        output = output.movedim(1 if output.dim() > module.weight.dim() - 1 else 0, -1)
-    return columns(name, module, _reads(module), output)
+    """Of a child. Sampled at once: later code may overwrite the output."""
+    return columns(name, module, _reads(module), features_last(module, output))
+
+
+def features_last(module: nn.Module, output: Tensor) -> Tensor:
+    """An output whose last dimension is its features, also of a convolution."""
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return output.movedim(1 if output.dim() > module.weight.dim() - 1 else 0, -1)
+    return output
 
 
 def columns(name: str, module: nn.Module | None, reads: int | None, output: Tensor) -> Ran:
     """Of any output whose last dimension is its features."""
-    x = output.detach()
-    features = x.shape[-1]
-    tokens = x.numel() // features if features else 0
-    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-    norms = torch.linalg.vector_norm(x, dim=tuple(range(x.dim() - 1)), dtype=wide)
-    return Ran(name, module, reads, features, tokens, norms.square())
+    tokens = output.numel() // output.shape[-1] if output.shape[-1] else 0
+    return Ran(name, module, reads, tokens, sampled.rows(output))
 
 
 class Reading(NamedTuple):
@@ -67,11 +68,15 @@ class Reading(NamedTuple):
     scale: float | None
     how: str
     width: int | None = None  # what the q projection reads
+    each: tuple[float, ...] = ()  # of every head
+    parts: tuple[int, ...] = ()  # widths of the parts of a head, if keys come from several projections
 
 
 def is_norm(name: str, module: nn.Module) -> bool:
-    """Whether a child normalises its input."""
+    """Whether a child normalises its input; a norm and a projection in one is a projection."""
     kind = type(module).__name__.lower()
+    if _reads(module) is not None and hasattr(module, "out_features"):
+        return False
     return "norm" in kind or (("norm" in name.lower()) and not isinstance(module, nn.Identity))
 
 
@@ -95,68 +100,6 @@ def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[._\d]+", spaced.lower()) if word]
 
 
-class Sizes(NamedTuple):
-    """Of a call."""
-
-    heads: int
-    kv_heads: int
-    d_k: int
-    tokens: int  # keys in all
-
-
-def read(ran: Sequence[Ran], call: Sizes, *, scale: float | None, q_rms: float, k_rms: float) -> Reading:
-    """The effective scale of a call, from what ran in the module before it."""
-    H, G, D, tokens = call
-    parts = _projections(ran, H, G, D)
-    if not parts:
-        return Reading(None, "no projections were found")
-    width = parts["q"].ran.reads if "q" in parts else None
-    first = min(ran.index(part.ran) for part in parts.values())
-    if any(child.norm and child.features in (D, H * D, G * D) for child in ran[first + 1 :]):
-        return Reading(None, NORMALISED, width)
-    if scale is None or not {"q", "k"} <= parts.keys():
-        why = "the scale is not known" if scale is None else "a projection was not found"
-        return Reading(None, why, width)
-    if parts["k"].ran.tokens != tokens:
-        return Reading(None, "keys come from a cache", width)
-    choices = []
-    for layout in _layouts(parts, H, G, D):
-        if min(q_rms, k_rms, *layout) > 0 and math.isfinite(sum(layout) + q_rms + k_rms):
-            of_q, of_k = q_rms / layout[0], k_rms / layout[1]
-            choices.append((abs(math.log(of_k)), of_q, of_k))
-    if not choices:
-        return Reading(None, "q, k or a projection's output is zero or not finite", width)
-    _, of_q, of_k = min(choices)  # keys are hardly ever scaled: the layout that leaves them
-    return Reading(scale * of_q * of_k, FROM_PROJECTIONS, width)
-
-
-class _Part(NamedTuple):
-    """A projection, or the columns of a joint one."""
-
-    ran: Ran
-    joint: bool = False
-
-
-def _projections(ran: Sequence[Ran], H: int, G: int, D: int) -> dict[str, _Part]:
-    """By role: from names where these are known, else from size and order."""
-    plain = [child for child in ran if not child.norm and child.reads is not None]
-    parts: dict[str, _Part] = {}
-    for child in plain:
-        name = role(child.name)
-        if name == "qkv" or (name is None and child.features == (H + 2 * G) * D):
-            parts |= {each: _Part(child, joint=True) for each in "qkv"}
-        elif name == "kv":
-            parts |= {each: _Part(child, joint=True) for each in "kv"}
-        elif name is not None:
-            parts[name] = _Part(child)
-    if {"q", "k"} & parts.keys():
-        return parts
-    nameless = [c for c in plain if c.features in (H * D, G * D) and role(c.name) is None][-3:]
-    if [c.features for c in nameless] == [H * D, G * D, G * D]:  # the last three before the call
-        return {name: _Part(c) for name, c in zip("qkv", nameless, strict=True)}
-    return parts
-
-
 def _reads(module: nn.Module) -> int | None:
     """How wide a projection's input is; None: it is no projection."""
     if isinstance(module, nn.Embedding):
@@ -173,24 +116,10 @@ def _reads(module: nn.Module) -> int | None:
     return int(widths[0]) if widths else None
 
 
-def _layouts(parts: dict[str, _Part], H: int, G: int, D: int) -> Iterator[tuple[float, float]]:
-    """Root mean squares of the q and k projections, for every way joint columns may be laid out."""
-    q, k = parts["q"], parts["k"]
-    both, n = k.ran.squares, k.ran.tokens
-    if not (q.joint and k.joint):
-        # Keys and values may be in one.
-        of_k = (both[: len(both) // 2], both.reshape(G, 2, -1)[:, 0].flatten()) if k.joint else (both,)
-        yield from ((_rms(q.ran.squares, q.ran.tokens), _rms(part, n)) for part in of_k)
-        return
-    if len(both) == (H + 2 * G) * D:
-        yield _rms(both[: H * D], n), _rms(both[H * D : (H + G) * D], n)
-        groups = both.reshape(G, H // G + 2, D)  # each kv head beside its queries
-        yield _rms(groups[:, :-2].flatten(), n), _rms(groups[:, -2].flatten(), n)
-    if len(both) == 3 * H * D:
-        last = both.reshape(H, D, 3)
-        yield _rms(last[..., 0].flatten(), n), _rms(last[..., 1].flatten(), n)
-
-
-def _rms(squares: Tensor, tokens: int) -> float:
-    count = squares.numel() * tokens
-    return math.sqrt(float(squares.sum()) / count) if count else math.nan
+def parts_named(module: nn.Module) -> tuple[int, ...]:
+    """Widths of the first part of a head, where a module or its configuration names two: with and without positions."""
+    for owner in (module, getattr(module, "config", None)):
+        widths = [getattr(owner, name, None) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+        if named := tuple(width for width in widths if isinstance(width, int)):
+            return named
+    return ()

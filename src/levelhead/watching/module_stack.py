@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from levelhead.observation import Observation
 from levelhead.torch.operators import Pass
-from levelhead.watching.effective_scale import Ran, ran
+from levelhead.watching.effective_scale import Ran, columns, ran
 from levelhead.watching.measure import Call, plain
+from levelhead.watching.own_weights import own_weights, products
 from levelhead.watching.transformers_calls import eager_is_understood, forms_softmax_by_hand
 
 ATTRIBUTE = "_levelhead_watched"
@@ -89,6 +90,9 @@ class WatchedModule:
         self.softmax_by_hand = self.heads is not None and forms_softmax_by_hand(module)
         # None: not known yet, so what runs inside is measured as if it did.
         self.attends = True if sounds_like_attention(module) else None
+        # Whether attention is called in it or in a module inside; None: not known yet. Then what runs in it matters.
+        self.feeds: bool | None = None
+        self.weights = own_weights(module)
         self.calls = 0
         self.runs = 0
         self.lost_fast_path = False  # its native fast path would have run
@@ -112,6 +116,7 @@ class Frame:
     def __init__(self, watched: WatchedModule) -> None:
         self.watched = watched
         self.ran: list[Ran] = []  # inside it, since it was entered
+        self.inputs: list[Ran] = []  # of a module that holds weights itself
         self.busy = False  # inside a call that is being measured already
         self.softmax_is_call = False  # inside a function whose softmax is the call
         self.via = ""  # path of the transformers function that is running
@@ -196,7 +201,10 @@ def enter(module: nn.Module, args: Any) -> None:
     watched.runs += 1
     if isinstance(module, nn.MultiheadAttention) and _would_be_fast(module):
         watched.lost_fast_path = True
-    _stack.frames.append(Frame(watched))
+    frame = Frame(watched)
+    _stack.frames.append(frame)
+    if watched.weights and _matters(frame) and watched.watch.wanted():
+        frame.inputs = [columns("input", None, None, x) for x in args if _is_output(x)]
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -207,10 +215,34 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
     watched = getattr(module, ATTRIBUTE, None)
     if watched is None or not _stack.frames or _stack.frames[-1].watched is not watched:
         return
-    _stack.frames.pop()
-    if watched.attends is None and output is not None and watched.watch.wanted():
-        watched.attends = False  # ran whole, and called nothing
+    frame = _stack.frames.pop()
+    if output is not None and watched.watch.wanted():  # ran whole
+        watched.attends = watched.attends or False
+        watched.feeds = watched.feeds or False
+    if frame.ran and _stack.frames and not watched.feeds and _stack.frames[-1].watch is frame.watch:
+        # A projection may be one inside a module of its own, with more behind it.
+        _stack.frames[-1].ran += [replace(one, inner=True) for one in frame.ran if not one.inner]
     child_ran(module, args, output)
+
+
+def fed(frame: Frame) -> list[Ran]:
+    """What ran before a call in this frame, there and in the modules around it, in order. Those modules are marked."""
+    around = [one for one in _stack.frames if one.watch is frame.watch]
+    if frame not in around:  # a compiled graph's
+        around.append(frame)
+    everything: list[Ran] = []
+    for one in around[: around.index(frame) + 1]:
+        one.watched.feeds = True
+        everything += one.ran
+        if one.watched.weights:
+            everything += products(one.watched.module, one.watched.weights, [*one.inputs, *everything])
+    return everything
+
+
+def _matters(frame: Frame) -> bool:
+    """Whether what runs in it may be an origin of queries or keys: attention is called in it or beside it."""
+    frames = _stack.frames[-2:] if _stack.frames and _stack.frames[-1] is frame else [frame]
+    return any(one.watched.feeds is not False or one.watched.attends for one in frames)
 
 
 def leave_all(watch: Recorder) -> None:
@@ -233,10 +265,14 @@ def child_ran(module: nn.Module, args: Any, output: Any) -> None:
     if name is None:
         return
     around.ever_ran.add(name)
-    if around.attends is False or not around.watch.wanted():
+    if not _matters(frame) or not around.watch.wanted():
         return
     x = output[0] if isinstance(output, tuple) and output else output
-    if isinstance(x, Tensor) and x.dim() > 1 and x.is_floating_point() and plain(x):
-        busy, frame.busy = frame.busy, True  # squaring is no attention call
+    if _is_output(x):
+        busy, frame.busy = frame.busy, True  # taking a sample is no attention call
         frame.ran.append(ran(name, module, x))
         frame.busy = busy
+
+
+def _is_output(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 1 and x.numel() > 0 and x.is_floating_point() and plain(x)

@@ -22,13 +22,15 @@ from levelhead.observation import Observation
 from levelhead.runs import tally
 from levelhead.runs.record import MENTIONED, Facts, Record, mentioned
 from levelhead.torch.operators import Pass
-from levelhead.watching import effective_scale, measure
-from levelhead.watching.effective_scale import Ran, Reading
+from levelhead.watching import effective_scale, measure, scale_reader
+from levelhead.watching.effective_scale import Reading
 from levelhead.watching.intercept_softmax import WEIGHTS
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import Frame, Observed, Product, WatchedModule
+from levelhead.watching.module_stack import Frame, Observed, Product, WatchedModule, fed
+from levelhead.watching.scale_reader import Noted, Reader
 
 _Rules: TypeAlias = dict[str, Tensor]  # scale rule -> tally under it
+_NOTED = 4  # different calls of a module whose scales are read in one step
 RULES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)")
 
 
@@ -55,23 +57,15 @@ class _Sheet:
     batch: int
 
 
-@dataclass
-class _Noted:
-    """From which the effective scale is read, when the step is."""
-
-    ran: list[Ran]
-    squares: Tensor  # means of q² and k² at the call
-    last: _Sheet
-
-
 class Ledger:
     """The sheets of one module."""
 
     def __init__(self, watched: WatchedModule, watch: Settings) -> None:
         self.watched, self.watch = watched, watch
         self._sheets: dict[int, _Sheet] = {}  # by number of heads
-        self._noted: _Noted | None = None
-        self._reading: Reading | None = None
+        self._noted: dict[tuple[Any, ...], Noted] = {}  # by the sizes of calls
+        self._readings: dict[int, Reading] = {}  # by number of heads
+        self._reader = Reader()
         self._followed: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self._hooks: list[Any] = []
@@ -151,7 +145,7 @@ class Ledger:
         }
         facts |= mentioned(call.scoring, ready=call.ready) | known
         sheet = _Sheet(tallied, rules, Facts(**facts), scale, q.shape[0])
-        squares = torch.stack([measure.squares(x) for x in (q, k)]) if frame.ran else None
+        noted = scale_reader.note(fed(frame), q, k, scale, effective_scale.parts_named(watched.module))
         with self.watch.lock:
             watched.calls += 1
             watched.attends = True
@@ -162,8 +156,9 @@ class Ledger:
                 both = {rule: tally.merge(old.rules[rule], rules[rule], torch) for rule in rules if rule in old.rules}
                 sheet.rules = rules | both
             self._sheets[len(tallied)] = sheet
-            if squares is not None:
-                self._noted = _Noted(list(frame.ran), squares, sheet)
+            sizes = (path, *q.shape, *k.shape[1:3])
+            if noted is not None and (sizes in self._noted or len(self._noted) < _NOTED):
+                self._noted[sizes] = noted
 
     def _rules(self, q: Tensor, at: Callable[[float], Tensor]) -> _Rules:
         """The same heads under every scale rule: what is in force counts as 1/√d_k."""
@@ -240,22 +235,24 @@ class Ledger:
             effective_scale=reading.scale,
             scale_reading=reading.how,
             model_width=reading.width,
+            effective_scales=reading.each,
+            head_parts=reading.parts,
             architecture=_architecture(module),
             norms_present=present,
             norms_idle=tuple(n for n in present if ran and n not in ran),
         )
 
     def _read(self, heads: int) -> Reading | None:
-        noted = self._noted
-        if noted is not None and len(noted.last.tally) == heads:
-            q_rms, k_rms = (math.sqrt(float(x)) for x in noted.squares)
-            last, facts = noted.last, noted.last.facts
-            sizes = effective_scale.Sizes(heads, facts.kv_heads, facts.d_k, tokens=last.batch * facts.keys)
-            reading = effective_scale.read(noted.ran, sizes, scale=_one_number(last.scale), q_rms=q_rms, k_rms=k_rms)
-            if self._reading is None or reading.scale is not None or self._reading.scale is None:
-                self._reading = reading
-            self._noted = None
-        return self._reading
+        """Of several different calls, the one whose scale is furthest from the usual."""
+        fresh = [self._reader.read(noted) for noted in self._noted.values() if noted.heads == heads]
+        self._noted = {sizes: noted for sizes, noted in self._noted.items() if noted.heads != heads}
+        if fresh:
+            d_k = max(self._sheets[heads].facts.d_k, 1)
+            reading = max(fresh, key=lambda one: -1.0 if one.scale is None else abs(math.log(one.scale * d_k**0.5)))
+            last = self._readings.get(heads)
+            if last is None or reading.scale is not None or last.scale is None:
+                self._readings[heads] = reading
+        return self._readings.get(heads)
 
 
 def _four(x: Tensor) -> Tensor:

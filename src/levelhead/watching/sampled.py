@@ -1,0 +1,75 @@
+"""The same tokens of a layer's output and of the queries or keys that were made from it.
+
+Of N tokens always the same are taken, so that both can be compared later although neither is kept. A layer may count
+tokens over batch and sequence in either order, or without the batch; keys may follow those of a cache, and heads may
+lie in the batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+SAMPLE = 32  # tokens; fewer are repeated, so that a compiled graph has one shape
+HEADS_FIRST = "heads before the batch"
+
+
+class Aligned(NamedTuple):
+    """How tokens of a layer and of a call correspond."""
+
+    tokens: int  # of the layer
+    order: str
+
+
+Views: TypeAlias = dict[Aligned, Tensor]  # (SAMPLE, heads, D) each
+
+
+def ids(tokens: int, device: torch.device) -> Tensor:
+    """Numbers of the sampled tokens."""
+    each = torch.arange(SAMPLE, device=device)
+    return each * tokens // SAMPLE if tokens >= SAMPLE else each % max(tokens, 1)
+
+
+def rows(output: Tensor) -> Tensor:
+    """A layer's output (..., F) at the sampled tokens, (SAMPLE, F); a copy: later code may overwrite it."""
+    flat = output.detach().reshape(-1, output.shape[-1])
+    return flat[ids(flat.shape[0], flat.device)]
+
+
+def views(x: Tensor, counts: set[int]) -> Views:
+    """Queries or keys (B, H, T, D) at the tokens sampled of layers with so many tokens, for every order."""
+    B, H, T = x.shape[:3]
+    x = x.detach()
+    taken: Views = {}
+
+    def each(heads: int) -> Tensor:
+        return torch.arange(heads, device=x.device)[:, None]
+
+    for n in counts:
+        i = ids(n, x.device)
+        if n == B * T:
+            taken[Aligned(n, "batch first")] = x[i // T, :, i % T]
+            if B > 1 and T > 1:
+                taken[Aligned(n, "sequence first")] = x[i % B, :, i // B]
+            if B > 1 and H > 1:
+                taken[Aligned(n, HEADS_FIRST)] = _unfolded(x, i // T + B * each(H), i % T)
+            continue
+        if n == T:
+            taken[Aligned(n, "no batch")] = x[torch.zeros_like(i), :, i]
+        if H == 1 and n > 0 and n % T == 0 and B % (n // T) == 0:
+            batch = n // T
+            heads = each(B // batch)
+            taken[Aligned(n, "heads in the batch")] = _unfolded(x, i // T * len(heads) + heads, i % T)
+            taken[Aligned(n, HEADS_FIRST)] = _unfolded(x, i // T + batch * heads, i % T)
+        if n % B == 0 and 0 < n < B * T:
+            own = n // B
+            taken[Aligned(n, "the last keys")] = x[i // own, :, T - own + i % own]
+            taken[Aligned(n, "the first keys")] = x[i // own, :, i % own]
+    return taken
+
+
+def _unfolded(x: Tensor, lead: Tensor, t: Tensor) -> Tensor:
+    """(SAMPLE, heads, D) of batch and heads counted as one, `lead` (heads, SAMPLE)."""
+    return x[lead // x.shape[1], lead % x.shape[1], t].transpose(0, 1)

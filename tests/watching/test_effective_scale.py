@@ -1,0 +1,161 @@
+"""The effective scale is read wherever projections and scale are, head by head; what cannot be known is named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import levelhead as lh
+from levelhead.runs.record import Facts
+from scale_layouts import LAYOUTS, NOPE, ROPE, Core, Latent, WithCore, rotated
+from watched import one_thread
+from wrong_scale import D_K, HEADS, WIDTH, join, split
+
+__all__ = ["one_thread"]  # a fixture
+
+
+def tokens(batch: int = 2, length: int = 24) -> Tensor:
+    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def facts(model: nn.Module, *inputs: Tensor, passes: int = 1, **options: Any) -> Facts:
+    with torch.no_grad(), lh.watch(model, **options) as w:
+        for _ in range(passes):
+            model(*inputs or (tokens().to(next(model.parameters()).dtype),))
+    return w.last.records[0].facts
+
+
+@pytest.mark.parametrize("times", [1.0, 3.0])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_is_read(name: str, times: float) -> None:
+    torch.manual_seed(0)
+    got = facts(LAYOUTS[name](times), deep=name == "core by hand")
+    assert got.scale_reading == "projections"
+    assert got.effective_scale == pytest.approx(times * got.d_k**-0.5, rel=1e-5)
+    assert got.effective_scales == ()  # all heads alike
+
+
+@pytest.mark.parametrize("name", ["core of its own", "latent", "own weights, linear", "grouped, partly rotated"])
+def test_half_precision_and_later_passes(name: str) -> None:
+    torch.manual_seed(0)
+    got = facts(LAYOUTS[name](3.0).bfloat16(), passes=3)
+    assert got.effective_scale == pytest.approx(3.0 * got.d_k**-0.5, rel=5e-3)
+
+
+def test_the_parts_of_a_head_are_known() -> None:
+    torch.manual_seed(0)
+    got = facts(Latent())
+    assert (got.d_k, got.head_parts) == (NOPE + ROPE, (NOPE, ROPE))
+
+
+class OneHead(WithCore):
+    """One head of several is multiplied with a number of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(w(x)) for w in (self.wq, self.wk, self.wv))
+        own = torch.ones(HEADS, 1, 1)
+        own[2] = D_K**0.5
+        return self.wo(join(self.inner(rotated(q) * own, rotated(k), v)))
+
+
+def test_one_head_with_a_scale_of_its_own_shows() -> None:
+    torch.manual_seed(0)
+    got = facts(OneHead())
+    assert got.effective_scales == pytest.approx((0.25, 0.25, 1.0, 0.25), rel=1e-5)
+    assert got.effective_scale == pytest.approx(0.25, rel=1e-5)
+
+
+class Through(nn.Module):
+    """Something of one's choice between the projection of q and the call."""
+
+    def __init__(self, between: Any) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.gate, self.norm = nn.Linear(WIDTH, WIDTH), nn.RMSNorm(D_K)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(w(x)) for w in (self.q, self.k, self.v))
+        return join(functional.scaled_dot_product_attention(self.between(self, x, q), k, v))
+
+
+def by_position(module: Through, x: Tensor, q: Tensor) -> Tensor:
+    return q * torch.log(torch.arange(2, 2 + q.shape[2]))[:, None]
+
+
+READINGS = {
+    "normalised": [
+        lambda module, x, q: module.norm(q),
+        lambda module, x, q: functional.normalize(q, dim=-1),
+        lambda module, x, q: q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6),
+    ],
+    "queries: its factor differs from token to token": [by_position],
+    "the origin of the queries was not found among the layers before the call": [
+        lambda module, x, q: q * split(module.gate(x)),
+        lambda module, x, q: q + split(module.gate(x)),
+        lambda module, x, q: torch.randn(q.shape, generator=torch.Generator().manual_seed(2)),
+    ],
+}
+
+
+@pytest.mark.parametrize(("reading", "between"), [(how, x) for how, many in READINGS.items() for x in many])
+def test_what_cannot_be_known_is_named(reading: str, between: Any) -> None:
+    torch.manual_seed(0)
+    got = facts(Through(between))
+    assert (got.effective_scale, got.scale_reading) == (None, reading)
+
+
+class CachedKeys(WithCore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = split(self.wq(x)), split(self.wk(x))
+        self.cache.append(k)
+        keys = torch.cat(self.cache, 2)
+        return self.wo(join(self.inner(q, keys, torch.zeros_like(keys))))
+
+
+def test_keys_after_those_of_a_cache_are_found() -> None:
+    torch.manual_seed(0)
+    model = CachedKeys()
+    with torch.no_grad():
+        model(tokens(length=30))
+    got = facts(model, tokens(length=5))
+    assert got.effective_scale == pytest.approx(0.25, rel=1e-5)
+
+
+def test_a_frozen_model_of_equal_tokens_is_read() -> None:
+    """Norms that are equal everywhere are no sign of a norm if there is one token only."""
+    torch.manual_seed(0)
+    got = facts(WithCore(), tokens()[:1, :1].expand(2, 24, -1))
+    assert got.effective_scale == pytest.approx(0.25, rel=1e-5)
+
+
+def test_results_keep_their_bits() -> None:
+    torch.manual_seed(0)
+    for kind in LAYOUTS.values():
+        model, x = kind(1.0), tokens()
+        wanted = model(x)
+        with lh.watch(model):
+            assert torch.equal(model(x), wanted)
+
+
+def test_runs_of_earlier_versions_are_read(tmp_path: Any) -> None:
+    model = Core(1.0)
+    q = torch.randn(2, HEADS, 8, D_K)
+    with lh.watch(model) as w:
+        model(q, q, q)
+    w.save(tmp_path / "run.json")
+    content = json.loads((tmp_path / "run.json").read_text())
+    for record in content["snapshots"][0]["records"]:
+        for name in ("effective_scales", "head_parts", "configured_scale", "configured_by"):
+            del record["facts"][name]
+    (tmp_path / "old.json").write_text(json.dumps(content))
+    assert lh.diagnose(tmp_path / "old.json") == lh.diagnose(tmp_path / "run.json")
