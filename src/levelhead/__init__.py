@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from levelhead import distributed, lab, models, onnx, reference, remedies, sinks, testing, torch
     from levelhead.diagnosis.diagnose import diagnose
     from levelhead.explanation import explain, explain_text
+    from levelhead.preflight_checks.preflight import preflight
     from levelhead.watching.watch import watch
 
     health: Any  # a namespace of old import paths
@@ -48,6 +49,7 @@ __all__ = [
     "models",
     "observe",
     "onnx",
+    "preflight",
     "reference",
     "remedies",
     "scaling",
@@ -67,6 +69,7 @@ _FUNCTIONS = {  # and where each lives
     "diagnose": "diagnosis.diagnose",
     "explain": "explanation",
     "explain_text": "explanation",
+    "preflight": "preflight_checks.preflight",
     "watch": "watching.watch",
 }
 

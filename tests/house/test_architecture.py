@@ -43,6 +43,7 @@ LAYERS = [
         "remedies",
         "sinks",
         "explanation",
+        "preflight_checks",
         "testing",
         "bench",
         "cluster",
@@ -55,7 +56,12 @@ LAYERS = [
     )
 ]
 
-MODELS = {"distributed", "remedies", "watching"}  # folders that work on models and tensors: they import torch
+MODELS = {
+    "distributed",
+    "preflight_checks",
+    "remedies",
+    "watching",
+}  # folders that work on models and tensors: they import torch
 LEARNING = {"lab.training", "lab.transformer", "cluster.measure"}  # imported only for training or measuring
 # The modules that serve the page need a web server; its assets and its export do without one.
 SERVING = {f"page.{name}": {"starlette"} for name in ("bodies", "connections", "guard", "responses", "routes")}

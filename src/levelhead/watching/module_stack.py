@@ -85,7 +85,7 @@ class WatchedModule:
         # Compiled code passes this to the operator, which looks the module up by it. A tensor may change without
         # another compilation, and on the CPU reading it waits for no device.
         self.handle = torch.tensor([self.number, 0])
-        self.heads = _heads(module)
+        self.heads = number_of_heads(module)
         self.eager_is_understood = eager_is_understood(module)
         self.softmax_by_hand = self.heads is not None and forms_softmax_by_hand(module)
         # None: not known yet, so what runs inside is measured as if it did.
@@ -133,7 +133,7 @@ def sounds_like_attention(module: nn.Module) -> bool:
     return any("attention" in name or "attn" in name for name in names)
 
 
-def _heads(module: nn.Module) -> int | None:
+def number_of_heads(module: nn.Module) -> int | None:
     """The number of heads, from the module's attributes."""
     numbers = (getattr(module, name, None) for name in _HEADS)
     return next((n for n in numbers if isinstance(n, int) and n > 0), None)

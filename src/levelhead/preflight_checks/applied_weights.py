@@ -1,0 +1,216 @@
+"""Checks of the weights that a module really applies, read by `value_probe`: the axis of the softmax, masks behind it,
+heads that mix, groups in the wrong order, rotated values, heads without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from levelhead.diagnosis.findings import Finding, worst_heads
+from levelhead.preflight_checks.calls import SeenCall
+from levelhead.preflight_checks.independence import Flight
+from levelhead.preflight_checks.result import finding
+from levelhead.preflight_checks.value_probe import Site, heads_out, sites
+
+_GROUPS = 6  # key/value heads that are tried at most
+_COLUMNS = 6  # keys that are tried at most
+_NEAR = 5e-3
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was read at one site."""
+
+    site: Site
+    reached: Tensor  # (tried, H) bool: which heads the values of a key/value head reach
+    tried: list[int]  # key/value heads
+    same: Tensor  # (B, T, H, E): what the heads give when all values of a head are its mark
+    columns: dict[int, Tensor]  # key -> (B, T, H, E): when only that key has values
+
+    @property
+    def owners(self) -> list[int | None]:
+        """The one key/value head that each head reads; None: none or several of the tried ones."""
+        found = []
+        for h in range(self.site.heads):
+            which = [g for n, g in enumerate(self.tried) if bool(self.reached[n, h])]
+            found.append(which[0] if len(which) == 1 else None)
+        return found
+
+    def weights(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, H): how much of its head's mark each output holds, and the share that is something else."""
+        G, H = self.site.kv_heads, self.site.heads
+        usual = [h // (H // G) for h in range(H)]
+        index = torch.tensor([usual[h] if g is None else g for h, g in enumerate(self.owners)])
+        marks = self.site.marks()[index].double().to(out.device)
+        y = out.double().nan_to_num()
+        share = (y * marks).sum(-1) / marks.square().sum(-1)
+        rest = (y - share[..., None] * marks).norm(dim=-1) / marks.norm(dim=-1)
+        return share, rest
+
+
+def check(flight: Flight, calls: Sequence[SeenCall]) -> str | None:
+    """Reads all sites and judges them; returns why the model should be causal, if the weights say so."""
+    name, changed = "applied weights", "the values, behind their projections"
+    found = sites(flight.batch, flight.tape, calls)
+    if not found:
+        flight.unknown(name, changed, "no module whose value and output projections are known")
+        return None
+    by_module = {call.module: call for call in calls}
+    wrong: list[Finding] = []
+    claim = None
+    for one in _read(flight, found):
+        here = [*_groups(one), *_mixing(one, by_module.get(one.site.module)), *_idle(one, flight.model)]
+        if not here:
+            behind = _behind_softmax(one)
+            claim = "its weights behind the diagonal are zero" if behind else claim
+            here = behind or _axis(one) or _rotated(one)
+        wrong += here
+    if wrong:
+        flight.failed(name, changed, ", ".join(sorted({f.kind for f in wrong})), *wrong)
+    else:
+        flight.passed(name, changed, f"{len(found)} modules: each head reads its own values, along the keys")
+    return claim
+
+
+def _read(flight: Flight, found: Sequence[Site]) -> list[Applied]:
+    batch, tape = flight.batch, flight.tape
+    by_group: dict[str, list[Tensor]] = {site.module: [] for site in found}
+    tried = {site.module: _spread(site.kv_heads, _GROUPS) for site in found}
+    for n in range(max(len(groups) for groups in tried.values())):
+
+        def one_head(site: Site, n: int = n) -> Tensor:
+            values, groups = site.zeros(), tried[site.module]
+            g = groups[min(n, len(groups) - 1)]
+            values[:, :, g] = site.marks()[g]
+            return values
+
+        for module, out in heads_out(batch, tape, found, one_head).items():
+            if n < len(tried[module]):
+                by_group[module].append(out.nan_to_num().abs().amax((0, 1, 3)) > 1e-5)
+    same = heads_out(batch, tape, found, lambda site: site.zeros() + site.marks())
+    keys = {site.module: _spread(site.keys, _COLUMNS) for site in found}
+    columns: dict[str, dict[int, Tensor]] = {site.module: {} for site in found}
+    for n in range(_COLUMNS):
+
+        def one_key(site: Site, n: int = n) -> Tensor:
+            values, tokens = site.zeros(), keys[site.module]
+            values[:, tokens[min(n, len(tokens) - 1)]] = site.marks()
+            return values
+
+        for module, out in heads_out(batch, tape, found, one_key).items():
+            columns[module][keys[module][min(n, len(keys[module]) - 1)]] = out
+    return [
+        Applied(s, torch.stack(by_group[s.module]), tried[s.module], same[s.module], columns[s.module]) for s in found
+    ]
+
+
+def _spread(n: int, most: int) -> list[int]:
+    return sorted({round(x) for x in torch.linspace(0, n - 1, min(n, most)).tolist()})
+
+
+# ---- judgements
+
+
+def _groups(one: Applied) -> list[Finding]:
+    H, G = one.site.heads, one.site.kv_heads
+    known = {h: g for h, g in enumerate(one.owners) if g is not None}
+    if not 1 < G < H or len(known) < 2:
+        return []
+    usual = all(g == h // (H // G) for h, g in known.items())
+    tiled = all(g == h % G for h, g in known.items())
+    if usual or not tiled:
+        return []
+    why = f"Query head h reads key/value head h mod {G}; everywhere else it is h // {H // G}: neighbours share one. "
+    why += "Weights of other code do not fit, and a cache or kernel with grouped heads gives other results."
+    advice = "Use repeat_interleave(n, dim=1), not repeat(1, n, 1, 1); or enable_gqa=True."
+    return [finding("grouped heads in the wrong order", "warning", one.site.module, why, advice, heads=H, groups=G)]
+
+
+def _mixing(one: Applied, call: SeenCall | None) -> list[Finding]:
+    several = one.reached.sum(0) > 1
+    shown = None if call is None or not call.square else call.shown()
+    if not several.any() or shown is None:
+        return []
+    T = one.site.queries
+    reached = {j: out.nan_to_num().abs().amax((0, 2, 3)) > 1e-5 for j, out in one.columns.items()}
+    differ = sum(int((reached[j].cpu() != shown[:, j].cpu()).sum()) for j in reached)
+    if differ < 0.1 * T * len(reached):
+        return []
+    why = "A head's values reach other heads, and tokens that its mask does not name: heads and tokens are mixed, most "
+    why += "often by a view (B, H, T, D) without a transpose."
+    advice = "Split as view(B, T, H, D).transpose(1, 2), and join as transpose(1, 2).reshape(B, T, H * D)."
+    return [finding("heads mix tokens", "error", one.site.module, why, advice, places=float(differ))]
+
+
+def _idle(one: Applied, model: nn.Module) -> list[Finding]:
+    """Some heads, but not all, that give nothing, or that nothing reads."""
+    site, modules = one.site, dict(model.named_modules())
+    gives = one.same.nan_to_num().abs().amax((0, 1, 3)) > 0
+    read = torch.ones_like(gives)
+    weight = getattr(modules[site.reader], "weight", None) if site.before else None
+    if isinstance(weight, Tensor) and weight.dim() == 2 and site.heads > 1:
+        inner = weight.detach().to(gives.device)
+        turned = type(modules[site.reader]).__name__ == "Conv1D"
+        inner = inner.mT if turned else inner
+        if inner.shape[1] == site.heads * site.width and inner.is_floating_point():
+            read = inner.reshape(inner.shape[0], site.heads, -1).abs().amax((0, 2)) > 0
+    idle = [h for h in range(site.heads) if not (gives[h] and read[h])]
+    if not idle or len(idle) == site.heads:
+        return []
+    why = "These heads change nothing: their outputs are zero, or the output projection has zeros for them. Pruned or "
+    why += "masked heads cost time and memory, and get no gradient."
+    advice = "Remove them from the projections, or initialise them anew."
+    return [finding("heads without effect", "warning", site.module, why, advice, worst_heads(idle), heads=len(idle))]
+
+
+def _behind_softmax(one: Applied) -> list[Finding]:
+    """Rows that see all keys sum to 1, the others to less: the softmax ran before the mask."""
+    share, rest = one.weights(one.same)
+    T = one.site.queries
+    if one.site.keys != T or T < 3 or float(rest.max()) > _NEAR:
+        return []
+    sums = share.amax((0, 2)), share.amin((0, 2))
+    later = [one.weights(out)[0][:, :j].abs().max() for j, out in one.columns.items() if j > 0]
+    zero = all(float(x) < 1e-6 for x in later)
+    if not zero or abs(float(sums[1][-1]) - 1) > _NEAR or float(sums[0][0]) > 0.9 or float(sums[0][T // 2]) > 0.99:
+        return []
+    why = "The rows of the weights do not sum to 1 but where all keys are visible: the mask is applied after the "
+    why += "softmax, so hidden keys still take their share of the sum, and later tokens change earlier outputs."
+    advice = "Fill hidden logits with -inf before the softmax."
+    first = float(sums[0][0])
+    return [finding("mask after the softmax", "error", one.site.module, why, advice, first_row_sum=first)]
+
+
+def _axis(one: Applied) -> list[Finding]:
+    share, rest = one.weights(one.same)
+    off = (share - 1).abs().max()
+    if float(rest.max()) > _NEAR or float(off) < 0.02:
+        return []
+    columns = torch.stack([one.weights(out)[0] for out in one.columns.values()], -1)  # (B, T, H, keys)
+    for axis, words in ((1, "queries"), (2, "heads"), (0, "batch")):
+        if columns.shape[axis] > 1 and float((columns.sum(axis) - 1).abs().max()) < _NEAR:
+            why = f"The weights sum to 1 over the {words}, not over the keys of a query: the softmax runs along the "
+            why += "wrong axis."
+            worst = float(share.reshape(-1)[(share - 1).abs().argmax()])
+            advice = "Use softmax(dim=-1) on logits (..., queries, keys)."
+            return [finding("softmax over the wrong axis", "error", one.site.module, why, advice, row_sum=worst)]
+    return []
+
+
+def _rotated(one: Applied) -> list[Finding]:
+    """Values of the first token arrive as they are, later ones turned but as long."""
+    if 0 not in one.columns or len(one.columns) < 3:
+        return []
+    first, *others = (one.columns[j] for j in sorted(one.columns))
+    share, rest = one.weights(first)
+    if float(rest.max()) > _NEAR or float(share.abs().max()) < _NEAR:
+        return []
+    size = [float(out.nan_to_num().abs().max()) for out in others]
+    turned = [float(one.weights(out)[1].max()) / max(x, 1e-9) for out, x in zip(others, size, strict=True)]
+    if min(turned) < 0.05:
+        return []
+    why = "The values of later tokens arrive rotated: RoPE is applied to v as well."
+    return [finding("RoPE on values", "warning", one.site.module, why, "Rotate q and k only.", share=max(turned))]

@@ -1,0 +1,272 @@
+"""Checks that change the input: a token, a row, padding, or nothing at all, and see what moves.
+
+Each finds the first module whose output moved where its inputs stood still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from levelhead.diagnosis.findings import Finding
+from levelhead.errors import LevelheadError
+from levelhead.preflight_checks.inputs import Batch, Key
+from levelhead.preflight_checks.passes import Moved, Tape, moved, taped
+from levelhead.preflight_checks.places import Grid
+from levelhead.preflight_checks.result import Check, finding
+
+
+@dataclass
+class Flight:
+    """The model, its batch, and one pass of it that all others are compared with."""
+
+    batch: Batch
+    tape: Tape
+    checks: list[Check] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def model(self) -> nn.Module:
+        return self.batch.model
+
+    def grid(self, key: Key) -> Grid:
+        return Grid(*self.batch.sizes(key))
+
+    def passed(self, name: str, changed: str, what: str) -> None:
+        self.checks.append(Check(name, "passed", changed, what))
+
+    def unknown(self, name: str, changed: str, why: str) -> None:
+        self.checks.append(Check(name, "not judged", changed, why))
+
+    def failed(self, name: str, changed: str, what: str, *found: Finding) -> None:
+        self.checks.append(Check(name, "failed", changed, what, found[0].module if found else None))
+        self.findings.extend(found)
+
+
+def begin(batch: Batch) -> Flight:
+    """The first pass; also decides which axis holds the rows."""
+    flight = Flight(batch, taped(batch))
+    stream = batch.stream()
+    if stream is None or batch.sequence_first:
+        return flight
+    rows, tokens = batch.sizes(stream)
+    if rows == tokens and rows > 1 and (fewer := _fewer(batch, rows)) is not None:
+        return begin(fewer)
+    if rows > tokens > 1 and _row(flight, stream, 0).size:
+        turned = replace(batch, sequence_first=True)
+        other = Flight(turned, flight.tape)
+        if not _row(other, stream, 0).size:
+            return other  # tokens come first: columns are independent, and there are fewer of them
+    return flight
+
+
+def _fewer(batch: Batch, rows: int) -> Batch | None:
+    """One row less, so that rows and tokens can be told apart."""
+    changes: dict[Key, object] = {key: x[:-1] for key, x in batch.tensors().items() if x.dim() and x.shape[0] == rows}
+    fewer = batch.with_(changes)
+    try:
+        taped(fewer)
+    except LevelheadError:
+        return None
+    return fewer
+
+
+# ---- dropout
+
+
+def same_twice(flight: Flight) -> None:
+    """Two passes in evaluation mode with other random numbers."""
+    name, changed = "dropout off in eval", "the same batch twice, other random numbers"
+    again = taped(flight.batch, seed=1)
+    for key, old in flight.tape.entries.items():
+        new = again.entries.get(key)
+        if new is None or all(_same(a, b) for a, b in zip(old.outputs, new.outputs, strict=False)):
+            continue
+        if not all(_same(a, b) for a, b in zip(old.inputs, new.inputs, strict=False)):
+            continue
+        module, size = key[0], _differs(old.outputs, new.outputs)
+        why = "Two passes in evaluation mode differ: something random runs there, most often dropout whose p is passed "
+        why += "to a function (F.dropout, dropout_p=) without looking at self.training."
+        advice = "Write p if self.training else 0.0, or use nn.Dropout and call model.eval()."
+        found = finding("dropout in eval", "warning", module, why, advice, change=size)
+        flight.failed(name, changed, f"outputs moved by {size:.2g}", found)
+        return
+    flight.passed(name, changed, "every module gave the same bits")
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _differs(old: list[torch.Tensor], new: list[torch.Tensor]) -> float:
+    pairs = [(a, b) for a, b in zip(old, new, strict=False) if a.shape == b.shape]
+    return max((float((a.double() - b.double()).nan_to_num().abs().max()) for a, b in pairs), default=0.0)
+
+
+# ---- rows
+
+
+def batch_independence(flight: Flight, keys_seen: dict[str, int]) -> None:
+    """Changes row 0 of every stream; the other rows must stand still. `keys_seen`: of each attention module."""
+    name, changed = "batch independence", "row 0 of the batch"
+    stream, rows = flight.batch.stream(), flight.batch.rows
+    if rows < 2:
+        return flight.unknown(name, changed, "the batch has one row; give at least two")
+    if stream is not None and not flight.grid(stream).clear:
+        return flight.unknown(name, changed, "there are as many rows as tokens; give another number of rows")
+    here = _row(flight, stream, 0)
+    if not here.compared:
+        return flight.unknown(name, changed, "no output has a row for each row of the batch")
+    if not here.size:
+        return flight.passed(name, changed, "no other row moved")
+    module = here.module or ""
+    why, advice = _why_rows(flight, module, keys_seen)
+    found = finding("batch rows mixed", "error", module, why, advice, change=here.size, rows=float(rows))
+    return flight.failed(name, changed, f"other rows moved by {here.size:.2g} of the largest output", found)
+
+
+def _row(flight: Flight, stream: Key | None, row: int) -> Moved:
+    batch = flight.batch
+    if stream is None:
+        key = next(k for k, x in batch.tensors().items() if x.is_floating_point() and x.dim() > 1)
+        x = batch[key].clone()
+        x[row] = x[row] + torch.randn_like(x[row]) * x.float().std().to(x)
+        return moved(flight.tape, taped(batch.with_({key: x})), Grid(batch.rows, 0).other_rows(row))
+    grid = flight.grid(stream)
+    for key in batch.streams():
+        each = Grid(*batch.sizes(key))
+        if each.rows == grid.rows:
+            chosen = torch.zeros(each.rows, each.tokens, dtype=torch.bool)
+            chosen[row] = True
+            batch = batch.changed(key, chosen)
+    return moved(flight.tape, taped(batch), grid.other_rows(row))
+
+
+def _why_rows(flight: Flight, module: str, keys_seen: dict[str, int]) -> tuple[str, str]:
+    inside = dict(flight.model.named_modules())[module]
+    stream = flight.batch.stream()
+    rows, tokens = flight.batch.sizes(stream) if stream is not None else (flight.batch.rows, 0)
+    over = next((n for name, n in keys_seen.items() if name == module or name.startswith(f"{module}.")), None)
+    if getattr(inside, "batch_first", None) is False or (over == rows and over != tokens):
+        why = f"Attention runs over the batch axis: it sees {rows} keys, one for each row, and no other token. "
+        why += "The module has batch_first=False: it reads (tokens, batch, width) and was given (batch, tokens, width)."
+        advice = (
+            "Pass batch_first=True, or transpose before and after. If the batch is meant to be (tokens, batch, …), "
+        )
+        return why, advice + "call preflight(..., sequence_first=True)."
+    kind = type(inside).__name__
+    if "Norm" in kind:
+        return f"{kind} takes its statistics over the batch, in evaluation mode too.", "Use running statistics in eval."
+    if any(word in f"{kind} {module}".lower() for word in ("moe", "expert", "router", "gate")):
+        why = "The experts' routing depends on the other rows: a capacity, or a sort over the batch, drops or moves "
+        return why + "tokens of one row because of another.", "Raise the capacity in evaluation, or route row by row."
+    why = "One row of the batch changes the results of others: an axis is mistaken (a view without a transpose, a mask "
+    return why + "or a softmax over the batch, a sum over axis 0).", "Look at the reshapes and axes in this module."
+
+
+# ---- order
+
+
+def causality(flight: Flight, claim: str | None) -> None:
+    """Changes a token; earlier outputs must stand still. `claim`: why the model should be causal; None: no sign."""
+    name, stream = "causality", flight.batch.stream()
+    if stream is None:
+        return flight.unknown(name, "a token", "the batch holds no tokens (ids (B, T) or vectors (B, T, C))")
+    grid = flight.grid(stream)
+    if grid.tokens < 3 or not grid.clear:
+        why = "fewer than 3 tokens" if grid.tokens < 3 else "as many rows as tokens: they cannot be told apart"
+        return flight.unknown(name, "a token", why)
+    worst, at = Moved(0.0, None, 0), 0
+    for t in sorted({grid.tokens - 1, grid.tokens // 2, 1}, reverse=True):
+        after = taped(flight.batch.changed(stream, grid.token(t)))
+        here = moved(flight.tape, after, grid.at(grid.before(t)))
+        if here.size > worst.size or not worst.compared:
+            worst, at = here, t
+    changed = f"token {at} of every row"
+    if not worst.compared:
+        return flight.unknown(name, changed, "no output has a place for every token")
+    if not worst.size:
+        return flight.passed(name, changed, "no earlier output moved")
+    what = f"earlier outputs moved by {worst.size:.2g} of the largest"
+    if claim is None:
+        what += "; nothing says that this model should be causal: pass causal=True if it should"
+        return flight.unknown(name, changed, what)
+    module = worst.module or ""
+    why = f"Later tokens change earlier outputs, although {claim}: the model sees in training what it must predict."
+    advice = "Look at the mask in this module: which keys may query t see? Only 0 … t."
+    found = finding("not causal", "error", module, why, advice, change=worst.size, token=float(at))
+    return flight.failed(name, changed, what, found)
+
+
+# ---- padding
+
+
+def padding(flight: Flight) -> None:
+    """Changes padded tokens; the others must stand still."""
+    name, batch = "padding independence", flight.batch
+    stream, key = next(iter(batch.streams()), None), batch.padding_mask()
+    made = False
+    if stream is not None and key is None and (given := _with_mask(batch)) is not None:
+        batch, key, made = given, "attention_mask", True
+    if stream is None or key is None:
+        return flight.unknown(name, "padded tokens", "the batch has no padding mask (B, T)")
+    grid = Grid(*batch.sizes(stream))
+    if grid.tokens < 4 or not grid.clear:
+        return flight.unknown(name, "padded tokens", "too few tokens, or as many rows as tokens")
+    results = []
+    for side, padded, real in _paddings(batch, key, grid):
+        try:
+            before, after = taped(padded), taped(padded.changed(stream, ~real))
+        except LevelheadError:
+            continue
+        results.append((side, moved(before, after, grid.at(real))))
+    changed = "the padded tokens" + (", of a padding made here" if made else "")
+    known = [(side, here) for side, here in results if here.compared]
+    if not known:
+        return flight.unknown(name, changed, "no output has a place for every token")
+    by_polarity: dict[str, list[tuple[str, Moved]]] = {}
+    for side, here in known:
+        by_polarity.setdefault(side.rsplit(" ", 1)[-1], []).append((side, here))
+    if any(all(not here.size for _, here in group) for group in by_polarity.values()):
+        return flight.passed(name, changed, "no real token moved")
+    side, here = max(next(iter(by_polarity.values())), key=lambda pair: pair[1].size)
+    module = here.module or ""
+    why = "Padded tokens change the outputs of real ones: the padding mask does not reach the softmax of this module, "
+    why += "or has no effect there. Results then depend on what a row is padded with and how far."
+    advice = "Hide padded keys before the softmax: a bool mask (B, 1, 1, S) for scaled_dot_product_attention."
+    found = finding("padding not masked", "error", module, why, advice, change=here.size)
+    return flight.failed(name, changed, f"real tokens moved by {here.size:.2g} of the largest output", found)
+
+
+def _with_mask(batch: Batch) -> Batch | None:
+    """For a Hugging Face model that takes an attention_mask and was given none."""
+    ids = "input_ids"
+    takes = "attention_mask" in getattr(batch.model.forward, "__code__", _with_mask.__code__).co_varnames
+    if not hasattr(batch.model, "config") or not takes or ids not in batch.kwargs or "attention_mask" in batch.kwargs:
+        return None
+    mask = torch.ones_like(batch.kwargs[ids])
+    return replace(
+        batch,
+        kwargs={**batch.kwargs, "attention_mask": mask},
+        names={**batch.names, "attention_mask": "attention_mask"},
+    )
+
+
+def _paddings(batch: Batch, key: Key, grid: Grid) -> Iterator[tuple[str, Batch, torch.Tensor]]:
+    """Padded batches and which of their tokens are real: as given, or one made by the mask, for either meaning of 1."""
+    mask = batch[key]
+    flat = mask.bool()
+    for meaning in ("keep", "hide"):
+        if meaning == "hide" and batch.names[key].endswith("attention_mask"):
+            continue
+        real = flat if meaning == "keep" else ~flat
+        if real.any(1).all() and not real.all():
+            yield f"as given {meaning}", batch, real
+        elif real.all():
+            made = real.clone()
+            made[-1, grid.tokens - max(1, grid.tokens // 3) :] = False
+            new = (made if meaning == "keep" else ~made).to(mask.dtype)
+            yield f"right {meaning}", batch.with_({key: new}), made

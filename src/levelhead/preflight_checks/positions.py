@@ -1,0 +1,107 @@
+"""Relative positions: with the same token everywhere, products of q and k may depend on the distance only.
+
+Judged where the tokens that enter a module are all equal: there positions come from inside the attention (RoPE), and
+rotations keep the length of q and k.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from levelhead.diagnosis.findings import Finding
+from levelhead.errors import LevelheadError
+from levelhead.preflight_checks.calls import SeenCall, seen_calls
+from levelhead.preflight_checks.independence import Flight
+from levelhead.preflight_checks.inputs import Batch, Key
+from levelhead.preflight_checks.passes import Tape, taped
+from levelhead.preflight_checks.places import Grid
+from levelhead.preflight_checks.result import finding
+
+_NEAR = 2e-3
+
+
+def check(flight: Flight) -> None:
+    """The same token at every place."""
+    name, changed = "relative positions", "the same token at every place"
+    stream = flight.batch.stream()
+    if stream is None or flight.grid(stream).tokens < 4:
+        return flight.unknown(name, changed, "the batch holds no tokens, or too few")
+    if any("position" in word for word in flight.batch.names.values()):
+        return flight.unknown(name, changed, "the batch brings positions of its own")
+    batch = _constant(flight.batch, stream)
+    try:
+        tape, calls = taped(batch), seen_calls(batch)[1]
+    except LevelheadError as error:
+        return flight.unknown(name, changed, str(error))
+    grid = flight.grid(stream)
+    judged = [call for call in calls if call.square and _constant_inside(call.module, tape, grid)]
+    states = {call.module: _judged(call) for call in judged}
+    wrong = [f for f in states.values() if isinstance(f, Finding)]
+    relative = [module for module, state in states.items() if state == "relative"]
+    if wrong:
+        return flight.failed(name, changed, f"in {len(wrong)} modules", *wrong)
+    if not relative:
+        return flight.unknown(name, changed, "no rotation of q and k was seen")
+    return flight.passed(name, changed, f"{len(relative)} modules rotate q and k; products depend on distances only")
+
+
+def _constant(batch: Batch, stream: Key) -> Batch:
+    x = batch[stream]
+    if x.is_floating_point():
+        first = x[:1] if batch.sequence_first else x[:, :1]
+        return batch.with_({stream: first.expand_as(x).clone()})
+    special = batch.special_ids()
+    ordinary = next((n for n in x.flatten().tolist() if n not in special), int(x.flatten()[0]))
+    changes: dict[Key, Tensor] = {stream: torch.full_like(x, ordinary)}
+    mask = batch.padding_mask()
+    if mask is not None and batch.names[mask].endswith("attention_mask"):
+        changes[mask] = torch.ones_like(batch[mask])
+    return batch.with_(changes)
+
+
+def _constant_inside(module: str, tape: Tape, grid: Grid) -> bool:
+    """Whether the tokens that enter the module, or one around it, are all equal."""
+    while True:
+        entry = tape.entries.get((module, 0))
+        for x in entry.inputs if entry is not None and module else ():
+            tokens = grid.by_token(x)
+            if tokens is not None and grid.rows > 1 and x.dim() == 3:
+                if _varies(tokens) < _NEAR:
+                    return True
+                break
+        if not module:
+            return False
+        module = module.rpartition(".")[0]
+
+
+def _varies(x: Tensor) -> float:
+    """The largest difference from the first token, as a share; tokens are the second dimension."""
+    y = x.double().nan_to_num()
+    return float((y - y[:, :1]).abs().max()) / max(float(y.abs().max()), 1e-30)
+
+
+def _judged(call: SeenCall) -> Finding | str:
+    q, k = (x.double().transpose(1, 2) for x in (call.q, call.k))  # (B, T, heads, D)
+    lengths = (_varies(x.norm(dim=-1)) for x in (q, k))
+    if max(lengths) > _NEAR:
+        return "not rotated"
+    of_q, of_k = _varies(q), _varies(k)
+    if of_q < _NEAR and of_k < _NEAR:
+        return "no positions"
+    if min(of_q, of_k) < _NEAR:
+        which, other = ("q", "k") if of_q > of_k else ("k", "q")
+        why = f"RoPE turns {which} and leaves {other}: products then depend on the absolute position of one side, and "
+        why += "distances mean nothing."
+        advice = "Rotate q and k alike, by the same positions."
+        return finding(f"RoPE on {which} only", "error", call.module, why, advice, turned=max(of_q, of_k))
+    groups = call.q.shape[1] // call.k.shape[1]
+    products = call.q.double() @ call.k.double().repeat_interleave(groups, 1).mT
+    gap = (products[..., 1:, 1:] - products[..., :-1, :-1]).abs().max()
+    if float(gap) <= _NEAR * float(products.abs().max()):
+        return "relative"
+    why = "q and k are rotated differently: the product of the same two tokens changes when both move by one place. "
+    why += "Their positions, frequencies or the pairing of columns differ."
+    advice = "Rotate q and k by one function with the same positions (the offset of a cache, too)."
+    size = float(gap) / float(products.abs().max())
+    return finding("q and k rotated differently", "error", call.module, why, advice, change=size)

@@ -1,0 +1,103 @@
+"""`lh.preflight`: the bugs it names, the models it leaves alone and as they were, bad input."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import levelhead as lh
+from attention_bugs import BUGS, Transformer, words
+from levelhead.errors import LevelheadError
+from levelhead.preflight_checks.result import Preflight
+from tiny_models import MODELS
+from watched import one_thread  # noqa: F401
+
+FALSE_BEFORE_FAULT_2 = "logit growth"  # a finite mask counted as a logit
+
+
+def wrong(result: Preflight) -> list[str]:
+    found = [f for f in result.findings if f.severity != "note" and f.kind != FALSE_BEFORE_FAULT_2]
+    return [f"{f.kind}: {f.module}: {f.why}" for f in found]
+
+
+MISSED = ("window missing", "softcap missing", "YaRN factor missing", "QK-norm gains of 12", "ALiBi's sign")
+MISSED += ("scale folded into weights", "MLA 192/128", "temperature 0.1", "d_k^-1/4 on q only", "scale from kv heads")
+
+
+@pytest.mark.parametrize("name", [name for name in BUGS if name not in MISSED])
+def test_a_bug_is_named_and_its_corrected_twin_has_no_warning(name: str) -> None:
+    bug = BUGS[name]
+    found = wrong(lh.preflight(bug.make(True), bug.batch()))
+    assert any(bug.says in line for line in found), found
+    assert wrong(lh.preflight(bug.make(False), bug.batch())) == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_healthy_model_has_no_warning(name: str) -> None:
+    tiny = MODELS[name]
+    result = lh.preflight(tiny.make("eager"), tiny.inputs())
+    assert wrong(result) == []
+    assert all(check.verdict != "failed" for check in result.checks)
+    assert result["dropout off in eval"].verdict == result["applied weights"].verdict == "passed"
+
+
+def test_the_first_wrong_module_is_named() -> None:
+    model = Transformer("sees the next token", layers=5, layer=3).eval()
+    result = lh.preflight(model, words())
+    assert result["causality"].module == result["form of masks"].module == "layers.3.attn"
+    assert "layers.3.attn" in str(result)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = Transformer("right")
+    model.layers[0].eval()
+    model.register_buffer("seen", torch.zeros(1))
+    model.register_forward_hook(lambda module, args, output: module.seen.add_(1))
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    modes = [module.training for module in model.modules()]
+    state = {name: x.clone() for name, x in model.state_dict().items()}
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    lh.preflight(model, words())
+    assert torch.equal(torch.rand(4), expected)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
+    assert torch.equal(model.head.weight.grad, torch.ones_like(model.head.weight))
+    assert all(len(module._forward_hooks) == (module is model) for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_causality_is_judged_if_asked_for() -> None:
+    model = Transformer("right", causal=False).eval()
+    assert lh.preflight(model, words())["causality"].verdict == "not judged"
+    assert lh.preflight(model, words(), causal=True)["causality"].module == "layers.0.attn"
+
+
+def test_a_sequence_first_model_is_no_bug() -> None:
+    layer = nn.MultiheadAttention(64, 4)
+    x = torch.randn(9, 2, 64)
+    assert lh.preflight(layer, (x, x, x))["batch independence"].verdict == "passed"
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.attn(x, x, x, need_weights=False)[0]
+
+    assert wrong(lh.preflight(Own(), x)) == []
+    assert wrong(lh.preflight(Own(), x.transpose(0, 1))) != []
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [("text", "batch: expected tensors"), ({}, "batch: expected tensors"), (torch.zeros(2, 3), "failed")],
+)
+def test_bad_input_is_one_error(batch: object, says: str) -> None:
+    with pytest.raises(LevelheadError, match=says):
+        lh.preflight(Transformer("right"), batch)
+    with pytest.raises(LevelheadError, match="model: expected"):
+        lh.preflight(3, words())  # type: ignore[arg-type]
