@@ -164,10 +164,56 @@ def test_the_right_scale_is_fine(off: float) -> None:
     assert diagnose(a_run(a_record(facts={"effective_scale": 0.125 * off}))) == []
 
 
-@pytest.mark.parametrize("off", [0.8, 1.2, 3.0])
+@pytest.mark.parametrize("off", [0.65, 0.8, 1.2, 1.9])
 def test_other_scales_are_unusual(off: float) -> None:
     one = only(diagnose(a_run(a_record(facts={"effective_scale": 0.125 * off}))), "unusual scale")
     assert one.severity == "note"
+
+
+@pytest.mark.parametrize(("off", "says"), [(10.0, "10 times 1/√d_k"), (3.0, "3 times"), (0.3, "divided by 3.33")])
+def test_scales_that_are_far_off_are_a_warning(off: float, says: str) -> None:
+    one = only(diagnose(a_run(a_record(facts={"effective_scale": 0.125 * off}))), "unusual scale")
+    assert one.severity == "warning" and says in one.why and "temperature" in one.why
+
+
+RARER = {
+    "d_k^¼": dict(effective_scale=64**-0.25),
+    "one part of a head": dict(d_k=192, head_parts=(128, 64), effective_scale=128**-0.5, model_width=512),
+    "key/value heads": dict(kv_heads=2, effective_scale=128**-0.5),
+}
+
+
+@pytest.mark.parametrize("says", RARER)
+def test_rarer_mistakes_are_named(says: str) -> None:
+    one = only(diagnose(a_run(a_record(facts=RARER[says]))), "wrong scale")
+    assert one.severity == "warning" and says in one.why
+
+
+def test_heads_are_judged_one_by_one() -> None:
+    found = diagnose(a_run(a_record(facts={"effective_scales": (0.125, 1.0, 0.125, 1.0)})))
+    one = only(found, "wrong scale")
+    assert (one.head, one.severity) == ((1, 3), "warning") and "no scale at all" in one.why
+    both = diagnose(a_run(a_record(facts={"effective_scales": (0.125, 1.0, 0.5, 0.125)})))
+    assert {f.head for f in loud(both)} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("effective", "severity"), [(0.25, "note"), (0.125, "warning"), (1.0, "warning"), (0.28, "warning")]
+)
+def test_a_configured_scale_is_compared(effective: float, severity: str) -> None:
+    facts = dict(architecture="gemma2", configured_scale=0.25, configured_by="by the book", effective_scale=effective)
+    one = only(diagnose(a_run(a_record(facts=facts))), "wrong scale")
+    assert one.severity == severity and "by the book" in one.why
+    assert one.evidence["configured"] == 0.25
+
+
+def test_a_configured_scale_that_is_the_usual_one_needs_no_note() -> None:
+    assert diagnose(a_run(a_record(facts=dict(architecture="gemma2", configured_scale=0.125)))) == []
+
+
+def test_a_family_without_a_scale_must_not_get_the_usual_one() -> None:
+    one = only(diagnose(a_run(a_record(facts={"architecture": "t5"}))), "wrong scale")
+    assert one.severity == "warning" and "T5" in one.why
 
 
 @pytest.mark.parametrize(

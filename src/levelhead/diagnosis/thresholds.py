@@ -27,6 +27,9 @@ STEADY = 3  # own: the last so many observations must agree, where there are as 
 
 # ---- the scale
 SCALE_TOLERANCE = 1.1  # own: a factor; √2, two heads for one, is the closest mistake to tell apart
+SCALE_EXACT = 1.02  # own: for mistakes whose numbers YaRN's factors come near to; bfloat16 rounds by 1.004
+SCALE_CONFIGURED = 1.05  # own: a configuration gives one number, and no mistake has to be told from another
+SCALE_FAR = 2.0  # own: long-context factors that are meant stay below, 1.8 for YaRN's 32
 
 # ---- what a head attends to
 SINK = 0.3  # mean weight on the first key (2410.10781, 2603.05498)

@@ -2,25 +2,27 @@
 
 The effective scale counts, from the outputs of the projections to the logits: the place of the multiplication does not
 matter then, and a scale applied twice shows. The spread of logits is not used (Xavier's initialisation alone halves
-it). Architectures that differ on purpose are in `shipped_scales`.
+it). Each head is judged by itself. What is right is 1/√d_k, or the number that a model's configuration gives;
+architectures that differ on purpose are in `shipped_scales`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from levelhead.call import scaling
 from levelhead.checks import told
-from levelhead.diagnosis.findings import Finding, Severity, link
+from levelhead.diagnosis.findings import Finding, Severity, link, number, worst_heads
 from levelhead.diagnosis.shipped_scales import SHIPPED
-from levelhead.diagnosis.thresholds import SCALE_TOLERANCE
+from levelhead.diagnosis.thresholds import SCALE_CONFIGURED, SCALE_EXACT, SCALE_FAR, SCALE_TOLERANCE
 from levelhead.errors import bad_type, bad_value
-from levelhead.runs.record import Record, Run
+from levelhead.runs.record import Facts, Record, Run
 
 WRONG, UNUSUAL = "wrong scale", "unusual scale"
 RIGHT = "1/sqrt(d_k)"
-_TIMES_ROOT = "sqrt(d_k)"
+_TIMES_ROOT, _QUARTER, _PART, _KV_HEADS = "sqrt(d_k)", "d_k^(-1/4)", "1/sqrt(part)", "1/sqrt(d/kv heads)"
 _NOT_ONE_NUMBER = ("cosine", "log-n")  # they differ by row: there is no one scale to compare with
 
 _LOOKS_LIKE = {
@@ -28,6 +30,9 @@ _LOOKS_LIKE = {
     "1/d_k": "1/d_k, or 1/√d_k applied twice",
     "1/sqrt(d)": "1/√d of the whole model's width d, not of one head's",
     _TIMES_ROOT: "multiplying by √d_k instead of dividing",
+    _QUARTER: "1/d_k^¼, half of the scale, on q or on k and not on both",
+    _PART: "1/√d of one part of a head (with or without positions), not of both together",
+    _KV_HEADS: "1/√ of a width computed with the number of key/value heads, not of query heads",
 }
 _TOO_LARGE = (
     "Logits come out too large, so the softmax starts near one-hot: values still learn, q and k hardly do, and "
@@ -43,6 +48,9 @@ _REMEDY = {
     'by default. If muP is meant, pass expected_scale="1/d_k".',
     "1/sqrt(d)": "Take the root of head_dim = dim // heads, not of dim.",
     _TIMES_ROOT: "Divide by head_dim ** 0.5 or multiply by head_dim ** -0.5; not both signs.",
+    _QUARTER: "Multiply q and k by head_dim ** -0.25 each, or one of them by head_dim ** -0.5.",
+    _PART: "Take the root of the whole width of a query: both parts together.",
+    _KV_HEADS: "Take the root of head_dim = dim // heads, with the number of query heads.",
 }
 
 
@@ -67,10 +75,10 @@ def check(run: Run, wanted: float | str | None) -> Iterator[Finding]:
     reported = set()
     for snapshot in reversed(run.snapshots):
         for record in snapshot.records:
-            finding = _compared(record, wanted)
-            if finding and (finding.module, finding.why) not in reported:
-                reported.add((finding.module, finding.why))
-                yield finding
+            for finding in _compared(record, wanted):
+                if (finding.module, finding.head, finding.why) not in reported:
+                    reported.add((finding.module, finding.head, finding.why))
+                    yield finding
 
 
 def looks_like(effective: float, *, heads: int, d_k: int, width: int | None = None) -> list[str]:
@@ -88,34 +96,102 @@ def looks_like(effective: float, *, heads: int, d_k: int, width: int | None = No
     return [name for name, xs in candidates.items() if any(_same(effective, x) for x in xs)]
 
 
-def _same(a: float, b: float) -> bool:
-    return a > 0 and b > 0 and abs(math.log(a / b)) <= math.log(SCALE_TOLERANCE)
+def _rarer(effective: float, heads: int, facts: Facts) -> list[str]:
+    """Mistakes whose numbers are close to scales that are meant: only an exact agreement counts."""
+    d_k, groups = facts.d_k, max(facts.kv_heads, 1)
+    candidates = {
+        _QUARTER: [d_k**-0.25],
+        _PART: [1.0 / math.sqrt(width) for width in facts.head_parts],
+        _KV_HEADS: [1.0 / math.sqrt(d) for d in (heads * d_k / groups, groups * d_k) if groups < heads],
+    }
+    return [name for name, xs in candidates.items() if any(_same(effective, x, SCALE_EXACT) for x in xs)]
 
 
-def _compared(record: Record, wanted: float | str | None) -> Finding | None:
-    facts, scale = record.facts, record.facts.effective_scale
-    known = facts.scale_reading == "projections" and facts.d_k > 0
-    if not known or scale is None or not math.isfinite(scale):
-        return None
+def _same(a: float, b: float, within: float = SCALE_TOLERANCE) -> bool:
+    return a > 0 and b > 0 and abs(math.log(a / b)) <= math.log(within)
+
+
+def _compared(record: Record, wanted: float | str | None) -> Iterator[Finding]:
+    """One finding for all heads of which the same is to be said."""
+    facts = record.facts
+    if facts.scale_reading != "projections" or facts.d_k <= 0 or facts.effective_scale is None:
+        return
     heads = len(record.tally)
+    scales = facts.effective_scales if len(facts.effective_scales) == heads else (facts.effective_scale,) * heads
+    alike: dict[tuple[str, str], list[tuple[int, Finding]]] = {}
+    for head, scale in enumerate(scales):
+        finding = _judged(record, scale, wanted) if math.isfinite(scale) else None
+        if finding is not None:
+            alike.setdefault((finding.kind, finding.why), []).append((head, finding))
+    for same in alike.values():
+        worst = max((finding for _, finding in same), key=lambda f: abs(math.log(max(f.evidence["ratio"], 1e-30))))
+        several = None if len(same) == heads else worst_heads([head for head, _ in same])
+        yield replace(worst, head=several)
+
+
+def _judged(record: Record, scale: float, wanted: float | str | None) -> Finding | None:
+    """What is to be said of a head with this scale."""
+    facts, heads = record.facts, len(record.tally)
     right = 1.0 / math.sqrt(facts.d_k)
     like = looks_like(scale, heads=heads, d_k=facts.d_k, width=facts.model_width)
     evidence = {"effective_scale": scale, "right_scale": right, "ratio": scale / right}
     evidence |= {"d_k": float(facts.d_k), "heads": float(heads)}
     if wanted is not None:
         return _against(record, wanted, like, evidence)
-    if like == [RIGHT]:
-        return None
+    if facts.configured_scale is not None:
+        return _configured(record, facts.configured_scale, like, evidence)
     ships = SHIPPED.get(facts.architecture or "")
-    if ships and (ships.rule is None or ships.rule in like):
+    if ships and ships.rule is None and like != [RIGHT]:  # a run without the number
         return _finding(WRONG, "note", record, evidence, f"Not 1/√d_k, but meant: {ships.why}.", _NOTHING)
+    if ships and ships.rule is not None and ships.rule in like:
+        return _finding(WRONG, "note", record, evidence, f"Not 1/√d_k, but meant: {ships.why}.", _NOTHING)
+    if like == [RIGHT]:
+        if ships is None or ships.rule is None or ships.rule == RIGHT:
+            return None
+        why = f"This is 1/√d_k, but {ships.why}: its published weights need the scale {ships.rule}."
+        return _finding(
+            WRONG, "warning", record, evidence, why, "Use the scale that the architecture was trained with."
+        )
+    like = like or _rarer(scale, heads, facts)
     if not like:
-        return _finding(UNUSUAL, "note", record, evidence, _UNUSUAL_WHY, _UNUSUAL_ADVICE)
+        return _unusual(record, evidence)
     why = f"This looks like {', or like '.join(_LOOKS_LIKE[name] for name in like)}. "
     why += _TOO_LARGE if scale > right else _TOO_SMALL
     return _finding(WRONG, "warning", record, evidence, why, " ".join(_REMEDY[name] for name in like))
 
 
+def _configured(record: Record, right: float, like: list[str], evidence: dict[str, float]) -> Finding | None:
+    """The finding if the model's configuration gives the right scale."""
+    scale, by = evidence["effective_scale"], record.facts.configured_by
+    evidence = evidence | {"configured": right}
+    if _same(scale, right, SCALE_CONFIGURED):
+        if like == [RIGHT]:
+            return None
+        return _finding(WRONG, "note", record, evidence, f"Not 1/√d_k, but meant: {by}.", _NOTHING)
+    named = [name for name in like if name != RIGHT]
+    looks = f" It looks like {', or like '.join(_LOOKS_LIKE[name] for name in named)}." if named else ""
+    why = f"The configuration gives {number(right)} ({by}), and {number(scale)} is in force.{looks}"
+    return _finding(WRONG, "warning", record, evidence, why, _CONFIGURED_ADVICE)
+
+
+def _unusual(record: Record, evidence: dict[str, float]) -> Finding:
+    """A number that no rule explains."""
+    ratio = evidence["ratio"]
+    if _same(ratio, 1.0, SCALE_FAR):
+        return _finding(UNUSUAL, "note", record, evidence, _UNUSUAL_WHY, _UNUSUAL_ADVICE)
+    if ratio <= 0:
+        times = "zero or negative"
+    else:
+        times = f"{number(ratio)} times 1/√d_k" if ratio > 1 else f"1/√d_k divided by {number(1 / ratio)}"
+    why = f"The scale is {times}, and no rule gives this number: a temperature, or a second factor. "
+    why += _TOO_LARGE if ratio > 1 else _TOO_SMALL
+    return _finding(UNUSUAL, "warning", record, evidence, why, _UNUSUAL_ADVICE)
+
+
+_CONFIGURED_ADVICE = (
+    "Look for the factor that is missing or applied twice, or correct the configuration; "
+    "pass expected_scale if the model is meant to differ from it."
+)
 _NOTHING = "Nothing, unless this surprises you."
 _UNUSUAL_WHY = (
     "The scale is not 1/√d_k, nor any mistake known by its number. Long-context variants do this "

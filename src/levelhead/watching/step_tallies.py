@@ -22,7 +22,7 @@ from levelhead.observation import Observation
 from levelhead.runs import tally
 from levelhead.runs.record import MENTIONED, Facts, Record, mentioned
 from levelhead.torch.operators import Pass
-from levelhead.watching import effective_scale, measure, scale_reader
+from levelhead.watching import configuration, effective_scale, measure, scale_reader
 from levelhead.watching.effective_scale import Reading
 from levelhead.watching.intercept_softmax import WEIGHTS
 from levelhead.watching.measure import Call
@@ -226,6 +226,7 @@ class Ledger:
             by_hand = sheet.facts.how == WEIGHTS or scale is None  # scaled before it was observed
             scale, d_k = scaling.usual(module.head_dim) if by_hand else scale, module.head_dim
             reading = Reading(scale, effective_scale.BY_DEFINITION, module.embed_dim)
+        right = configuration.right_scale(self.watched, d_k)
         present = tuple(effective_scale.qk_norms(module))
         ran = self.watched.ever_ran  # empty for a compiled module: what ran inside it is not known
         return replace(
@@ -237,7 +238,9 @@ class Ledger:
             model_width=reading.width,
             effective_scales=reading.each,
             head_parts=reading.parts,
-            architecture=_architecture(module),
+            architecture=configuration.architecture(self.watched),
+            configured_scale=right.scale,
+            configured_by=right.by,
             norms_present=present,
             norms_idle=tuple(n for n in present if ran and n not in ran),
         )
@@ -281,12 +284,3 @@ def _one_number(scale: float | Tensor | None) -> float | None:
 
 def _numbers(x: Tensor) -> Any:
     return x.detach().to("cpu", torch.float64).numpy()
-
-
-def _architecture(module: nn.Module) -> str | None:
-    """Hugging Face's word for the architecture, from the module's own configuration or class."""
-    name = getattr(getattr(module, "config", None), "model_type", None)
-    if isinstance(name, str):
-        return name
-    parts = type(module).__module__.split(".")
-    return parts[2] if parts[:2] == ["transformers", "models"] and len(parts) > 2 else None
