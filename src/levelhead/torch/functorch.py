@@ -2,7 +2,7 @@
 
 Inside `torch.func.grad`, `jacrev` and the like an autograd Function with the operator's gradient runs, because the
 gradients registered with PyTorch do not apply there. vmap adds a leading dimension where the core can tell examples
-apart, and loops over examples where it cannot. Forward-mode derivatives are refused.
+apart, and loops over examples where it cannot. Forward mode runs the plain formula, which stores the logits.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from torch.autograd import forward_ad
 from torch.library import register_vmap
 
 from levelhead.call.options import BATCH, HEADS, SEED, TOKENS, Scoring, fields
-from levelhead.errors import expected
-from levelhead.torch import operators
-from levelhead.torch.operators import LevelheadRuntimeError
+from levelhead.torch import operators, second_order
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | None = None) -> tuple[Tensor, Tensor]:
     """Output and logsumexp, differentiable by q, k, v, scale, a float mask and sinks."""
     compiling = torch.compiler.is_compiling()
-    if not compiling:
-        _refuse_tangents(q, k, v, scoring.scale, scoring.mask, scoring.sinks)
+    if not compiling and _has_tangents(q, k, v, scoring.scale, scoring.mask, scoring.sinks):
+        out, logsumexp = second_order.attend(
+            q, k, v, scoring, second_order.kept(scoring, q, k), operators.wide(q.dtype)
+        )
+        return out.to(q.dtype), logsumexp
     out, logsumexp = (torch.ops.levelhead.attend if compiling else _attend)(q, k, v, *scoring, threads)
     return out, logsumexp
 
 
-def _refuse_tangents(*inputs: Any) -> None:
-    """Refuses dual numbers, whose tangents would be lost."""
+def _has_tangents(*inputs: Any) -> bool:
+    """Whether forward mode follows an input. Inside `torch.func` an inner level may hide it: all count."""
     if forward_ad._current_level < 0:
-        return
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return True
     unpack: Any = forward_ad.unpack_dual
-    if any(isinstance(x, Tensor) and x.is_floating_point() and unpack(x).tangent is not None for x in inputs):
-        advice = "Use torch.func.vjp or jacrev; jacrev(jacrev(f)) is a Hessian"
-        given = "a dual tensor (jvp, jacfwd, hessian)"
-        raise LevelheadRuntimeError(expected("levelhead", "a derivative in reverse mode", given, advice))
+    return any(isinstance(x, Tensor) and x.is_floating_point() and unpack(x).tangent is not None for x in inputs)
 
 
 # ---- vmap

@@ -1,7 +1,8 @@
 """`torch.nn.functional.scaled_dot_product_attention` on levelhead: same signature, same meaning.
 
 Dropout's seed comes from PyTorch's generator, so that checkpointing and compile replay it. Beyond PyTorch: a mask and
-`is_causal` together mean both. `patch` puts it in the original's place.
+`is_causal` together mean both. Jagged nested tensors are served as packed sequences. `patch` puts it in the original's
+place.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from levelhead import _core
 from levelhead.call.options import Scoring
 from levelhead.call.scaling import usual
 from levelhead.errors import LevelheadTypeError, bad_type, expected
+from levelhead.torch import jagged, multihead_forward
 from levelhead.torch.functorch import attend
+from levelhead.torch.multihead_forward import FAST_PATH_OFF, MULTIHEAD, TRACED_MULTIHEAD
 from levelhead.torch.operators import LevelheadRuntimeError, observed, uniform
-from levelhead.torch.swap import Swap
+from levelhead.torch.swap import Function, Swap
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SEEDS = 2**62
@@ -58,6 +61,8 @@ def scaled_dot_product_attention(
         if result is not None:
             return result
     tensors = (query, key, value, attn_mask)
+    if any(map(jagged.is_nested, tensors)):
+        return _of_nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if has_torch_function(tensors):  # subclasses and modes come first, as in PyTorch
         options: Any = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return handle_torch_function(scaled_dot_product_attention, tensors, *tensors, **options)
@@ -102,6 +107,20 @@ def extended(
     for _ in range(out.dim() - rank):
         out = out[0]
     return out
+
+
+def _of_nested(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: bool, *rest: Any) -> Tensor:
+    """A call with nested tensors. What levelhead does not serve is refused; under `patch`, where the caller asked for
+    PyTorch's function, that function computes it."""
+    if jagged.is_served(q, k, v, mask, causal):
+        packing: Any = {"query_segments": jagged.segments(q), "key_segments": jagged.segments(k)}
+        one = [jagged.packed(x) for x in (q, k, v)]
+        return jagged.unpacked(extended(one[0], one[1], one[2], None, dropout, causal, *rest, **packing), q)
+    if patch.active:
+        scale, gqa = rest
+        result: Tensor = ORIGINAL(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
+        return result
+    return extended(q, k, v, mask, dropout, causal, *rest)  # which refuses
 
 
 def _fast(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor | None:
@@ -215,9 +234,20 @@ def _check_mask_shape(mask: Tensor | None, shape: tuple[int, ...], rank: int) ->
     if mask is None:
         return
     sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if mask.dim() > rank or any(n not in (1, full) for n, full in sizes):
+    if mask.dim() > rank or not all(_broadcasts(n, full) for n, full in sizes):
         wanted = f"a shape that broadcasts to {tuple(shape[len(shape) - rank :])}"
         raise _wrong("attn_mask", wanted, tuple(mask.shape), "Reshape it")
+
+
+def _broadcasts(n: Any, full: Any) -> bool:
+    """Whether a size fits. One that depends on data, in an export, is checked when the graph runs."""
+    if isinstance(n, int) and isinstance(full, int):
+        return n in (1, full)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    if not (guard_or_false(n == full) or guard_or_false(n == 1)):
+        torch._check(n == full)  # type: ignore[no-untyped-call]
+    return True
 
 
 # ---- in the original's place
@@ -230,19 +260,26 @@ class patch:  # noqa: N801  a verb, used as a call and in `with`
 
     `patch()` alone holds until `.undo()`; as a context manager, until its end. Then every place has
     the original again; a module that is first imported in between keeps what it found.
+
+    `nn.MultiheadAttention` attends through levelhead in evaluation, too: its native fast path is off meanwhile.
+    Compiled models are compiled again where they attend. Code that `torch.jit.script` compiles keeps PyTorch's
+    attention, and so do nested tensors that levelhead does not serve (strided ones, and jagged ones with a mask).
     """
 
     active: ClassVar[list[patch]] = []
 
     def __init__(self) -> None:
-        self._swap = Swap({ORIGINAL: scaled_dot_product_attention}, KEPT)
+        instead: dict[Function, Function] = {ORIGINAL: scaled_dot_product_attention, MULTIHEAD: TRACED_MULTIHEAD}
+        self._swap = Swap(instead, KEPT)
         self.active.append(self)
+        FAST_PATH_OFF.hold()
 
     def undo(self) -> None:
         """Puts the original back where it was."""
         self._swap.undo()
         if self in self.active:
             self.active.remove(self)
+            FAST_PATH_OFF.release()
 
     def __enter__(self) -> patch:
         return self
@@ -251,5 +288,8 @@ class patch:  # noqa: N801  a verb, used as a call and in `with`
         self.undo()
 
 
+# TorchScript compiles a call of ours as one of PyTorch's operator: it cannot compile our code.
+torch.jit._builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")
+
 # Where the original itself lives, and where it is kept to be put back.
-KEPT = ("torch._C._nn", __name__)
+KEPT = ("torch._C._nn", multihead_forward.__name__, __name__)

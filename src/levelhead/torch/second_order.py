@@ -1,7 +1,7 @@
 """Attention in PyTorch's own differentiable operations: the formula that `levelhead::attend` fuses.
 
-It serves second derivatives, which the core does not compute: gradient penalties, Hessians. It stores the matrix of
-logits, T · S numbers per head, so nothing else calls it. The formula of the logits is `reference.score`.
+It serves what the core does not compute: second derivatives (gradient penalties, Hessians) and forward mode. It stores
+the matrix of logits, T · S numbers per head, so nothing else calls it. The formula of the logits is `reference.score`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def second(
     """
     inputs = qkv | {name: getattr(scoring, name) for name in ("scale", "mask", "sinks")}
     moved = {name: x for name, x in inputs.items() if _is_float(x)} | incoming
-    kept = _kept(scoring, qkv["q"], qkv["k"])
+    keep = kept(scoring, qkv["q"], qkv["k"])
 
     def gradients(moved: dict[str, Tensor]) -> dict[str, Tensor]:
         def forward(these: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             now = inputs | moved | these
             changed = scoring._replace(**{name: now[name] for name in ("scale", "mask", "sinks")})
-            return attend(now["q"], now["k"], now["v"], changed, kept, real)
+            return attend(now["q"], now["k"], now["v"], changed, keep, real)
 
         (_, logsumexp), pull = _vjp(forward, {name: moved[name] for name in by})
         per_row = moved.get("dlogsumexp", torch.zeros_like(logsumexp))
@@ -75,7 +75,7 @@ def attend(
     return (w @ v).reshape(*rows, width), logsumexp.reshape(rows)
 
 
-def _kept(scoring: Scoring, q: Tensor, k: Tensor) -> Tensor | None:
+def kept(scoring: Scoring, q: Tensor, k: Tensor) -> Tensor | None:
     """The factor dropout puts on every weight, (B, H, T, S). NumPy's, so out of torch.func."""
     if not scoring.dropout:
         return None

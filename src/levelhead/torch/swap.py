@@ -36,7 +36,26 @@ class Swap:
                 if id(value) in by_identity:
                     self._found[id(names), name] = (names, value)
                     names[name] = by_identity[id(value)]
-        _active.append(self)
+        over = self._go_below(kept)
+        _active.insert(len(_active) if over is None else _active.index(over), self)
+
+    def _go_below(self, kept: Collection[str]) -> Swap | None:
+        """Takes the places where another swap shows its replacement of the same function, and lies below that swap: it
+        then replaces what this one puts there. The lowest of such swaps, if there is one."""
+        lowest = None
+        for over in _active:
+            others = [(place, over._found[place]) for place in over._found.keys() - self._found.keys()]
+            taken = [x for x in others if x[1][1] in self.instead and x[1][0].get("__name__") not in kept]
+            for (place, name), (names, old) in taken:
+                new = self.instead[old]
+                shown = names.get(name) is over.instead[old]
+                over._found[place, name] = (names, new)
+                over.instead.setdefault(new, over.instead[old])
+                self._found[place, name] = (names, old)
+                if shown:
+                    names[name] = over.instead[new]
+            lowest = lowest or (over if taken else None)
+        return lowest
 
     def undo(self) -> None:
         """Puts everything back; a second time does nothing."""
@@ -50,9 +69,11 @@ class Swap:
                 if names.get(name) is self.instead[old]:
                     names[name] = old
                 continue
-            shown = names.get(name) is over.instead[over._found[place, name][1]]
+            instead = over.instead[over._found[place, name][1]]
+            shown = names.get(name) is instead
             over._found[place, name] = (names, old)
-            if shown and old in over.instead:
+            over.instead.setdefault(old, instead)
+            if shown:
                 names[name] = over.instead[old]
         self._found = {}
 

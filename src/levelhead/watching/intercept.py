@@ -27,6 +27,7 @@ from levelhead.torch import sdpa
 from levelhead.torch.functorch import attend
 from levelhead.torch.huggingface import serving
 from levelhead.torch.huggingface.functions import AttentionHook
+from levelhead.torch.multihead_forward import FAST_PATH_OFF
 from levelhead.torch.swap import Function, Swap
 from levelhead.watching import amend
 from levelhead.watching.intercept_softmax import multihead_over, softmax_over
@@ -48,7 +49,6 @@ class Interception:
         self._swaps: list[Swap] = []
         self._transformers = AttentionHook(transformers_attention)
         self._has_transformers = False
-        self._fast_path = True
 
     def hold(self) -> None:
         with self._lock:
@@ -66,9 +66,7 @@ class Interception:
             self._has_transformers = "transformers" in sys.modules
             if self._has_transformers:
                 self._transformers.install()
-            # The native fast path of nn.MultiheadAttention calls none of these functions.
-            self._fast_path = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)
+            FAST_PATH_OFF.hold()  # it calls none of these functions
 
     def lifted(self) -> AbstractContextManager[None]:
         """Torch's modules contain the original functions while the block runs."""
@@ -83,7 +81,7 @@ class Interception:
                 swap.undo()
             if self._has_transformers:
                 self._transformers.remove()
-            torch.backends.mha.set_fastpath_enabled(self._fast_path)
+            FAST_PATH_OFF.release()
             traced.clear()  # after Ctrl-C no hook ran, and old frames remain
 
 

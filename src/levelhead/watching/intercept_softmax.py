@@ -6,12 +6,12 @@ and a transformers function that no `Call` describes.
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from levelhead.torch.multihead_forward import traced
 from levelhead.torch.swap import Function
 from levelhead.watching.measure import Call, from_scores
 from levelhead.watching.module_stack import Frame, current
@@ -57,10 +57,8 @@ def _by_head(scores: Tensor, heads: int) -> Tensor:
 
 
 def multihead_over(original: Function) -> Function:
-    """`F.multi_head_attention_forward`, which Dynamo puts into a graph as one call. A function of the same code that
-    Dynamo does not know is traced instead, with the attention call inside it."""
-    copy = FunctionType(original.__code__, original.__globals__, "multi_head_attention", original.__defaults__)
-    copy.__kwdefaults__ = original.__kwdefaults__
+    """`F.multi_head_attention_forward`; under Dynamo a copy, which is traced with the attention call inside it."""
+    copy = traced(original)
 
     def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
