@@ -397,7 +397,8 @@ def test_healthy_curves_never_alarm(name: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", SICK)
 def test_sick_curves_alarm_before_the_loss_suffers(name: str, seed: int) -> None:
-    curve = noisy(SICK[name], seed, 0.05)
+    # The logarithm of a linear rise flattens: among points as noisy as the others', it may not stand out before 1e3.
+    curve = noisy(SICK[name], seed, 0.02 if name == "linear" else 0.05)
     alarm = logit_growth.first_alarm(grown(curve))
     assert alarm is not None
     step, module, head = alarm
@@ -442,17 +443,37 @@ def test_a_few_high_points_at_the_end_are_no_level_yet(seed: int) -> None:
     slow = noisy(np.linspace(5, 65, 120), seed, 0.05)
     lucky = np.where(np.arange(120) < 116, slow, 110.0)
     assert logit_growth.alarms(logit_growth.Curve(np.arange(120.0), lucky[:, None])) == []
-    assert logit_growth.alarms(logit_growth.Curve(np.arange(120.0), 2 * slow[:, None]))  # all of it that high
+    fast = noisy(np.geomspace(5, 400, 120), seed, 0.05)
+    assert logit_growth.alarms(logit_growth.Curve(np.arange(120.0), fast[:, None]))  # all of it that high
+
+
+def correlated(points: int, heads: int, level: float, seed: int) -> Any:
+    """Stationary, with a correlation of 0.9 between neighbours and a standard deviation of 0.25 in the logarithm."""
+    rng = np.random.default_rng(seed)
+    swing = rng.standard_normal((points, heads))
+    for t in range(1, points):
+        swing[t] = 0.9 * swing[t - 1] + math.sqrt(1 - 0.9**2) * swing[t]
+    return level * np.exp(0.25 * swing)
+
+
+@pytest.mark.parametrize("level", [60.0, 100.0, 300.0])
+@pytest.mark.parametrize("points", [24, 60, 150])
+def test_correlated_noise_hardly_ever_alarms(level: float, points: int) -> None:
+    """On the whole way, not only at the end: below 5 % of heads, where Mann-Kendall alone gave up to 96 %."""
+    curve = logit_growth.Curve(np.arange(float(points)), correlated(points, 100, level, points))
+    stops = range(thresholds.POINTS, points + 1, 3)
+    heads = {alarm.head for n in stops for alarm in logit_growth.alarms(curve.until(n))}
+    assert len(heads) < 5
 
 
 def test_the_projection_is_where_a_line_arrives() -> None:
     steps = 10_000 + 10 * np.arange(40)
-    one = only(diagnose(grown(50 + 0.5 * (steps - 10_000), steps=steps)), "logit growth")
+    one = only(diagnose(grown(50 + 2.0 * (steps - 10_000), steps=steps)), "logit growth")
     assert one.severity == "warning" and one.head == 0
-    assert one.evidence["growth_per_1000_steps"] == pytest.approx(500)
-    assert one.evidence["step_at_1e3"] == pytest.approx(10_000 + 1900, abs=1)
-    assert one.evidence["step_at_1e4"] == pytest.approx(10_000 + 19_900, abs=1)
-    assert one.evidence["max_logit"] == 245.0 and one.evidence["step"] == 10_390
+    assert one.evidence["growth_per_1000_steps"] == pytest.approx(2000)
+    assert one.evidence["step_at_1e3"] == pytest.approx(10_000 + 475, abs=1)
+    assert one.evidence["step_at_1e4"] == pytest.approx(10_000 + 4975, abs=1)
+    assert one.evidence["max_logit"] == 830.0 and one.evidence["step"] == 10_390
 
 
 def test_above_1e3_growth_makes_the_error() -> None:
@@ -471,8 +492,8 @@ def test_heads_of_a_module_share_a_finding_and_the_worst_gives_the_numbers() -> 
 
 def test_few_points_are_no_trend() -> None:
     for points in range(1, thresholds.POINTS):
-        assert diagnose(grown(np.linspace(100, 900, points))) == []
-    assert diagnose(grown(np.linspace(100, 900, thresholds.POINTS)))
+        assert diagnose(grown(np.geomspace(100, 900, points))) == []
+    assert diagnose(grown(np.geomspace(100, 900, thresholds.POINTS)))
 
 
 def test_repeated_steps_and_gaps_are_bearable() -> None:
@@ -711,7 +732,60 @@ def test_the_report_reads() -> None:
     assert "nan" not in text.replace("NaN", "").split()
     html = found._repr_html_()
     assert html.startswith("<p>Toy") and "&lt;" not in found[0].kind
-    assert str(diagnose(a_run(a_record()))) == ("Toy, 4 heads of 1 attention module, 1 step observed: no findings")
+    first, *rest = str(diagnose(a_run(a_record()))).splitlines()
+    assert first == "Toy, 4 heads of 1 attention module, 1 step observed: no findings"
+    assert rest[0].startswith("verdict: ") and all(line.startswith("not judged: ") for line in rest[1:])
+
+
+# ---- the verdict
+
+
+SEEN = (Seen("layers.0", "Attention", True, "sdpa", 9),)
+
+
+def with_gradients(run: Run) -> Run:
+    for snapshot in run.snapshots:
+        for each in snapshot.records:
+            for name in ("dq_squares", "dk_squares", "dv_squares", "gradients"):
+                each.tally[:, tally.INDEX[name]] = 1.0
+    return run
+
+
+def test_a_clean_run_has_a_verdict_without_limits() -> None:
+    curve = np.where(np.arange(40) == 38, 12.4, 8.0 + np.arange(40) % 3)
+    run = with_gradients(replace(grown(curve, steps=10 * np.arange(40)), coverage=SEEN))
+    found = diagnose(run)
+    assert found == [] and found.verdict is not None and found.verdict.not_judged == ()
+    wanted = "attention is not the cause: largest logit 12.4 at step 380 in layers.0, no trend"
+    assert str(found.verdict) == wanted and f"verdict: {wanted}" in str(found).splitlines()
+    assert wanted in found._repr_html_()
+
+
+def test_what_was_not_judged_is_named() -> None:
+    facts = dict(effective_scale=None, scale_reading="normalised", sampled=True)
+    unseen = Seen("layers.9", "Attention", False, "did not run while watched", 0)
+    found = diagnose(a_run(a_record(facts=facts), coverage=(*SEEN, unseen)))
+    assert found.verdict is not None and "as far as it was judged" in str(found.verdict)
+    limits = "\n".join(found.verdict.not_judged)
+    for words in (
+        "layers.9: did not run while watched",
+        "the scale of 1 module: normalised",
+        "gradients were not watched",
+        "lower bound",
+        "one step: no trend can be judged",
+    ):
+        assert words in limits, words
+
+
+def test_a_rise_that_is_no_alarm_is_still_said() -> None:
+    found = diagnose(grown(noisy(np.geomspace(2, 28, 60), 0, 0.05)))
+    assert loud(found) == [] and "rising in 1 of 1 head" in str(found.verdict)
+
+
+def test_with_alarms_the_verdict_names_the_worst() -> None:
+    assert str(diagnose(everything()).verdict).startswith("attention is broken: ")
+    wrong = diagnose(a_run(a_record("m", {"effective_scale": 1.0})))
+    assert str(wrong.verdict).startswith("attention may be the cause: wrong scale in m; largest logit 4 in m")
 
 
 def test_the_same_in_many_modules_is_explained_once() -> None:

@@ -116,13 +116,13 @@ def _contents(
 
 
 def _report(examined: Examination, comparison: Comparison | None, table: bool) -> Iterator[str]:
-    from levelhead.diagnosis.findings import verdict
+    from levelhead.diagnosis.findings import counted
     from levelhead.show import text
 
     yield text.text(examined.run, examined.findings, colour=colour_wanted(sys.stdout), table=table)
     if comparison is not None:
         yield "\n" + "\n".join(comparison.lines())
-    yield f"\n{examined.run.model}: {verdict(examined.findings)}"
+    yield f"\n{examined.run.model}: {counted(examined.findings)}"
 
 
 def _read(file: str) -> str:

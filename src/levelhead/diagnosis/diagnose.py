@@ -13,6 +13,7 @@ from typing import Any
 from levelhead.checks import told
 from levelhead.diagnosis import symptoms, wrong_scale
 from levelhead.diagnosis.findings import Finding, Findings
+from levelhead.diagnosis.verdict import verdict
 from levelhead.errors import bad_type, bad_value
 from levelhead.observation import Observation
 from levelhead.runs import files, run_from_observation
@@ -21,7 +22,7 @@ from levelhead.words import plural
 
 
 def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Findings:
-    """What is wrong with these heads, or worth knowing: the gravest first.
+    """What is wrong with these heads, or worth knowing: the gravest first; and a verdict, for a clean run too.
 
     Args:
         what: a watch, a `Run`, an `Observation`, or the path of a file that one was saved to.
@@ -33,6 +34,10 @@ def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Finding
     >>> q = np.random.default_rng(0).standard_normal((8, 128, 64)).astype(np.float32)
     >>> diagnose(observe(q, q[::-1]))
     Observation of 8 heads, 128 queries and 128 keys: no findings
+    verdict: attention is not the cause as far as it was judged: largest logit 7.05
+    not judged: the scale of 1 module: not kept by an observation
+    not judged: whether heads still learn: gradients were not watched
+    not judged: growth: one step: no trend can be judged (8 are needed)
     """
     wanted = wrong_scale.checked("expected_scale", expected_scale)
     run = as_run(what)
@@ -42,7 +47,8 @@ def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Finding
         unseen = f" ({len(run.coverage)} attention modules were not seen)" if run.coverage else ""
         advice = "Run the model while it is watched, then diagnose"
         raise bad_value("what", "at least one observed attention call", f"none{unseen}", advice)
-    return Findings(_checked(run, wanted), _about(run))
+    found = list(_checked(run, wanted))
+    return Findings(found, _about(run), verdict(run, found))
 
 
 def as_run(what: Any) -> Run:

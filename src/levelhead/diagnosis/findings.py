@@ -11,9 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from levelhead.words import plural
+
+if TYPE_CHECKING:
+    from levelhead.diagnosis.verdict import Verdict
 
 Severity: TypeAlias = Literal["note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")  # from the mildest on
@@ -57,9 +60,10 @@ class Finding:
 class Findings(list[Finding]):
     """Findings, the gravest first; prints as a report, and is an ordinary list otherwise."""
 
-    def __init__(self, findings: Iterable[Finding] = (), about: str = "") -> None:
+    def __init__(self, findings: Iterable[Finding] = (), about: str = "", verdict: Verdict | None = None) -> None:
         super().__init__(sorted(findings, key=_gravity))
         self.about = about  # what was looked at
+        self.verdict = verdict  # what to think of it, and what was not judged
 
     @property
     def worst(self) -> Severity | None:
@@ -75,7 +79,8 @@ class Findings(list[Finding]):
         return [asdict(finding) for finding in self]
 
     def __repr__(self) -> str:
-        return "\n".join([self._title(), *(line for group in groups(self) for line in (group.title, *group.lines()))])
+        explained = (line for group in groups(self) for line in (group.title, *group.lines()))
+        return "\n".join([self._title(), *explained, *self.verdict_lines()])
 
     __str__ = __repr__
 
@@ -84,10 +89,18 @@ class Findings(list[Finding]):
             f"<p><b>{escape(group.title)}</b><br>{'<br>'.join(map(escape, group.lines()))}</p>"
             for group in groups(self)
         )
-        return f"<p>{escape(self._title())}</p>{parts}"
+        said = "<br>".join(map(escape, self.verdict_lines()))
+        return f"<p>{escape(self._title())}</p>{parts}<p>{said}</p>"
+
+    def verdict_lines(self) -> Iterator[str]:
+        """The verdict and what was not judged; none for findings of no run."""
+        if self.verdict is not None:
+            first, *rest = self.verdict.lines()
+            yield f"verdict: {first}"
+            yield from rest
 
     def _title(self) -> str:
-        return f"{self.about}: {verdict(self)}" if self.about else verdict(self)
+        return f"{self.about}: {counted(self)}" if self.about else counted(self)
 
 
 @dataclass(frozen=True)
@@ -126,7 +139,7 @@ def groups(findings: Iterable[Finding]) -> list[Group]:
     return [Group(*topic, tuple(places)) for topic, places in alike.items()]
 
 
-def verdict(findings: Iterable[Finding]) -> str:
+def counted(findings: Iterable[Finding]) -> str:
     """The number of findings of each severity."""
     n = Counter(finding.severity for finding in findings)
     return ", ".join(plural(n[severity], severity) for severity in reversed(SEVERITIES) if n[severity]) or "no findings"

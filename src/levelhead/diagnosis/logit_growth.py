@@ -1,8 +1,9 @@
 """Logit growth: whether a head's largest |logit| approaches values where training breaks.
 
 In any training logits rise and level off, so neither a level nor a rise alone is an alarm. A rise counts if it is
-significant (Mann-Kendall) and, at its present pace (Theil-Sen, which ignores outliers), soon reaches values where the
-loss suffers. Windows of all lengths at the end of the curve are tested, so that a calm past does not hide a late
+significant (Mann-Kendall), more than a random walk of the same jumps would rise (successive maxima are correlated,
+which Mann-Kendall does not know), and at its present pace (Theil-Sen, which ignores outliers) soon reaches values where
+the loss suffers. Windows of all lengths at the end of the curve are tested, so that a calm past does not hide a late
 blow-up. A curve can be tested at any earlier point, too: this is how lead times are measured.
 """
 
@@ -45,16 +46,30 @@ class Pace:
     end: float
     last_step: float
     slope: float  # per step
+    growth: float  # of the logarithm, per step
     span: float  # steps of the window
     scatter: float  # standard deviation around the line
     points: int
+    drift: float  # the rise of the logarithm, in standard deviations of a random walk with the same jumps
 
     @property
     def sure(self) -> bool:
         """Whether the rise is too large for chance: one of many windows rises now and then."""
         clear = self.end - self.start >= thresholds.CLEAR * self.scatter
         steady = clear and self.points >= 2 * thresholds.POINTS
-        return steady or self.end >= thresholds.GROWN * self.start
+        return self._walk_z >= thresholds.SIGNIFICANT and (steady or self.end >= thresholds.GROWN * self.start)
+
+    @property
+    def _walk_z(self) -> float:
+        """The drift as a normal deviate: jumps of a short window are few, and their size is uncertain (Student's t, by
+        Wallace's approximation)."""
+        free = self.points - 2
+        return float(np.sqrt(free * np.log1p(self.drift**2 / free)) * (8 * free + 1) / (8 * free + 3))
+
+    @property
+    def later(self) -> float:
+        """What it would be after twice the window, if it kept growing by the same factor."""
+        return self.end * float(np.exp(min(thresholds.HALVES * self.growth * self.span, 99.0)))
 
     def reaches(self, level: float) -> float:
         """The step at which the line reaches a level."""
@@ -109,6 +124,14 @@ def alarms(curve: Curve) -> list[Alarm]:
     return [alarm for alarm in candidates if alarm]
 
 
+def is_rising(curve: Curve, head: int) -> bool:
+    """Whether a head's curve rises beyond chance over its later half; that alone is no alarm."""
+    kept = np.isfinite(curve.values[:, head])
+    windows = _windows(int(kept.sum()))
+    pace = _pace(curve.steps[kept][-windows[0] :], curve.values[kept, head][-windows[0] :]) if windows else None
+    return pace is not None and pace.sure
+
+
 def first_alarm(run: Run) -> tuple[int, str, int] | None:
     """(step, module, head) of the first alarm that a watch would have raised on the way."""
     every = curves(run)
@@ -147,10 +170,29 @@ def _alarm(curve: Curve, head: int, level: float) -> Alarm | None:
             return Alarm(head, "warning", level, pace)
     if rising and all(paces[:2]):  # over half of the watch, and still over its last quarter
         half, lately = rising[0], float(np.median(values[-thresholds.POINTS // 2 :]))
+        drift = max(half.drift, _drift(np.log(_thinned(np.maximum(values, 1.0)))))
         # Both: a line continues a rise that is over, and a few points may be high by chance.
-        if min(lately, half.end) >= max(thresholds.CLIPPED, thresholds.GROWN * half.start):
+        high = min(lately, half.end) >= max(thresholds.CLIPPED, thresholds.GROWN * half.start)
+        soon = min(half.later, _after_quarter(steps, values)) >= thresholds.DETERIORATES
+        if high and soon and drift >= thresholds.SIGNIFICANT:
             return Alarm(head, "warning", level, half)
     return None
+
+
+def _after_quarter(steps: Floats, values: Floats) -> float:
+    """What the curve would be at the factor of its last quarter: in a healthy training the rise is slower there."""
+    n = max(len(values) // 4, thresholds.POINTS // 2)
+    x, y = _thinned(steps[-n:]), np.log(_thinned(np.maximum(values[-n:], 1.0)))
+    growth = _slope(x, y)
+    end = float(np.median(y - growth * (x - x[-1])))
+    return float(np.exp(min(end + thresholds.QUARTERS * growth * (x[-1] - x[0]), 99.0)))
+
+
+def _slope(steps: Floats, values: Floats) -> float:
+    """Theil-Sen: the median over all pairs of points; 0 where all have the same step."""
+    earlier, later = _pairs(len(steps))
+    rise, time = values[later] - values[earlier], steps[later] - steps[earlier]
+    return float(np.median(rise[time > 0] / time[time > 0])) if (time > 0).any() else 0.0
 
 
 def _windows(points: int) -> list[int]:
@@ -168,18 +210,32 @@ def _pace(steps: Floats, values: Floats) -> Pace | None:
     steps, values = _thinned(steps), _thinned(values)
     n = len(values)
     earlier, later = _pairs(n)
-    rise, time = values[later] - values[earlier], steps[later] - steps[earlier]
-    rise, time = rise[time > 0], time[time > 0]
-    signs = np.sign(rise).sum()
+    signs = np.sign((values[later] - values[earlier])[steps[later] > steps[earlier]]).sum()
     if (signs - 1) / np.sqrt(n * (n - 1) * (2 * n + 5) / 18) < thresholds.SIGNIFICANT:
         return None
-    slope = float(np.median(rise / time))
+    slope = _slope(steps, values)
     if slope <= 0:
         return None
     around = values - slope * steps
     base, scatter = float(np.median(around)), float(np.std(around))
     first, last = float(steps[0]), float(steps[-1])
-    return Pace(base + slope * first, base + slope * last, last, slope, last - first, scatter, n)
+    logs = np.log(np.maximum(values, 1.0))  # below 1 it hardly matters
+    line = (base + slope * first, base + slope * last)
+    return Pace(*line, last, slope, _slope(steps, logs), last - first, scatter, n, _drift(logs))
+
+
+def _drift(logs: Floats) -> float:
+    """How far a curve rose, in standard deviations of a random walk with the same jumps.
+
+    A walk is the most that correlation between successive points can do. Where points are independent, jumps turn back:
+    as far as that is sure, by two standard errors, the walk is shorter.
+    """
+    jumps, some = np.diff(logs), max(3, len(logs) // 8)
+    around = jumps - jumps.mean()
+    squares = max(float(around @ around), 1e-24)
+    back = min(float(around[1:] @ around[:-1]) / squares + 2 / np.sqrt(len(jumps)), 0.0)
+    walk = np.sqrt(squares / (len(jumps) - 1) * max(1 + 2 * back, 0.1) * (len(logs) - some))
+    return float((np.median(logs[-some:]) - np.median(logs[:some])) / walk)
 
 
 @lru_cache(maxsize=_AT_MOST)

@@ -14,8 +14,10 @@ DIVERGES = 1e4  # "all points with attention logits above 1e4 diverged" (2309.14
 
 # ---- growth of it
 POINTS = 8  # own: fewer cannot be told from luck at SIGNIFICANT
-SIGNIFICANT = 3.0  # own: Mann-Kendall z, p = 0.0013; a watch looks at hundreds of heads
+SIGNIFICANT = 3.0  # own: Mann-Kendall z, and of a random walk's rise; p = 0.0013: a watch looks at hundreds of heads
 AHEAD = 4.0  # own: a pace is trusted for four times as long as it was seen
+HALVES = 2.0  # own: the factor over half the watch is trusted for two more halves
+QUARTERS = 3.0  # own: and that over its last quarter for three more quarters; more alarmed in healthy trainings
 CLEAR = 4.0  # own: a rise over 16 points or more, in standard deviations around its line
 GROWN = 1.5  # own: half as much again is more than the noise of a maximum over batches
 

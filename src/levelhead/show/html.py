@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from levelhead.diagnosis.compare import Comparison
-from levelhead.diagnosis.findings import SHOWN, Finding, Group, groups, verdict
+from levelhead.diagnosis.findings import SHOWN, Finding, Group, counted, groups
 from levelhead.runs.counterfactual import AS_IT_IS, counterfactual
 from levelhead.runs.record import Record, Run
 from levelhead.show import gauge_svg, view
@@ -73,7 +73,7 @@ def _header(run: Run, findings: Sequence[Finding]) -> str:
     return (
         f'<header>\n<div class="brand">{gauge_svg.picture("level")}levelhead</div>\n'
         f"<h1>{escape(run.model)}</h1>\n<p>{escape(view.opening(run)).capitalize()}.</p>\n"
-        f'<p class="soft">{escape(verdict(findings)).capitalize()}.</p>\n</header>\n'
+        f'<p class="soft">{escape(counted(findings)).capitalize()}.</p>\n</header>\n'
         f'<ul class="tiles">\n{tiles}</ul>\n'
     )
 
