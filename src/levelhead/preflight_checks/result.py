@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from levelhead.diagnosis.findings import Finding, Findings, Severity, groups, verdict
+from levelhead.diagnosis.findings import Finding, Findings, Severity, counted, groups
 
 Verdict: TypeAlias = Literal["passed", "failed", "not judged"]
 MARKS: Mapping[str, str] = {"passed": "✓", "failed": "✖", "not judged": "?"}
@@ -50,7 +50,7 @@ class Preflight:
     def lines(self) -> Iterator[str]:
         """The report."""
         wrong = [finding for finding in self.findings if finding.severity != "note"]
-        yield f"Pre-flight of {self.model}: {verdict(wrong)}"
+        yield f"Pre-flight of {self.model}: {counted(wrong)}"
         yield from (f"  {check}" for check in self.checks)
         for group in groups(wrong):
             yield group.title

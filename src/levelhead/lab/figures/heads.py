@@ -12,7 +12,7 @@ import numpy as np
 
 from levelhead import stats
 from levelhead.diagnosis.diagnose import as_run, diagnose
-from levelhead.diagnosis.findings import SEVERITIES, Findings, verdict
+from levelhead.diagnosis.findings import SEVERITIES, Findings, counted
 from levelhead.lab import recorded
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.lab.measure import Setting
@@ -42,7 +42,7 @@ def figure(setting: Setting, *, run: Any = None) -> Figure:
         facts=(
             Fact("heads", sum(counts.values()), "recorded"),
             *(Fact(f"heads that are {level}", n, "recorded") for level, n in counts.items() if n),
-            Fact("findings", verdict(findings), "recorded"),
+            Fact("findings", counted(findings), "recorded"),
         ),
         note="A level is a description: healthy models have saturated heads on purpose. What is "
         "wrong, if anything, the findings say.",
