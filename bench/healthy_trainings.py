@@ -2,7 +2,7 @@
 
 Small transformers learn three tasks (to look values up, to continue a text, to write a sequence backwards) with three
 optimisers (SGD with momentum, AdamW, Muon) at several rates, some with large q and k weights from the start, so that
-logits pass 30 in good health. A watch looks at every second step. After each observation the run so far is judged as a
+logits pass 30 in good health. A watch looks at every fourth step. After each observation the run so far is judged as a
 watch would have judged it then, and the whole run at the end by every rule. A training counts as healthy if its loss
 fell and stayed low; any warning or error in one is a false alarm.
 
@@ -34,7 +34,7 @@ from levelhead.diagnosis import logit_growth
 from levelhead.lab import tasks
 from logit_growth import WIDTH, Block, short
 
-STEPS, EVERY, BATCH = 300, 2, 16
+STEPS, EVERY, BATCH = 300, 4, 8
 EXAMPLES = 1024
 LENGTH, LETTERS = 12, 16  # of a sequence that is written backwards
 SMOOTH = 20  # steps over which a loss is averaged
@@ -209,7 +209,7 @@ def about() -> dict[str, Any]:
         "versions": versions(),
         "command": "python bench/healthy_trainings.py --json FILE",
         "method": f"2 layers, 4 heads, width {WIDTH}; batches of {BATCH}, {STEPS} steps, gradients clipped to 1; "
-        f"every {EVERY}nd step watched, and judged after each",
+        f"every {EVERY}th step watched, and judged after each",
         "healthy": "the loss ends at 0.9 of where it began or below, and within a tenth of its fall from its best",
     }
 

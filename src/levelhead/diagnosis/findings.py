@@ -1,7 +1,7 @@
 """`Finding`, and the list of them that prints as a report.
 
 What a finding is, how findings are grouped and what is printed of them, on every medium. When there is one is decided
-in `symptoms`, `wrong_scale` and `logit_growth`.
+in `symptoms`, `wrong_scale` and `logit_growth`, what the verdict says in `verdict`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from levelhead.words import plural
-
-if TYPE_CHECKING:
-    from levelhead.diagnosis.verdict import Verdict
 
 Severity: TypeAlias = Literal["note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")  # from the mildest on
@@ -55,6 +52,22 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.kind}: {self.where} ({self.numbers}). {self.why}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence, and the limits of it."""
+
+    sentence: str
+    not_judged: tuple[str, ...] = ()  # what was not looked at, and why; each a line
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def lines(self) -> Iterator[str]:
+        """The sentence, then what was not judged."""
+        yield self.sentence
+        yield from (f"not judged: {line}" for line in self.not_judged)
 
 
 class Findings(list[Finding]):

@@ -8,32 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from levelhead.diagnosis import logit_growth, thresholds
-from levelhead.diagnosis.findings import SEVERITIES, Finding, number
+from levelhead.diagnosis.findings import SEVERITIES, Finding, Verdict, number
 from levelhead.runs.record import Run
 from levelhead.words import module_title, plural
 
 _NAMED = 4  # modules listed by name
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One sentence, and the limits of it."""
-
-    sentence: str
-    not_judged: tuple[str, ...] = ()  # what was not looked at, and why; each a line
-
-    def __str__(self) -> str:
-        return self.sentence
-
-    def lines(self) -> Iterator[str]:
-        """The sentence, then what was not judged."""
-        yield self.sentence
-        yield from (f"not judged: {line}" for line in self.not_judged)
 
 
 def verdict(run: Run, findings: Iterable[Finding]) -> Verdict:
