@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +49,10 @@ class SeenCall:
         return None if hidden is None else ~hidden.all(0).all(0)
 
 
-def seen_calls(batch: Batch, **options: Any) -> tuple[Run, list[SeenCall]]:
-    """One watched pass."""
+def seen_calls(
+    batch: Batch, around: Callable[[], list[Any]] = list, **options: Any
+) -> tuple[Run, list[SeenCall]]:
+    """One watched pass; `around` registers hooks for it."""
     found: list[SeenCall] = []
 
     def listen(watched: Any, call: Call, tally: Tensor, q: Tensor, k: Tensor, *more: Any) -> None:
@@ -57,7 +60,12 @@ def seen_calls(batch: Batch, **options: Any) -> tuple[Run, list[SeenCall]]:
 
     with watch(batch.model, deep=True, **options) as watching:
         watching.listeners.append(listen)
-        run(batch)
+        handles = around()
+        try:
+            run(batch)
+        finally:
+            for handle in handles:
+                handle.remove()
     return watching.run(), found
 
 

@@ -11,7 +11,16 @@ from levelhead.checks import told
 from levelhead.diagnosis.diagnose import diagnose
 from levelhead.diagnosis.findings import Findings
 from levelhead.errors import bad_type
-from levelhead.preflight_checks import applied_weights, independence, inputs, masks, positions
+from levelhead.preflight_checks import (
+    applied_weights,
+    distances,
+    independence,
+    inputs,
+    masks,
+    positions,
+    scales,
+    settings,
+)
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.independence import Flight
 from levelhead.preflight_checks.passes import held_still
@@ -26,6 +35,7 @@ def preflight(
     causal: bool | None = None,
     sequence_first: bool = False,
     expected_scale: float | str | None = None,
+    against: nn.Module | None = None,
 ) -> Preflight:
     """Checks a model's attention before training: changes one thing at a time and says what moved that must not.
 
@@ -38,6 +48,7 @@ def preflight(
         causal: whether a token may see only earlier ones; None: as the configuration and the masks say.
         sequence_first: the batch is (tokens, rows, ...), as torch's modules read it without batch_first.
         expected_scale: the scale that is right for this model, where that is not 1/√d_k.
+        against: an earlier checkpoint of the same architecture, to find a scale that was folded into weights since.
 
     >>> import torch
     >>> layer = torch.nn.MultiheadAttention(64, 4, batch_first=True)
@@ -47,6 +58,8 @@ def preflight(
     """
     if not isinstance(model, nn.Module):
         raise bad_type("model", "a torch.nn.Module", told(model), "Give the model itself")
+    if against is not None and not isinstance(against, nn.Module):
+        raise bad_type("against", "a torch.nn.Module", told(against), "Give the earlier model itself")
     for name, flag in (("causal", causal), ("sequence_first", sequence_first)):
         if flag is not None:
             checks.flag(name, flag)
@@ -58,8 +71,13 @@ def preflight(
         claim = masks.forms(flight, calls)
         claim = applied_weights.check(flight, calls) or claim
         positions.check(flight)
+        settings.check(flight, run, calls)
+        scales.norms(flight, run, calls)
+        distances.check(flight, run, calls)
         _perturbed(flight, calls, _claim(model, claim, causal))
-    judged = diagnose(run) if run.latest else []
+        judged = scales.named(flight, run, diagnose(run)) if run.latest else []
+        if against is not None:
+            judged = scales.against(flight, module_stack.unwrapped(against), run, judged)
     return Preflight(type(model).__name__, tuple(flight.checks), Findings([*judged, *flight.findings]))
 
 
