@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -245,11 +245,13 @@ class Bug:
     make: Callable[[bool], nn.Module]  # whether it has the bug
     says: str  # a word of a warning's kind or reason
     batch: Callable[[], dict[str, Tensor]] = words
-    options: dict[str, Any] = field(default_factory=dict)  # of preflight
+    against: bool = False  # found against the corrected twin only
+    twin: Any = None  # corrected models with the same of these are the same
 
 
 def _of(name: str, says: str, batch: Callable[[], dict[str, Tensor]] = words, **options: Any) -> Bug:
-    return Bug(lambda wrong: Transformer(name if wrong else "right", **options).eval(), says, batch)
+    twin = (batch.__name__, *sorted(options.items()))
+    return Bug(lambda wrong: Transformer(name if wrong else "right", **options).eval(), says, batch, twin=twin)
 
 
 def _folded(wrong: bool) -> nn.Module:
@@ -292,14 +294,14 @@ BUGS: dict[str, Bug] = {
     "softmax over queries": _of("softmax over queries", "over the queries", causal=False),
     "QK-norm gains of 12": _of("QK-norm gains of 12", "QK-norm", qk_norm=True),
     "ALiBi's sign": _of("ALiBi's sign", "ALiBi", alibi=True),
-    "scale folded into weights": Bug(_folded, "folded", options={"against": True}),
+    "scale folded into weights": Bug(_folded, "folded", against=True),
     "RoPE on q only": _of("RoPE on q only", "RoPE", rope=True),
     "grouped heads in the wrong order": _of("grouped heads in the wrong order", "order", kv_heads=2),
     "sqrt(d_model) in cross-attention only": _of(
         "sqrt(d_model) in cross-attention only", "whole model's width", with_context, cross=True
     ),
     "scale twice around RoPE": _of("scale twice around RoPE", "applied twice", rope=True),
-    "one layer of 24": _of("no scale", "no scale", layers=24, layer=17),
+    "one layer of 24": _of("no scale", "no scale", layers=24, layer=17, width=32),
     "pruned heads": _of("pruned heads", "heads without effect"),
     "fp16 product": _large("fp16 product"),
     "MLA 192/128": Bug(lambda wrong: Mla("bug" if wrong else "").eval(), "nope"),

@@ -19,6 +19,8 @@ from levelhead.terminal import StatusLine, colour_wanted
 
 if TYPE_CHECKING:
     from levelhead.diagnosis.compare import Comparison
+    from levelhead.models import Opened
+    from levelhead.preflight_checks.result import Preflight
     from levelhead.watching.doctor import Examination, Tell
 
 _ABOUT = """is every head of a local model level?
@@ -29,6 +31,7 @@ examples:
   levelhead doctor minilm
   levelhead doctor checkpoint/ --text notes.txt --html heads.html
   levelhead doctor after/ --against before/ --json -
+  levelhead doctor checkpoint/ --preflight
 exit code: 0 fine, 1 if a finding is a warning or an error, 2 bad input
 """
 
@@ -45,6 +48,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--rows", type=int, metavar="N", help="sample N query rows per call")
     parser.add_argument("--threads", type=int, metavar="N", help="default: as many as torch takes")
     parser.add_argument("--deep", action="store_true", help="see hand-written attention, too")
+    parser.add_argument("--preflight", action="store_true", help="perturb it: causality, padding, …")
     parser.add_argument("--scale", metavar="S", help="the scale that is right, where not 1/√d_k")
 
 
@@ -58,10 +62,10 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     text = None if arguments.text is None else _read(arguments.text)
     line = StatusLine()
     try:
-        examined, earlier, comparison = _examined(arguments, text, line.show)
+        examined, earlier, comparison, flight = _examined(arguments, text, line.show)
     finally:
         line.clear()
-    written = _contents(files, examined, earlier, comparison)
+    written = _contents(files, examined, earlier, comparison, flight)
     for name, content in written.items():
         if files[name] != STDOUT:
             write(f"--{name}", files[name], content)
@@ -69,24 +73,39 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
         yield next(content for name, content in written.items() if files[name] == STDOUT).rstrip("\n")
     else:
         yield from _report(examined, comparison, arguments.table)
+        if flight is not None:
+            yield "\n" + str(flight)
         yield from (f"wrote {files[name]}" for name in written)
-    return int(not (examined.healthy and (earlier is None or earlier.healthy)))
+    fine = examined.healthy and (earlier is None or earlier.healthy) and (flight is None or flight.passed)
+    return int(not fine)
 
 
 def _examined(
     arguments: argparse.Namespace, text: str | None, tell: Tell
-) -> tuple[Examination, Examination | None, Comparison | None]:
+) -> tuple[Examination, Examination | None, Comparison | None, Preflight | None]:
+    from levelhead import models
     from levelhead.diagnosis.compare import compare
     from levelhead.watching.doctor import TOKENS, doctor
 
     options: dict[str, Any] = {name: getattr(arguments, name) for name in ("rows", "threads", "deep")}
     options["tokens"] = TOKENS if arguments.tokens is None else arguments.tokens
     options |= dict(expected_scale=_number(arguments.scale), tell=tell)
-    examined = doctor(arguments.model, text, **options)
-    if arguments.against is None:
-        return examined, None, None
-    earlier = doctor(arguments.against, text, **options)
-    return examined, earlier, compare(earlier.run, examined.run)
+    model, against = arguments.model, arguments.against
+    if arguments.preflight:  # opened once for both
+        model, against = models.open(model), None if against is None else models.open(against)
+    examined = doctor(model, text, **options)
+    earlier = None if against is None else doctor(against, text, **options)
+    flight = _flown(model, against, text, options) if arguments.preflight else None
+    return examined, earlier, None if earlier is None else compare(earlier.run, examined.run), flight
+
+
+def _flown(model: Opened, against: Opened | None, text: str | None, options: dict[str, Any]) -> Preflight:
+    from levelhead.preflight_checks.local import preflight_opened
+    from levelhead.watching.doctor import sample
+
+    options["tell"]("pre-flight")
+    scale = options["expected_scale"]
+    return preflight_opened(model, sample() if text is None else text, against=against, expected_scale=scale)
 
 
 def _number(scale: str | None) -> float | str | None:
@@ -98,7 +117,11 @@ def _number(scale: str | None) -> float | str | None:
 
 
 def _contents(
-    files: dict[str, str | None], examined: Examination, earlier: Examination | None, comparison: Comparison | None
+    files: dict[str, str | None],
+    examined: Examination,
+    earlier: Examination | None,
+    comparison: Comparison | None,
+    flight: Preflight | None,
 ) -> dict[str, str]:
     """The content of each requested file."""
     from levelhead.show import html
@@ -109,6 +132,8 @@ def _contents(
         if earlier is not None and comparison is not None:
             content["against"] = earlier.to_json()
             content["comparison"] = comparison.to_json()
+        if flight is not None:
+            content["preflight"] = flight.to_json()
         contents["json"] = json.dumps(content, allow_nan=False) + "\n"
     if files["html"]:
         contents["html"] = html.html(examined.run, examined.findings, comparison)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from levelhead.diagnosis.findings import Finding, worst_heads
 from levelhead.preflight_checks.calls import SeenCall
@@ -62,7 +62,7 @@ def check(flight: Flight, calls: Sequence[SeenCall]) -> str | None:
     wrong: list[Finding] = []
     claim = None
     for one in _read(flight, found):
-        here = [*_groups(one), *_mixing(one, by_module.get(one.site.module)), *_idle(one, flight.model)]
+        here = [*_groups(one), *_mixing(one, by_module.get(one.site.module)), *_idle(one, flight)]
         if not here:
             behind = _behind_softmax(one)
             claim = "its weights behind the diagonal are zero" if behind else claim
@@ -145,16 +145,16 @@ def _mixing(one: Applied, call: SeenCall | None) -> list[Finding]:
     return [finding("heads mix tokens", "error", one.site.module, why, advice, places=float(differ))]
 
 
-def _idle(one: Applied, model: nn.Module) -> list[Finding]:
+def _idle(one: Applied, flight: Flight) -> list[Finding]:
     """Some heads, but not all, that give nothing, or that nothing reads."""
-    site, modules = one.site, dict(model.named_modules())
+    site, modules = one.site, dict(flight.model.named_modules())
     gives = one.same.nan_to_num().abs().amax((0, 1, 3)) > 0
     read = torch.ones_like(gives)
-    weight = getattr(modules[site.reader], "weight", None) if site.before else None
+    reader = modules[_reader(site, flight)]
+    weight = getattr(reader, "weight", None)
     if isinstance(weight, Tensor) and weight.dim() == 2 and site.heads > 1:
         inner = weight.detach().to(gives.device)
-        turned = type(modules[site.reader]).__name__ == "Conv1D"
-        inner = inner.mT if turned else inner
+        inner = inner.mT if type(reader).__name__ == "Conv1D" else inner
         if inner.shape[1] == site.heads * site.width and inner.is_floating_point():
             read = inner.reshape(inner.shape[0], site.heads, -1).abs().amax((0, 2)) > 0
     idle = [h for h in range(site.heads) if not (gives[h] and read[h])]
@@ -164,6 +164,18 @@ def _idle(one: Applied, model: nn.Module) -> list[Finding]:
     why += "masked heads cost time and memory, and get no gradient."
     advice = "Remove them from the projections, or initialise them anew."
     return [finding("heads without effect", "warning", site.module, why, advice, worst_heads(idle), heads=len(idle))]
+
+
+def _reader(site: Site, flight: Flight) -> str:
+    """The projection that reads the heads; it may be outside of the module, next to it."""
+    if site.before:
+        return site.reader
+    given = flight.tape.entries[site.reader, 0].outputs[0]
+    for (name, _), entry in flight.tape.entries.items():
+        first = entry.inputs[0] if entry.inputs else given.new_empty(0)
+        if name != site.reader and first.shape == given.shape and torch.equal(first, given):
+            return name
+    return site.reader
 
 
 def _behind_softmax(one: Applied) -> list[Finding]:

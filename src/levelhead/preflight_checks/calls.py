@@ -49,9 +49,7 @@ class SeenCall:
         return None if hidden is None else ~hidden.all(0).all(0)
 
 
-def seen_calls(
-    batch: Batch, around: Callable[[], list[Any]] = list, **options: Any
-) -> tuple[Run, list[SeenCall]]:
+def seen_calls(batch: Batch, around: Callable[[], list[Any]] = list, **options: Any) -> tuple[Run, list[SeenCall]]:
     """One watched pass; `around` registers hooks for it."""
     found: list[SeenCall] = []
 

@@ -5,6 +5,7 @@ Each finds the first module whose output moved where its inputs stood still.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -244,7 +245,7 @@ def padding(flight: Flight) -> None:
 def _with_mask(batch: Batch) -> Batch | None:
     """For a Hugging Face model that takes an attention_mask and was given none."""
     ids = "input_ids"
-    takes = "attention_mask" in getattr(batch.model.forward, "__code__", _with_mask.__code__).co_varnames
+    takes = "attention_mask" in inspect.signature(batch.model.forward).parameters
     if not hasattr(batch.model, "config") or not takes or ids not in batch.kwargs or "attention_mask" in batch.kwargs:
         return None
     mask = torch.ones_like(batch.kwargs[ids])

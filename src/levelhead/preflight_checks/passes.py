@@ -111,6 +111,8 @@ def _size(old: list[Tensor], new: list[Tensor], places: Places) -> tuple[float, 
         x, y = (places(a), places(b)) if a.shape == b.shape else (None, None)
         if x is not None and y is not None and x.numel():
             known += 1
+            if torch.equal(x, y):
+                continue
             whole = a.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max()
             largest = max(largest, distance(x, y, float(whole)))
     return largest, known

@@ -63,7 +63,9 @@ def _named(one: Finding, record: Record, module: nn.Module | None) -> Finding:
         return replace(one, severity="warning", why=why, advice="Take the root of the width of a head's keys.")
     if max(ratio, 1 / ratio) < _FAR:
         return one
-    why = f"The scale is {ratio:.3g} times 1/√d_k, and no rule gives it: a temperature, a second factor or a missing one."
+    why = (
+        f"The scale is {ratio:.3g} times 1/√d_k, and no rule gives it: a temperature, a second factor or a missing one."
+    )
     advice = "If it is meant, pass it as expected_scale; if not, look for a second factor."
     return replace(one, severity="warning", why=why, advice=advice)
 
@@ -73,14 +75,14 @@ def _candidates(record: Record, module: nn.Module | None) -> Iterator[tuple[str,
     facts, H = record.facts, len(record.tally)
     d_k, G = facts.d_k, facts.kv_heads
     yield f"d_k^-¼ = {d_k**-0.25:.3g}: the root is taken on one side only, q or k", d_k**-0.25
-    groups = [n for n in _sizes(module, ("kv_head", "key_value_head", "n_kv", "kv_heads"))]
+    groups = _sizes(module, ("kv_head", "key_value_head", "n_kv"))
     for n in {G, *groups} - {H, 0}:
         width = facts.model_width or H * d_k
         for total in {width, H * d_k}:
             yield f"1/√{total / n:g}, a head's width as if there were only the {n} kv heads", (total / n) ** -0.5
     if facts.model_width and H and facts.model_width / H != d_k:
-        width = facts.model_width / H
-        yield f"1/√{width:g}, the model's width over {H} heads, which is not the width of a head (pruned?)", width**-0.5
+        each = facts.model_width / H
+        yield f"1/√{each:g}, the model's width over {H} heads, which is not the width of a head (pruned?)", each**-0.5
     for name, n in _widths(module):
         if n != d_k:
             yield f"1/√{name} ({n})", n**-0.5
@@ -125,7 +127,9 @@ def norms(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> None:
         if bound >= thresholds.CLIPPED:
             why = "The gains of the QK-norms let logits reach this number: the norm bounds nothing, the softmax can "
             why += "saturate at any time."
-            advice = "Start gains at 1, leave weight decay on for them, or cap them so that |q|·|k|·scale stays below 100."
+            advice = (
+                "Start gains at 1, leave weight decay on for them, or cap them so that |q|·|k|·scale stays below 100."
+            )
             found.append(finding("QK-norm gains too large", "warning", call.module, why, advice, reachable_logit=bound))
     if found:
         return flight.failed(name, changed, f"logits can reach {found[0].evidence['reachable_logit']:.3g}", *found)
@@ -156,11 +160,13 @@ def against(flight: Flight, earlier: nn.Module, run: Run, found: list[Finding]) 
             found = [f for f in found if not (f.kind in (WRONG, UNUSUAL) and f.module == record.module)]
             same += 1
             continue
-        why = "The weights of q and k together are √d_k times another size than in the earlier checkpoint, and the call "
+        why = (
+            "The weights of q and k together are √d_k times another size than in the earlier checkpoint, and the call "
+        )
         why += "still scales: the scale is folded into the weights and applied again."
         advice = "Undo the factor in the weights, or pass scale=1.0 to the attention function."
-        evidence = {"ratio": ratio, "scale": scale, "d_k": float(record.facts.d_k)}
-        wrong.append(finding("scale folded into weights", "warning", record.module, why, advice, **evidence))
+        folds = finding("scale folded into weights", "warning", record.module, why, advice, ratio=ratio, scale=scale)
+        wrong.append(folds)
     if wrong:
         flight.failed(name, changed, f"in {len(wrong)} modules", *wrong)
     elif same:

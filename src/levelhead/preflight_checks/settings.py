@@ -22,8 +22,16 @@ from levelhead.runs.record import Run
 from levelhead.watching import effective_scale
 
 _WINDOWS = ("sliding_window", "window", "window_size", "sliding_window_size", "local_window", "attention_window")
-_CAPS = ("attn_logit_softcapping", "softcap", "attn_softcap", "logit_softcap", "logit_cap", "logits_soft_cap")
-_CAPS += ("attn_logit_softcap", "soft_cap", "attention_softcap")
+_CAPS = (
+    "attn_logit_softcapping",
+    "softcap",
+    "attn_softcap",
+    "logit_softcap",
+    "logit_cap",
+    "logits_soft_cap",
+    "attn_logit_softcap",
+    "soft_cap",
+)
 _YARN = ("yarn_factor", "yarn_scale", "yarn_scaling_factor")
 _TIMES_CAP = 8.0  # q is enlarged until logits would be so far above the cap
 
@@ -165,8 +173,8 @@ def _yarn(own: Mapping[str, nn.Module], run: Run) -> Iterator[Finding]:
         if abs(ratio - 1) < 0.005:
             why = f"YaRN is set, and its factor is not in force: q and k are to be multiplied by {factor:.3g} each."
             advice = "Multiply cos and sin, or q and k, by 0.1 ln(factor) + 1."
-            evidence = {"effective_scale": scale, "expected": factor * factor / math.sqrt(d_k)}
-            yield finding("YaRN factor missing", "warning", record.module, why, advice, **evidence)
+            right = factor * factor / math.sqrt(d_k)
+            yield finding("YaRN factor missing", "warning", record.module, why, advice, scale=scale, expected=right)
 
 
 def yarn_explains(module: nn.Module | None, ratio: float) -> bool:

@@ -1,0 +1,37 @@
+"""Does `lh.preflight` stay silent about freshly initialised Hugging Face models?
+
+For every architecture of the zoo that runs: warnings and errors, and the verdict of every check.
+
+    python bench/huggingface_preflight.py FILE ZOO
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import levelhead as lh
+from huggingface_zoo import SECONDS, limited, prepare_worker, specimen, sweep
+
+
+def examine(name: str, recipe: dict[str, Any]) -> dict[str, Any]:
+    """What a pre-flight says about an architecture."""
+    with limited(6 * SECONDS):
+        built = specimen(name, recipe)
+        result = lh.preflight(built.model, dict(built.inputs))
+    found = [str(x)[:400] for x in result.findings if x.severity != "note"]
+    return {"findings": found, "checks": {check.name: check.verdict for check in result.checks}}
+
+
+def main() -> None:
+    file, zoo, *rest = sys.argv[1:]
+    recipes = {name: x["recipe"] for name, x in json.loads(Path(zoo).read_text()).items() if "error" not in x}
+    names = rest[1:] if rest else sorted(recipes)
+    prepare_worker()
+    sweep(__file__, Path(file), names, lambda name: examine(name, recipes[name]), [zoo])
+
+
+if __name__ == "__main__":
+    main()
