@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,22 @@ from torch.utils._python_dispatch import _disable_current_modes
 import levelhead as lh
 from levelhead.errors import LevelheadValueError
 from levelhead.runs.record import from_json, to_json
-from watched import batch, by_hand, one_thread, outcome, same, stack
+from spellings import SPELLINGS
+from watched import batch, by_hand, one_thread, outcome, same, sdpa, stack
 
 __all__ = ["one_thread"]  # a fixture
+
+
+STATISTICS = (
+    "rows",
+    "max_logit",
+    "min_logit",
+    "var_logit",
+    "mean_entropy",
+    "normalised_entropy",
+    "mean_first",
+    "k_rms",
+)
 
 
 class Mask(Tensor):
@@ -83,3 +97,22 @@ def test_a_run_saved_before_the_softmax_axis_was_a_fact_is_read() -> None:
     del content["snapshots"][0]["records"][0]["facts"]["d_k"]
     with pytest.raises(LevelheadValueError, match="d_k"):
         from_json(content)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_spelling_has_the_statistics_of_torchs_function(spelling: str) -> None:
+    truth, model = stack(sdpa(is_causal=True), depth=1), stack(SPELLINGS[spelling], depth=1)
+    with torch.no_grad(), lh.watch(truth) as known:
+        truth(batch())
+    plain = outcome(model, lambda: model(batch()))
+    with lh.watch(model, deep=True) as w:
+        same(plain, outcome(model, lambda: model(batch())))
+    (line,) = w.coverage()
+    assert (line.module, line.seen, line.how, line.note) == ("blocks.0.attn", True, "softmax by hand", "")
+    a, b = w.last["blocks.0.attn"], known.last["blocks.0.attn"]
+    assert len(a.tally) == len(b.tally)
+    for name in STATISTICS:
+        np.testing.assert_allclose(getattr(a.heads, name), getattr(b.heads, name), rtol=1e-4, atol=1e-5)
+    assert a.facts.effective_scale == pytest.approx(b.facts.effective_scale, rel=1e-4)
+    assert (a.facts.d_k, a.facts.queries, a.facts.keys) == (b.facts.d_k, b.facts.queries, b.facts.keys)
+    assert a.facts.softmax_axis in ("keys", None)

@@ -1,18 +1,17 @@
 """`deep=True`: softmax attention written by hand, observed below the level of Python functions.
 
-A dispatch mode follows products of two activations through scaling, bias, masks and changes of shape to their softmax;
-there the logits are read as they are, with the factors on the way. A product with a parameter on its right is a
-projection, which is stored; a softmax over one is a classifier, which is ignored. Compiled parts stay compiled, and
-are not followed. The mode is active only while an observed step runs.
+A dispatch mode follows products of two activations (`scores`) to their softmax; there the logits are measured as they
+are. They count as attention when the weights meet values (`hand_weights`). A product with a parameter is a projection,
+which is stored; a softmax over one is a classifier, which is ignored. Compiled parts stay compiled, and are not
+followed. The mode is active only while an observed step runs.
 """
 
 from __future__ import annotations
 
-import math
+import copy
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,42 +19,22 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from levelhead.watching import effective_scale
+from levelhead.watching import effective_scale, hand_weights, scores
+from levelhead.watching.hand_weights import Exponentials, Pending, Reduced, Weights
 from levelhead.watching.legacy_constructors import LEGACY_CONSTRUCTORS
 from levelhead.watching.measure import from_scores, plain
-from levelhead.watching.module_stack import ATTRIBUTE, Frame, Product, current
+from levelhead.watching.module_stack import ATTRIBUTE, Frame, Product, current, heads_around
+from levelhead.watching.observe_call import cannot_be_read
+from levelhead.watching.parameters import Parameters
+from levelhead.watching.scores import Scores
 
 PATH = "softmax by hand"
-Factor: TypeAlias = float | Tensor | None  # None: not one number; a tensor of one element is read later
-
-
-@dataclass(frozen=True)
-class _Product:
-    """Scores that are `factor` times left · right, and what was added or hidden since."""
-
-    left: Tensor  # (N, T, D)
-    right: Tensor  # (N, D, S)
-    factor: Factor
-
-    def turned(self) -> _Product:
-        return replace(self, left=self.right.mT, right=self.left.mT)
-
-
-# Results that still contain the scores of the first argument: in another shape, with more added or hidden.
-_KEEPING_NAMES = (
-    "view _unsafe_view reshape expand permute transpose unsqueeze squeeze clone _to_copy alias detach select t "
-    "contiguous view_as slice add add_ sub sub_ masked_fill masked_fill_ tanh tanh_ clamp clamp_ where maximum "
-    "minimum nan_to_num copy_ index_put_ _unsafe_index cat constant_pad_nd addcmul"
-)
-_KEEPING = set(_KEEPING_NAMES.split())
-_SCALING: dict[str, Callable[[Any, Any], Any]] = {
-    "mul": lambda factor, x: factor * x,
-    "mul_": lambda factor, x: factor * x,
-    "div": lambda factor, x: factor / x if isinstance(x, Tensor) or x else math.nan,
-    "div_": lambda factor, x: factor / x if isinstance(x, Tensor) or x else math.nan,
-}
-_SOFTMAX = {"_softmax", "_safe_softmax", "softmax"}
-_PRODUCTS = {"bmm": 0, "mm": 0, "baddbmm": 1, "addmm": 1}  # and which argument is the left one
+_SOFTMAX = {"_softmax", "_safe_softmax", "softmax", "_log_softmax", "log_softmax"}
+_UNREADABLE = {"_sparse_softmax", "_sparse_log_softmax", "_masked_softmax"}
+_PRODUCTS = {"bmm": 0, "mm": 0, "mv": 0, "baddbmm": 1, "addmm": 1}  # and which argument is the left one
+SIGMOID = "a sigmoid over a product of queries and keys, which is not measured: there is no softmax"
+IN_PIECES = "a softmax in pieces (exp of a product meets values before it is divided by its sum), which is not measured"
+NO_VALUES = "a softmax over a product of two activations whose weights meet no values: not counted as attention"
 
 
 class Deep(TorchDispatchMode):
@@ -70,102 +49,200 @@ class Deep(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._scores: Any = WeakIdKeyDictionary()
-        self._weights = {
-            p.untyped_storage().data_ptr(): (name.rsplit(".", 1)[-1], module)
-            for module in model.modules()
-            for name, p in module.named_parameters(recurse=False)
-        }
+        self._scores: Any = WeakIdKeyDictionary()  # tensor -> Scores
+        self._later: Any = WeakIdKeyDictionary()  # tensor -> Weights, Exponentials or Reduced
+        self._parameters = Parameters(model)
+        self._pending: list[Pending] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         frame = current()
         if frame is None or frame.busy or not isinstance(func, OpOverload) or not frame.watch.wanted():
             return out
-        name = func.overloadpacket.__name__
-        if name in _SOFTMAX:
-            self._softmax(frame, args)
-        elif isinstance(out, Tensor) and plain(out):
-            product = self._follow(frame, name, args, kwargs or {}, out)
-            if product is not None:
-                self._scores[out] = product
-        return out
-
-    def _follow(
-        self, frame: Frame, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
-    ) -> _Product | None:
-        if name in _PRODUCTS:
-            left = _PRODUCTS[name]
-            alpha = float(kwargs.get("alpha", 1))
-            return self._product(frame, args[left], args[left + 1], alpha, out)
-        inputs = args[0] if name == "cat" else args[:3]
-        known = [self._scores.get(x) for x in inputs if isinstance(x, Tensor)]
-        before: _Product | None = next((x for x in known if x is not None), None)
-        if before is None:
-            return None
-        first = isinstance(args[0], Tensor) and args[0] in self._scores
-        if name in _SCALING:
-            number = _number(args[1] if first else args[0])
-            if number is None or before.factor is None:
-                return replace(before, factor=None)
-            return replace(before, factor=_SCALING[name](before.factor, number))
-        if name in ("add", "sub") and not first and before.factor is not None:
-            return replace(before, factor=before.factor * kwargs.get("alpha", 1))
-        if _turns(name, args):
-            return before.turned()
-        return before if name in _KEEPING else None
-
-    def _product(self, frame: Frame, a: Tensor, b: Tensor, factor: float, out: Tensor) -> _Product | None:
-        weight = self._weights.get(b.untyped_storage().data_ptr())
-        if weight is None:
-            a, b = (x.detach() if x.dim() == 3 else x.detach()[None] for x in (a, b))
-            return _Product(a, b, factor)
-        name, owner = weight
-        if owner is frame.watched.module:  # else its own hook stores it
-            frame.ran.append(effective_scale.columns(name, None, a.shape[-1], out))
-        return None
-
-    def _softmax(self, frame: Frame, args: tuple[Any, ...]) -> None:
-        scores = args[0]
-        product = self._scores.get(scores)
-        if product is None or scores.dim() < 2 or args[1] not in (-1, scores.dim() - 1):
-            return
-        T, S = scores.shape[-2:]
-        heads = scores.shape[-3] if scores.dim() > 3 else frame.watched.heads or 1
-        rows = scores.numel() // max(S, 1)
-        if rows == 0 or product.left.numel() != rows * product.left.shape[-1]:
-            return
-        heads = 1 if rows % (heads * T) else heads
-        frame.busy = True  # the measurement itself is not followed
+        frame.busy = True  # what follows is not followed
         try:
-            logits = scores.detach().reshape(-1, heads, T, S)
-            q = product.left.reshape(-1, heads, T, product.left.shape[-1])
-            k = product.right.mT
-            each = k.shape[0] // q.shape[0] or 1
-            each = each if heads % each == 0 and k.shape[0] % each == 0 else 1
-            k = k.reshape(-1, each, *k.shape[1:])
-            frame.watch.record_call(frame, PATH, from_scores(logits), Product(q, k, product.factor))
+            self._see(frame, func, func.overloadpacket.__name__, args, kwargs or {}, out)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            # The model goes on whatever an operator of its own does to this.
+            frame.watched.not_observed[f"{func} could not be followed: {error}".splitlines()[0]] = None
         finally:
             frame.busy = False
+        return out
 
+    def close(self) -> None:
+        """Names what did not become attention."""
+        for pending in self._pending:
+            if not pending.done:
+                pending.frame.watched.not_observed[NO_VALUES] = None
 
-def _turns(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether rows become columns."""
-    if name == "t":
-        return True
-    if name not in ("transpose", "permute"):
+    def _see(self, frame: Frame, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if name in _SOFTMAX or name in _UNREADABLE:
+            self._softmax_operator(frame, name, args, out)
+            return
+        if not _readable(out):
+            return
+        tensors = [x for x in (args[0] if name == "cat" else args) if isinstance(x, Tensor)]
+        if not all(map(plain, tensors)):
+            return
+        self._parameters.pass_on(name, tensors, out)
+        if name in _PRODUCTS:
+            self._product(frame, name, args, kwargs, out)
+            return
+        inputs = args[0] if name == "cat" else args[:3]
+        known = [self._scores.get(x) if isinstance(x, Tensor) else None for x in inputs]
+        if any(x is not None for x in known):
+            self._of_scores(frame, func, name, args, kwargs, known, out)
+        if any(isinstance(x, Tensor) and x in self._later for x in inputs):
+            self._of_weights(frame, func, name, args, kwargs, out)
+
+    def _of_scores(
+        self,
+        frame: Frame,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        known: list[Any],
+        out: Any,
+    ) -> None:
+        if name in ("sigmoid", "sigmoid_"):
+            frame.watched.not_observed[SIGMOID] = None
+            return
+        if reduced := hand_weights.reduction(name, args, out):
+            self._later[reduced.values] = reduced.told
+            return
+        if name in ("exp", "exp_"):
+            self._exponentials(frame, args[0], out)
+            return
+        if name == "sub" and (less := hand_weights.shifted(args, self._scores, self._later)) is not None:
+            self._scores[out] = less
+            return
+        found = scores.after(func, name, args, kwargs, known, out)
+        for x, each in zip(out, found, strict=True) if isinstance(found, list) else ((out, found),):
+            if each is not None and isinstance(x, Tensor):
+                self._scores[x] = each
+
+    # ---- products
+
+    def _product(self, frame: Frame, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        first = _PRODUCTS[name]
+        a, b = args[first], args[first + 1]
+        for x, axis, other in ((a, a.dim() - 1, b), (b, max(b.dim() - 2, 0), a)):
+            if (later := self._later.get(x)) is not None and self._meets(frame, later, axis, other, out):
+                return
+        tracked = self._scores.get(a) or self._scores.get(b)
+        parameter = self._parameters.of(b)
+        if parameter is not None or (tracked is not None and self._parameters.of(a) is not None):
+            if tracked is not None and (mixed := tracked.lost()) is not None:  # heads that are mixed
+                self._scores[out] = mixed
+            elif parameter is not None and parameter[1] is frame.watched.module:  # else its own hook stores it
+                frame.ran.append(effective_scale.columns(parameter[0], None, a.shape[-1], out))
+            return
+        found = scores.product(a, b, float(kwargs.get("alpha", 1)), out.shape)
+        if first and kwargs.get("beta", 1) and args[0].dim() and found.axes is not None:
+            found = scores.hidden_by(found, args[0], out.shape)
+        self._scores[out] = found
+
+    def _meets(self, frame: Frame, later: Any, axis: int, other: Tensor, out: Tensor) -> bool:
+        """Whether a product of weights was understood."""
+        if isinstance(later, Weights):
+            over_keys = later.over_keys(axis)
+            if self._parameters.of(other) is not None and not over_keys:
+                self._later[out] = replace(later, axes=None)  # heads that are mixed
+            else:
+                later.pending.commit("keys" if over_keys else None if over_keys is None else "queries")
+            return True
+        if isinstance(later, Exponentials):
+            frame.watched.not_observed[IN_PIECES] = None
+            return True
         return False
-    n = args[0].dim()
-    if name == "transpose":
-        return {args[1] % n, args[2] % n} == {n - 1, n - 2}
-    order = [d % n for d in args[1]]
-    return order.index(n - 1) < order.index(n - 2)
+
+    # ---- softmaxes
+
+    def _softmax_operator(self, frame: Frame, name: str, args: tuple[Any, ...], out: Any) -> None:
+        x = args[0]
+        if cannot_be_read(frame, x) or name in _UNREADABLE:
+            return
+        known = self._scores.get(x)
+        if known is None or not x.dim():
+            return
+        axis = args[1] % x.dim()
+        if "log" in name:
+            self._scores[out] = replace(known, before=x, log_over=axis)
+        else:
+            self._softmax(frame, x, known, axis, out)
+
+    def _exponentials(self, frame: Frame, x: Tensor, out: Tensor) -> None:
+        known: Scores = self._scores[x]
+        source = x if known.before is None else known.before
+        if known.log_over is not None:
+            self._softmax(frame, source, known, known.log_over, out)
+        elif out is not x:
+            self._later[out] = Exponentials(source, known)
+
+    def _of_weights(
+        self, frame: Frame, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        later = hand_weights.after(func, name, args, kwargs, self._later, out)
+        if isinstance(later, hand_weights.Normalised):
+            self._softmax(frame, later.source, later.scores, later.axis, out)
+        elif isinstance(later, list):
+            for x, each in zip(out, later, strict=True):
+                self._later[x] = each
+        elif isinstance(later, Weights | Exponentials | Reduced) and isinstance(out, Tensor):
+            self._later[out] = later
+
+    def _softmax(self, frame: Frame, x: Tensor, known: Scores, axis: int, weights: Tensor) -> None:
+        """Measures the logits x of a softmax over `axis`; they count once the weights meet values."""
+        if x.dim() < 2 or not x.numel() or not known.plausible(x.shape, axis):
+            return
+        x = x.detach()
+        hidden = known.hides(x, axis)
+        x = x if hidden is None else x.masked_fill(hidden, -torch.inf)
+        sink = known.sink if known.sink is not None and known.sink.axis == axis else None
+        x = x if sink is None else x.narrow(axis, sink.first, sink.keys)
+        told: dict[str, Any] = {"softcap": known.softcap, "masked": hidden is not None or None}
+        arranged = known.arranged(x.shape, axis, heads_around(frame, several=x.dim() > 3))
+        if arranged is None:  # over heads or a batch
+            logits = x.movedim(axis, -1).reshape(1, 1, -1, x.shape[axis])
+            product, told["softmax_axis"] = Product(known.left[None], known.right.mT[None], None), "batch"
+            told["kv_heads"] = 1
+        else:
+            logits = arranged.scores(x)
+            product = _factors(known, arranged, logits, x.shape)
+        call = from_scores(logits)
+        if sink is not None and arranged is not None:
+            column = arranged.scores(sink.column.expand(*x.shape[:axis], 1, *x.shape[axis + 1 :]))[..., 0]
+            if bool((column == column[:1, :, :1]).all()):
+                call = replace(call, scoring=call.scoring._replace(sinks=column[0, :, 0].to(call.q.dtype)))
+        still = copy.copy(frame)
+        still.ran = list(frame.ran)
+        enter = frame.watch.measure_call(still, PATH, call, product)
+        pending = Pending(still, lambda facts: enter(**{k: v for k, v in (told | facts).items() if v is not None}))
+        self._pending.append(pending)
+        self._later[weights] = hand_weights.of_softmax(pending, weights.shape, axis)
 
 
-def _number(x: Any) -> float | Tensor | None:
-    if isinstance(x, Tensor) and x.numel() == 1:
-        return x.detach().reshape(())
-    return float(x) if isinstance(x, int | float) else None
+def _factors(known: Scores, arranged: Any, logits: Tensor, shape: torch.Size) -> Product:
+    """What these logits are the product of."""
+    if known.axes is None:
+        width = known.left.shape[2]
+        some = known.left.reshape(1, 1, -1, width), known.right.mT.reshape(1, 1, -1, width)
+        q, k = (x.expand(1, logits.shape[1], -1, -1) for x in some)
+        return Product(q, k, None)
+    q, k = arranged.factors(known.axes, known.left, known.right)
+    factor = known.factor
+    if isinstance(factor, Tensor) and factor.dim():
+        each = arranged.scores(factor.expand(shape))
+        heads = each[0, :, 0, 0]
+        factor = heads if bool((each == heads[:, None, None]).all()) else None
+    return Product(q, k, factor)
+
+
+def _readable(out: Any) -> bool:
+    several = out if isinstance(out, list | tuple) else (out,)
+    tensors = [x for x in several if isinstance(x, Tensor)]
+    return bool(tensors) and all(map(plain, tensors))
 
 
 # ---- active while the model runs
@@ -201,7 +278,9 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
 def end(number: int) -> None:
     """Removes the mode, if it is still active."""
     mode = _running.modes.pop(number, None)
-    if mode is not None:
-        LEGACY_CONSTRUCTORS.release()
-    if mode is not None and _get_current_dispatch_mode() is mode:
+    if mode is None:
+        return
+    LEGACY_CONSTRUCTORS.release()
+    mode.close()
+    if _get_current_dispatch_mode() is mode:
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]

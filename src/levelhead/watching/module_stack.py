@@ -26,7 +26,7 @@ from levelhead.watching.transformers_calls import eager_is_understood, forms_sof
 ATTRIBUTE = "_levelhead_watched"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
 _DISTRIBUTORS = ("torch.", "deepspeed.", "accelerate.")  # libraries whose wrappers hold the model as "module"
-_HEADS = ("num_heads", "n_heads", "nheads", "heads", "n_head", "num_attention_heads", "nhead")
+_HEADS = ("num_heads", "n_heads", "nheads", "heads", "n_head", "num_attention_heads", "nhead", "num_head", "h", "head")
 _numbers = itertools.count(1)
 
 
@@ -62,8 +62,12 @@ class Recorder(Protocol):
 
     def begin_forward(self) -> None: ...  # of the whole model
 
-    # Measures a call that other code computed; `product`: what its ready-made scores were computed from.
-    def record_call(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> None: ...
+    # Measures a call that other code computed.
+    def record_call(self, frame: Frame, path: str, call: Call) -> None: ...
+
+    # The same, which counts once the result is called, with further facts; `product`: what its ready-made scores were
+    # computed from.
+    def measure_call(self, frame: Frame, path: str, call: Call, product: Product) -> Callable[..., None]: ...
 
     # Adds a call that levelhead computed together with its statistics; `observed`: by one of its own functions.
     def record_pass(self, frame: Frame, path: str, computed: Pass) -> None: ...
@@ -186,6 +190,14 @@ def current() -> Frame | None:
     if torch.compiler.is_compiling():
         return traced[-1] if traced else None
     return _stack.frames[-1] if _stack.frames else None
+
+
+def heads_around(frame: Frame, *, several: bool) -> int | None:
+    """The number of heads, from the attributes of the running module, or with `several` of one around it."""
+    if frame.watched.heads is not None or not several:
+        return frame.watched.heads
+    around = [each.watched for each in _stack.frames if each.watch is frame.watch]
+    return next((watched.heads for watched in reversed(around) if watched.heads is not None), None)
 
 
 def enter(module: nn.Module, args: Any) -> None:

@@ -82,8 +82,13 @@ class Ledger:
 
     # ---- calls come in
 
-    def add(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> None:
-        """Measures a call; `product`: what its ready-made scores were computed from, if that is known."""
+    def add(self, frame: Frame, path: str, call: Call) -> None:
+        """Measures a call."""
+        self.measured(frame, path, call)()
+
+    def measured(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> Callable[..., None]:
+        """Measures a call, which counts once the result is called, with further facts. `product`: what ready-made
+        scores were computed from, if that is known."""
         rows = self.watch.rows
 
         def at(times: float) -> Tensor:
@@ -96,7 +101,8 @@ class Ledger:
         else:
             measure.fill_squares(tallied, product.q, product.k)
         sampled = rows is not None and rows < call.q.shape[2]
-        self._enter(frame, path, call, product, tallied, self._rules(product.q, at), sampled=sampled)
+        rules = self._rules(product.q, at)
+        return partial(self._enter, frame, path, call, product, tallied, rules, sampled=sampled)
 
     def add_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """A call that levelhead computed."""

@@ -244,9 +244,13 @@ class Watch:
             yield
         self._spent += time.perf_counter() - started
 
-    def record_call(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> None:
+    def record_call(self, frame: Frame, path: str, call: Call) -> None:
         with self._timed():
-            self._ledger(frame).add(frame, path, call, product)
+            self._ledger(frame).add(frame, path, call)
+
+    def measure_call(self, frame: Frame, path: str, call: Call, product: Product) -> Callable[..., None]:
+        with self._timed():
+            return self._ledger(frame).measured(frame, path, call, product)
 
     def record_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         with self._timed():

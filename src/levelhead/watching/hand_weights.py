@@ -1,0 +1,189 @@
+"""Weights on their way from a softmax by hand to the values, and a softmax that is itself written by hand.
+
+Weights that meet values in a product are attention; whether the product sums over the axis of the softmax shows if that
+is the right one. `exp(x) / exp(x).sum()`, with the largest of x subtracted or not, is a softmax, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from levelhead.watching.module_stack import Frame
+from levelhead.watching.scores import SAME, VIEWS, Scores
+
+# The same weights, other numbers: dropout, masks, a second normalisation.
+_KEEPING_NAMES = "add add_ sub sub_ mul mul_ div div_ where masked_fill masked_fill_ tril triu pow"
+_KEEPING = SAME | set(_KEEPING_NAMES.split())
+_ROW_SUMS = {"amax": "max", "max": "max", "logsumexp": "logsumexp", "sum": "sum"}
+# What reads weights and is no use of them as weights.
+_LOOKING_NAMES = (
+    "argmax argmin max min amax amin sum mean topk sort log nll_loss_forward multinomial isnan isfinite any all eq ne "
+    "lt gt le ge std var _local_scalar_dense equal item logsumexp zeros_like ones_like empty_like "
+    "new_zeros new_empty full_like bernoulli rand_like cumsum"
+)
+_LOOKING = set(_LOOKING_NAMES.split())
+
+
+class Pending:
+    """A measured softmax, which counts once its weights meet values."""
+
+    def __init__(self, frame: Frame, enter: Callable[[dict[str, Any]], None]) -> None:
+        self.frame, self.done = frame, False
+        self._enter: Callable[[dict[str, Any]], None] | None = enter
+
+    def commit(self, axis: str | None) -> None:
+        """The weights met values; `axis`: what the softmax was over, if that is known."""
+        if self._enter is not None:
+            enter, self._enter, self.done = self._enter, None, True
+            enter({"softmax_axis": axis})
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights, and which of their axes the softmax was over."""
+
+    pending: Pending
+    axes: Tensor | None  # a stand-in: only the axis of the softmax has a stride. None: not known any more
+
+    def over_keys(self, axis: int) -> bool | None:
+        """Whether an axis is that of the softmax; None: not known."""
+        if self.axes is None or axis >= self.axes.dim() or not any(self._moves(d) for d in range(self.axes.dim())):
+            return None
+        return self._moves(axis)
+
+    def _moves(self, axis: int) -> bool:
+        assert self.axes is not None
+        return self.axes.stride(axis) != 0 and self.axes.shape[axis] > 1
+
+
+@dataclass(frozen=True)
+class Exponentials:
+    """exp of scores."""
+
+    source: Tensor  # the scores, before their largest was subtracted
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A number per row: the largest, the sum …"""
+
+    kind: str
+    source: Tensor
+    axis: int | None
+
+
+class Normalised(NamedTuple):
+    """Exponentials divided by their sum: a softmax."""
+
+    source: Tensor
+    scores: Scores
+    axis: int
+
+
+class Reduction(NamedTuple):
+    values: Tensor
+    told: Reduced
+
+
+def of_softmax(pending: Pending, shape: torch.Size, axis: int) -> Weights:
+    """Weights fresh from the softmax."""
+    strides = [int(d == axis) for d in range(len(shape))]
+    return Weights(pending, torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta"))
+
+
+def reduction(name: str, args: tuple[Any, ...], out: Any) -> Reduction | None:
+    """If this operator reduces rows."""
+    kind, x = _ROW_SUMS.get(name), args[0]
+    if kind is None or not isinstance(x, Tensor):
+        return None
+    dims = args[1] if len(args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    axis = dims[0] % x.dim() if isinstance(dims, list | tuple) and len(dims) == 1 else None
+    values = out[0] if isinstance(out, list | tuple) else out
+    return Reduction(values, Reduced(kind, x, axis))
+
+
+def shifted(args: tuple[Any, ...], scores: Mapping[Any, Any], later: Mapping[Any, Any]) -> Scores | None:
+    """Scores minus their largest, or minus the logarithm of the sum of their exponentials."""
+    x, less = args[0], args[1]
+    told = later.get(less) if isinstance(less, Tensor) else None
+    known: Scores | None = scores.get(x)
+    if not isinstance(told, Reduced) or known is None or told.kind == "sum":
+        return None
+    if told.source is not x and told.kind == "logsumexp":
+        return None
+    before = x if known.before is None else known.before
+    over = told.axis if told.kind == "logsumexp" else None
+    return replace(known, before=before, log_over=over)
+
+
+def after(
+    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], later: Mapping[Any, Any], out: Any
+) -> Any:
+    """What an operator's result is: weights, exponentials, a number per row, a whole softmax, or None."""
+    told = [later.get(x) if isinstance(x, Tensor) else None for x in args[:3]]
+    first = next(x for x in told if x is not None)
+    if isinstance(told[0], Exponentials):
+        return _of_exponentials(name, args, told, out)
+    if isinstance(first, Reduced):
+        return first if name in VIEWS | SAME | {"add", "add_", "reciprocal"} and isinstance(out, Tensor) else None
+    if not isinstance(first, Weights):
+        return None
+    if name in VIEWS:
+        return _viewed(func, args, kwargs, first, out)
+    if name in _LOOKING:
+        return None
+    values = out[0] if isinstance(out, tuple | list) and out else out
+    if name in _KEEPING or name == "native_dropout":
+        place = told.index(first)
+        if isinstance(values, Tensor) and values.shape == args[place].shape:
+            return [first] + [None] * (len(out) - 1) if isinstance(out, tuple | list) else first
+        if isinstance(values, Tensor) and values.numel() == args[place].numel():
+            return replace(first, axes=None)
+    first.pending.commit(None)  # an operator that makes something else of the weights
+    return None
+
+
+def _of_exponentials(name: str, args: tuple[Any, ...], told: list[Any], out: Any) -> Any:
+    mine = told[0]
+    if reduced := reduction(name, args, out):
+        return reduced.told if isinstance(out, Tensor) else None
+    other = told[1] if len(told) > 1 else None
+    if isinstance(other, Reduced) and name in ("div", "div_", "mul", "mul_") and other.kind == "sum":
+        known = other.source is args[0] and other.axis is not None
+        return Normalised(mine.source, mine.scores, other.axis) if known and other.axis is not None else None
+    if name in SAME or name in VIEWS:
+        return mine if isinstance(out, Tensor) and out.shape == args[0].shape else None
+    if name in ("masked_fill", "masked_fill_") and _is_zero(args[2]):
+        return _shut(mine, args[1])
+    if name in ("mul", "mul_") and isinstance(args[1], Tensor) and args[1].shape == args[0].shape:
+        return _shut(mine, args[1] == 0)
+    return None
+
+
+def _is_zero(x: Any) -> bool:
+    return isinstance(x, Tensor) or x == 0
+
+
+def _shut(mine: Exponentials, where: Tensor) -> Exponentials:
+    """The exponentials after a mask set some to zero."""
+    shut = where.expand(mine.source.shape)
+    hidden = mine.scores.hidden
+    return replace(mine, scores=replace(mine.scores, hidden=shut if hidden is None else hidden | shut))
+
+
+def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Weights, out: Any) -> Any:
+    several = isinstance(out, list | tuple)
+    if weights.axes is None:
+        return [weights] * len(out) if several else weights
+    try:
+        axes = func(weights.axes, *args[1:], **kwargs)
+    except RuntimeError:
+        return replace(weights, axes=None)
+    return [replace(weights, axes=x) for x in axes] if several else replace(weights, axes=axes)

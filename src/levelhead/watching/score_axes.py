@@ -1,0 +1,132 @@
+"""Which axis of a tensor of scores holds queries, keys and heads, however it was reshaped.
+
+A product of (N, T, D) and (N, D, S) has scores (N, T, S). A stand-in without numbers goes through the same views as the
+scores; its strides show where each axis comes from, and so which rows of the factors belong to an entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Origin: TypeAlias = Literal["batch", "left", "right"]
+_BITS = 20
+_LEFT, _BATCH = 1 << _BITS, 1 << (2 * _BITS)  # strides of the stand-in: right 1, left 2^20, batch 2^40
+
+
+def stand_in(n: int, rows: int, columns: int) -> Tensor | None:
+    """Of scores (N, T, S) fresh from their product; None: too many for the strides."""
+    if max(rows, columns) >= _LEFT or n >= 1 << (62 - 2 * _BITS):
+        return None
+    return torch.empty_strided((n, rows, columns), (_BATCH, _LEFT, 1), dtype=torch.uint8, device="meta")
+
+
+def origin(axes: Tensor, axis: int) -> Origin | None:
+    """Where an axis comes from; None: from nowhere, it has one entry or repeats."""
+    stride = axes.stride(axis)
+    if axes.shape[axis] == 1 or stride == 0:
+        return None
+    return "batch" if stride >= _BATCH else "left" if stride >= _LEFT else "right"
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The axes of scores by role; in this order they become (B, H, T, S)."""
+
+    batch: tuple[int, ...]
+    heads: tuple[int, ...]
+    queries: tuple[int, ...]
+    keys: int
+    split: int = 1  # so many heads are the inner part of the last batch axis
+
+    def scores(self, x: Tensor) -> Tensor:
+        """(B, H, T, S) of any tensor with the axes of the scores."""
+        shape, order = x.shape, (*self.batch, *self.heads, *self.queries, self.keys)
+        B, H, T = (math.prod(shape[axis] for axis in part) for part in (self.batch, self.heads, self.queries))
+        return x.permute(order).reshape(B // self.split, H * self.split, T, shape[self.keys])
+
+    def factors(self, axes: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """q (B, H, T, D) and k (B, G, S, D), of a product of left (N, T, D) and right (N, D, S)."""
+        turned = origin(axes, self.keys) == "left"
+        q, k = (right.mT, left) if turned else (left, right.mT)
+        of_q, of_k = ("right", "left") if turned else ("left", "right")
+        own = [axis for axis in self.heads if _step(axes, axis, k, of_k)]  # the other heads share their keys
+        parts_q = _taken(axes, q, of_q, (*self.batch, *self.heads, *self.queries))
+        parts_k = _taken(axes, k, of_k, (*self.batch, *own, self.keys))
+        B, H, T = (math.prod(axes.shape[a] for a in part) for part in (self.batch, self.heads, self.queries))
+        G, S, n = math.prod(axes.shape[axis] for axis in own), axes.shape[self.keys], self.split
+        return parts_q.reshape(B // n, H * n, T, -1), parts_k.reshape(B // n, G * n, S, -1)
+
+
+def _taken(axes: Tensor, x: Tensor, own: str, order: Sequence[int]) -> Tensor:
+    """x (N, n, D) as the scores' axes `order` index it."""
+    x = x.contiguous()
+    sizes = [axes.shape[axis] for axis in order]
+    steps = [_step(axes, axis, x, own) for axis in order]
+    start = axes.storage_offset()
+    first = start // _BATCH * x.stride(0)
+    first += (start % _BATCH // _LEFT if own == "left" else start % _LEFT) * x.stride(1)
+    return x.as_strided((*sizes, x.shape[2]), (*steps, 1), x.storage_offset() + first)
+
+
+def _step(axes: Tensor, axis: int, x: Tensor, own: str) -> int:
+    """By how many numbers of a contiguous x (N, n, D) an axis advances."""
+    stride, where, width = axes.stride(axis), origin(axes, axis), x.shape[2]
+    if where == "batch":
+        return stride // _BATCH * x.shape[1] * width
+    return stride // (_LEFT if own == "left" else 1) * width if where == own else 0
+
+
+def arranged(axes: Tensor, keys: int, heads: int | None) -> Arrangement | None:
+    """The roles of all axes, with the softmax over axis `keys`; `heads`: how many there are, if that is known. None:
+    the softmax is over neither factor's rows."""
+    over = origin(axes, keys)
+    if over == "batch":
+        return None
+    across = "right" if over == "left" else "left"
+    rest = [axis for axis in range(axes.dim()) if axis != keys]
+    queries = [axis for axis in rest if origin(axes, axis) == across]
+    if len(queries) > 1 and math.prod(axes.shape[axis] for axis in queries) != axes.shape[keys]:
+        # Positions are innermost; what is around them is a group of heads, or a batch.
+        queries = [min(queries, key=axes.stride)]
+    if not queries:
+        beside = [axis for axis in rest if axes.shape[axis] == 1]
+        queries = [axis for axis in beside if axis == keys - 1] or beside[-1:]
+    others = [axis for axis in rest if axis not in queries]
+    chosen, split = _heads(axes, others, heads)
+    batch = tuple(axis for axis in others if axis not in chosen)
+    return Arrangement(batch, tuple(chosen), tuple(queries), keys, split)
+
+
+def by_convention(shape: Sequence[int], keys: int, heads: int | None) -> Arrangement:
+    """The roles of the axes of scores whose way is not known: (..., heads, queries, keys)."""
+    rest = [axis for axis in range(len(shape)) if axis != keys]
+    stand = torch.empty(tuple(shape), dtype=torch.uint8, device="meta")
+    chosen, split = _heads(stand, rest[:-1], heads)
+    batch = tuple(axis for axis in rest[:-1] if axis not in chosen)
+    return Arrangement(batch, tuple(chosen), tuple(rest[-1:]), keys, split)
+
+
+def _heads(axes: Tensor, others: list[int], heads: int | None) -> tuple[list[int], int]:
+    """The axes of heads among those that are neither queries nor keys, and how many heads one more axis contains."""
+    if heads is not None:
+        one = [[axis] for axis in reversed(others) if axes.shape[axis] == heads]
+        two = [list(pair) for pair in reversed(list(pairwise(others))) if _size(axes, pair) == heads]
+        if found := [*one, *two]:
+            return found[0], 1
+        if others and len(others) == 1 and axes.shape[others[-1]] % heads == 0:
+            return [], heads  # heads lie in the batch
+    if len(others) < 2:
+        return [], 1
+    grouped = len(others) > 2 and origin(axes, others[-1]) == "left"
+    return others[-2:] if grouped else others[-1:], 1
+
+
+def _size(axes: Tensor, chosen: Sequence[int]) -> int:
+    return math.prod(axes.shape[axis] for axis in chosen)

@@ -1,0 +1,343 @@
+"""Scores on their way from a product of queries and keys to its softmax: what each operator does with them.
+
+Views move their axes, multiplications change their factor, masks hide entries: constants that were filled in are
+remembered exactly. An operator without a rule here leaves scores whose axes and factor are no longer known. Nothing is
+measured here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from levelhead.torch.masks import hides
+from levelhead.watching import score_axes
+from levelhead.watching.score_axes import Arrangement
+
+Factor: TypeAlias = float | Tensor | None  # None: not one number; a tensor is read when the step is
+
+# Operators without a rule that scores may pass; after more of them, a softmax is hardly theirs.
+_UNKNOWN_OPERATORS = 6
+# A constant filled in below the largest visible logit by this much has a weight under 2^-24: it hides.
+_HIDDEN_BELOW = 24 * math.log(2)
+
+# exp(-88) is below the smallest normal float32.
+_NO_WEIGHT = 88.0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores that are `factor` times left · right, and what was added or hidden since."""
+
+    left: Tensor  # (N, T, D)
+    right: Tensor  # (N, D, S)
+    factor: Factor
+    axes: Tensor | None  # the stand-in of `score_axes`; None: an operator without a rule came
+    hidden: Tensor | None = None  # where a mask hides, in the shape of the scores
+    filled: Tensor | None = None  # where a constant was filled in, or a mask of constants added
+    capped: bool = False
+    softcap: float | None = None
+    before: Tensor | None = None  # the scores before their largest was subtracted
+    log_over: int | None = None  # these are logarithms of weights, over this axis
+    sink: Sink | None = None
+    unknown: int = 0  # operators without a rule so far
+
+    def arranged(self, shape: torch.Size, keys: int, heads: int | None) -> Arrangement | None:
+        """The roles of the axes if the softmax is over axis `keys`; None: it is over no rows of either factor."""
+        if self.axes is not None:
+            return score_axes.arranged(self.axes, keys, heads)
+        return score_axes.by_convention(shape, keys, heads)
+
+    def plausible(self, shape: torch.Size, keys: int) -> bool:
+        """Whether a softmax over axis `keys` can be theirs."""
+        if self.axes is not None:
+            return True
+        rows = {self.left.shape[1], self.right.shape[2]}
+        others = [n for axis, n in enumerate(shape) if axis != keys]
+        return shape[keys] in rows and len(others) > 0 and bool((rows - {shape[keys]} or rows) & set(others))
+
+    def hides(self, scores: Tensor, keys: int) -> Tensor | None:
+        """Which entries are hidden: masks say so, or a constant stands for -inf."""
+        hidden = self.hidden
+        if self.filled is None:
+            return hidden
+        shut = self.filled if hidden is None else self.filled | hidden
+        top = scores.masked_fill(shut, -math.inf).amax(keys, keepdim=True).clamp(min=0.0)
+        low = self.filled & (scores < top - _HIDDEN_BELOW)
+        return low if hidden is None else low | hidden
+
+    def lost(self) -> Scores | None:
+        """After an operator without a rule."""
+        if self.unknown >= _UNKNOWN_OPERATORS:
+            return None
+        nothing: dict[str, Any] = dict.fromkeys(("factor", "axes", "hidden", "filled", "before", "log_over", "sink"))
+        return replace(self, **nothing, unknown=self.unknown + 1)
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A column that was put beside the scores of the keys."""
+
+    axis: int
+    first: int  # where the keys begin
+    keys: int
+    column: Tensor  # one entry along `axis`
+
+
+def product(left: Tensor, right: Tensor, factor: float, shape: torch.Size) -> Scores:
+    """Scores fresh from their product, (N, T, D) · (N, D, S), or one with fewer dimensions."""
+    vector = right.dim() == 1
+    a = left.detach() if left.dim() == 3 else left.detach()[None]
+    b = right.detach()
+    b = b[None, :, None] if vector else b if b.dim() == 3 else b[None]
+    axes = score_axes.stand_in(a.shape[0], a.shape[1], b.shape[2])
+    return Scores(a, b, factor, None if axes is None else axes.view(shape) if not vector else axes[0, :, 0])
+
+
+# ---- rules
+
+
+# Other shapes of the same entries.
+_VIEW_NAMES = (
+    "view _unsafe_view reshape _reshape_alias expand permute transpose unsqueeze squeeze select t slice alias detach "
+    "split split_with_sizes unbind unsafe_split unsafe_chunk view_copy permute_copy"
+)
+VIEWS = set(_VIEW_NAMES.split())
+# The same entries, or others in their place.
+_SAME_NAMES = (
+    "clone _to_copy contiguous lift_fresh copy_ nan_to_num nan_to_num_ clamp clamp_ clamp_min clamp_max clamp_min_ "
+    "clamp_max_ maximum minimum roll flip native_dropout bernoulli_ relu threshold"
+)
+SAME = set(_SAME_NAMES.split())
+ADDING = {"add": 1, "add_": 1, "sub": -1, "sub_": -1, "rsub": -1}
+SCALING = {"mul": False, "mul_": False, "div": True, "div_": True}  # and whether it divides
+FILLING = {"masked_fill", "masked_fill_", "where", "index_put_", "index_put"}
+
+
+def after(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: list[Any], out: Any) -> Any:
+    """The scores in `out`, as `Scores`, a list of them, or None; `known`: those among the arguments, None elsewhere."""
+    place = next(n for n, x in enumerate(known) if x is not None)
+    scores: Scores = known[place]
+    if name in VIEWS:
+        return _viewed(func, args, kwargs, scores, out)
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        return None
+    if name in SAME:
+        return _broadcast(scores, out.shape)
+    if name in ADDING:
+        return _added(name, args, kwargs, scores, place, out)
+    if name in SCALING:
+        return _scaled(name, args, scores, place, out)
+    if name in FILLING:
+        return _filled(name, args, scores, place, out)
+    if name in ("tanh", "tanh_"):
+        return replace(scores, capped=True)
+    if name in ("neg", "neg_"):
+        return replace(scores, factor=_times(scores.factor, -1.0, out.shape))
+    if name == "cat":
+        return _beside(args, known, out)
+    if name in ("constant_pad_nd", "convolution") and scores.axes is not None and scores.axes.shape == out.shape:
+        return replace(scores, factor=None)
+    return scores.lost()
+
+
+def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scores: Scores, out: Any) -> Any:
+    if scores.axes is None or scores.sink is not None:
+        several = isinstance(out, list | tuple)
+        return [scores] * len(out) if several else scores if scores.sink is None else scores.lost()
+
+    def moved(x: Any) -> Any:
+        try:
+            return func(x, *args[1:], **kwargs)
+        except RuntimeError:  # memory in another order
+            return func(x.contiguous(), *args[1:], **kwargs)
+
+    try:
+        axes = func(scores.axes, *args[1:], **kwargs)
+    except RuntimeError:  # axes of different origin became one
+        return scores.lost()
+    shape = scores.axes.shape
+    parts = {name: getattr(scores, name) for name in ("hidden", "filled", "factor")}
+    parts = {name: moved(x.expand(shape)) if isinstance(x, Tensor) and x.dim() else x for name, x in parts.items()}
+    if isinstance(axes, Tensor):
+        return replace(scores, axes=axes, before=None, log_over=None, **parts)
+    each = [{name: x[n] if isinstance(x, list | tuple) else x for name, x in parts.items()} for n in range(len(axes))]
+    return [replace(scores, axes=x, before=None, log_over=None, **own) for x, own in zip(axes, each, strict=True)]
+
+
+def _broadcast(scores: Scores, shape: torch.Size) -> Scores | None:
+    """The scores in a result of this shape."""
+    if scores.axes is None or scores.axes.shape == shape:
+        return scores
+    if scores.sink is not None and scores.axes.dim() == len(shape):
+        return scores
+    try:
+        axes = scores.axes.expand(shape)
+    except RuntimeError:
+        return scores.lost()
+    hidden, filled = (None if x is None else x.expand(shape) for x in (scores.hidden, scores.filled))
+    return replace(scores, axes=axes, before=None, hidden=hidden, filled=filled)
+
+
+def _added(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], scores: Scores, place: int, out: Tensor
+) -> Scores | None:
+    sign, alpha = ADDING[name], kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+    if name == "rsub":  # the second minus the first
+        args, place, sign = (args[1], args[0]), 1 - place, -1
+    of_first, of_second = 1.0, float(sign * alpha)
+    own, others = (of_first, of_second) if place == 0 else (of_second, of_first)
+    new = _broadcast(scores, out.shape)
+    if new is None:
+        return None
+    new = replace(
+        new, factor=_times(new.factor, own, out.shape) if own != 1.0 else new.factor, before=None, log_over=None
+    )
+    other = args[1 - place]
+    if isinstance(other, Tensor) and other.dim() and other.is_floating_point() and new.axes is not None:
+        if name.endswith("_") and place:  # the mask itself became the scores
+            return new
+        return hidden_by(new, other if others == 1.0 else other * others, out.shape)
+    return new
+
+
+def hidden_by(scores: Scores, addend: Tensor, shape: torch.Size) -> Scores:
+    """The scores after this was added to them. A mask has zeros and numbers that leave no weight, and none between."""
+    addend = addend.detach()
+    negative = addend < 0
+    if bool((torch.where(negative, addend <= -_NO_WEIGHT, addend == 0)).all()):
+        where = negative.expand(shape)
+        return replace(scores, filled=where if scores.filled is None else scores.filled | where)
+    hidden = hides(addend).expand(shape)
+    return replace(scores, hidden=hidden if scores.hidden is None else scores.hidden | hidden)
+
+
+def _scaled(name: str, args: tuple[Any, ...], scores: Scores, place: int, out: Tensor) -> Scores | None:
+    new = _broadcast(scores, out.shape)
+    if new is None:
+        return None
+    new = replace(new, before=None, log_over=None)
+    other, divides = args[1 - place], SCALING[name]
+    if divides and place:  # something divided by scores
+        return new.lost()
+    number = _number(other)
+    if number is None and not divides and _shows(other):
+        return new  # a mask of zeros and ones: what it hides, another operator says
+    if number is None:
+        number = other
+    if not isinstance(number, Tensor) and number == 0:
+        return replace(new, factor=0.0 if not divides else math.nan)
+    factor = _times(new.factor, 1 / number if divides else number, out.shape)
+    cap = new.softcap
+    if new.capped and cap is None and isinstance(number, float):
+        cap = 1 / number if divides else number
+    return replace(new, factor=factor, softcap=cap)
+
+
+def _shows(x: Any) -> bool:
+    """Whether it is a mask of zeros and ones."""
+    if not isinstance(x, Tensor) or x.requires_grad or x.is_complex():
+        return False
+    return x.dtype is torch.bool or bool(((x == 0) | (x == 1)).all())
+
+
+def _filled(name: str, args: tuple[Any, ...], scores: Scores, place: int, out: Tensor) -> Scores | None:
+    where: Any = None
+    value: Any = args[2] if len(args) > 2 else None
+    if name == "where":
+        where, value = (~args[0], args[2]) if place == 1 else (args[0], args[1])
+    elif name.startswith("index_put"):
+        picked = args[1]
+        whole = len(picked) == 1 and isinstance(picked[0], Tensor) and picked[0].shape == out.shape
+        where = picked[0] if whole and picked[0].dtype is torch.bool else None
+    elif place == 0:
+        where = args[1]
+    new = _broadcast(scores, out.shape)
+    if new is None or new.axes is None or where is None:
+        return new
+    new = replace(new, before=None, log_over=None)
+    if isinstance(value, Tensor) and value.dim() and value.numel() > 1:
+        return hidden_by(new, torch.where(where, value, 0.0), out.shape) if name == "where" else new
+    where = where.expand(out.shape)
+    return replace(new, filled=where if new.filled is None else new.filled | where)
+
+
+def _beside(args: tuple[Any, ...], known: list[Any], out: Tensor) -> Scores | None:
+    """Scores with something beside them: one more column is a sink, other scores are more keys."""
+    parts, dim = args[0], (args[1] if len(args) > 1 else 0) % out.dim()
+    scored = [n for n, x in enumerate(known) if x is not None]
+    scores: Scores = known[scored[0]]
+    rest = [x for n, x in enumerate(parts) if n not in scored]
+    if len(scored) == 1 and len(rest) == 1 and rest[0].shape[dim] == 1 and scores.axes is not None and not scores.sink:
+        keys = scores.axes.shape[dim]
+        sink = Sink(dim, scored[0], keys, rest[0].detach())
+        hidden, filled = (_padded(x, dim, scored[0]) for x in (scores.hidden, scores.filled))
+        return replace(scores, sink=sink, before=None, log_over=None, hidden=hidden, filled=filled)
+    several = [known[n] for n in scored]
+    joined = _joined(several, dim) if len(several) == len(parts) else None
+    if joined is None:
+        return scores.lost()
+    same = all(isinstance(x.factor, float) and x.factor == scores.factor for x in several)
+    return joined if same else replace(joined, factor=None)
+
+
+def _joined(parts: list[Scores], dim: int) -> Scores | None:
+    """More keys beside the keys, as after a memory; None: the factors do not fit together."""
+    first = parts[0]
+    if first.axes is None or score_axes.origin(first.axes, dim) not in ("right", None):
+        return None
+    fits = all(
+        part.axes is not None
+        and part.axes.storage_offset() == 0
+        and part.axes.shape[dim] == part.right.shape[2]
+        and part.left.shape == first.left.shape
+        and [s for d, s in enumerate(part.axes.stride()) if d != dim]
+        == [s for d, s in enumerate(first.axes.stride()) if d != dim]
+        for part in parts
+    )
+    if not fits:
+        return None
+    right = torch.cat([part.right for part in parts], 2)
+    shape, strides = list(first.axes.shape), list(first.axes.stride())
+    shape[dim], strides[dim] = right.shape[2], 1
+    axes = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
+    hidden, filled = (_side_by_side(parts, name, dim) for name in ("hidden", "filled"))
+    return replace(first, right=right, axes=axes, before=None, log_over=None, hidden=hidden, filled=filled)
+
+
+def _side_by_side(parts: list[Scores], name: str, dim: int) -> Tensor | None:
+    """The masks of several scores as one."""
+    masks = [getattr(part, name) for part in parts]
+    if not any(mask is not None for mask in masks):
+        return None
+    nothing = torch.zeros((), dtype=torch.bool, device=parts[0].left.device)
+    shapes = [part.axes.shape for part in parts if part.axes is not None]
+    return torch.cat([(nothing if m is None else m).expand(s) for m, s in zip(masks, shapes, strict=True)], dim)
+
+
+def _padded(mask: Tensor | None, dim: int, first: int) -> Tensor | None:
+    """A mask with a column beside it that hides nothing."""
+    if mask is None:
+        return None
+    column = torch.zeros_like(mask.narrow(dim, 0, 1))
+    return torch.cat([column, mask] if first else [mask, column], dim)
+
+
+def _number(x: Any) -> float | Tensor | None:
+    if isinstance(x, Tensor):
+        return x.detach().reshape(()) if x.numel() == 1 else None
+    return float(x) if isinstance(x, int | float) else None
+
+
+def _times(factor: Factor, number: float | Tensor, shape: torch.Size) -> Factor:
+    if factor is None:
+        return None
+    if isinstance(number, Tensor):
+        number = number.detach()
+        if number.is_complex() or (number.dim() and number.numel() == shape.numel()):
+            return None  # a number of its own for every score
+    return factor * number
