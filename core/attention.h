@@ -108,6 +108,7 @@ struct Result {
   void* acc = nullptr;             // (B, H, T, E)
   void* sums = nullptr;            // (B, H, T, row_sums)
   std::int64_t* counts = nullptr;  // (B, H, T, row_counts)
+  const std::int64_t* first_keys = nullptr;  // (B, T): the key whose logit `sums` keeps as the first; null: that at position 0
 };
 
 // Computes on up to `threads` threads; false when interrupted (the results are then unspecified).

@@ -224,7 +224,9 @@ LH_INLINE void weigh(const BlockWork<Real>& work, const Strip& strip, const Stre
   for (int r = 0; r < tile_rows; ++r) share[r] = 1;
   for (int r = 0; r < strip.rows; ++r) {
     Real* s = work.scratch.scores + r * job.plan->score_stride;
-    share[r] = softmax_row<Real, statistics>(job, s, keys.lo, keys.n, hidden, rows[r]);
+    const std::int64_t* first_keys = job.result->first_keys;
+    const std::int64_t first = first_keys ? first_keys[strip.b * job.problem->T + strip.t[r]] : job.origin;
+    share[r] = softmax_row<Real, statistics>(job, s, keys.lo, keys.n, hidden, first, rows[r]);
     fetch_ahead(work.piece.ahead, 1);
     if (job.problem->scoring.dropout > 0)
       drop_row(job, strip, r, Scores<Real>{s, keys.lo, least(keys.n, job.problem->S - keys.lo)});

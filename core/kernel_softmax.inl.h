@@ -174,9 +174,9 @@ LH_INLINE std::int64_t index_of(const Real* s, std::int64_t n, Real max, const V
   return from + static_cast<std::int64_t>(smallest<Real>(place));
 }
 
-// Returns the factor for the row's acc before this block's values are added.
+// Returns the factor for the row's acc before this block's values are added. `first`: the key whose logit the state keeps.
 template <class Real, bool statistics>
-Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, bool hidden, Row<Real>& row) {
+Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, bool hidden, std::int64_t first, Row<Real>& row) {
   Vector<Real> landmarks[statistics ? (split_keys + leg<Real> - 1) / leg<Real> : 1];
   Sweep<Real> sweep = first_sweep<Real, statistics>(s, statistics && hidden ? likely_clear(s, n) : n, n, landmarks);
   if (statistics && sweep.min == -infinity<Real>) sweep = first_sweep<Real, statistics>(s, 0, n, landmarks);
@@ -186,7 +186,7 @@ Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, bool 
     moments(s, n, sweep, tile);
     tile.min = sweep.min;
     if (sweep.max > row.max) tile.argmax = job.position(lo + index_of(s, n, sweep.max, landmarks));
-    if (job.origin >= lo && job.origin < lo + n) tile.first = s[job.origin - lo];
+    if (first >= lo && first < lo + n) tile.first = s[first - lo];
   }
   Real m = sweep.max > row.max ? sweep.max : row.max;
   if (m == -infinity<Real>) {  // nothing visible, unless the maximum ignored a NaN

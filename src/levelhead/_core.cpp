@@ -34,7 +34,7 @@ void forward_arrays(nb::handle q, nb::handle k, nb::handle v, const nb::kwargs& 
   Options options(keywords);
   const auto written = [&](const char* name) { return MaybeArray(options.object(name), name, true); };
   MaybeArray out = written("out"), logsumexp = written("logsumexp"), acc = written("acc"), sums = written("sums"),
-             counts = written("counts"), sinks(options.object("sinks"), "sinks");
+             counts = written("counts"), sinks(options.object("sinks"), "sinks"), first_keys(options.object("first_keys"), "first_keys");
   const Threads threads(options);
   Given given(q, k, v, options);
   const Problem& problem = given.problem;
@@ -50,6 +50,7 @@ void forward_arrays(nb::handle q, nb::handle k, nb::handle v, const nb::kwargs& 
   result.acc = acc.contiguous<void>(extended(given.rows, problem.E), !acc || acc->format() == real);
   result.sums = sums.contiguous<void>(extended(given.rows, row_sums), !sums || sums->format() == real);
   result.counts = counts.integers(extended(given.rows, row_counts));
+  result.first_keys = first_keys.integers({problem.B, problem.T});
   run(threads.count, threads.torchs_team,
       [&](Interrupt& interrupt) { return forward(problem, result, threads.count, interrupt); });
 }

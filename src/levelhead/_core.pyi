@@ -26,6 +26,7 @@ def forward(
     sums: _Memory | None = None,
     counts: _Memory | None = None,
     sinks: _Memory | None = None,
+    first_keys: _Memory | None = None,
     threads: int = 1,
     torchs_team: bool = False,
     # scale and, where they are not as usual, additive, cosine, log_n, causal, left, right, mask,

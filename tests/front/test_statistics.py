@@ -495,3 +495,20 @@ def test_empty_and_odd_lengths_of_the_exponential() -> None:
         for n in (0, 1, 3, 7, 8, 9, 17):
             x = -np.arange(n, dtype=kind("float32"))
             within(exponential(x), np.exp2(x.astype("f8")), 1e-6, "exponential")
+
+
+def test_the_core_keeps_the_logit_of_any_key_as_the_first(isa: str) -> None:
+    """`first_keys` names one key for each row; -1, or a key that the row does not see: weight 0."""
+    q, k, _ = qkv((2, 3), 40, 300, 16)
+    first = np.random.default_rng(4).integers(-1, 300, (2, 40))
+    state = lh.observe(q, k, causal=True).state
+    _core.forward(
+        q, k, None, sums=state.sums, counts=state.counts, scale=np.full(3, 0.25), causal=True,
+        query_start=np.full(2, 260), first_keys=first,
+    )  # fmt: skip
+    logits = reference.logits(q, k, causal=True)
+    chosen = np.take_along_axis(logits, np.maximum(first, 0)[:, None, :, None], -1)[..., 0]
+    weights = np.exp(chosen - reference.observe(q, k, causal=True).logsumexp)
+    found = stats.rows(state.sums, state.counts, None).first
+    np.testing.assert_allclose(found, np.where(first[:, None] < 0, 0.0, weights), rtol=1e-5, atol=1e-7)
+    assert (found > 0).any() and (found == 0).any()

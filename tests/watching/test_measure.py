@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 from levelhead import reference
 from levelhead.runs import tally
-from levelhead.watching import measure
+from levelhead.torch import masks
+from levelhead.watching import documents, measure
 from levelhead.watching.measure import Call, call_of
 
 B, H, G, T, D = 2, 4, 2, 96, 8
@@ -30,21 +34,26 @@ def measured(call: Call, by_torch: bool, sample: int | None = None) -> dict[str,
     return tally.values(tally.read(measure.tallied(call, by_torch=by_torch, sample=sample).double().numpy()))
 
 
-def defined(call: Call, used: Tensor | None = None, **options: Any) -> dict[str, Any]:
-    """The same by `reference`, from float64; `used` (B, T): the rows that count."""
+def defined(call: Call, used: Tensor | None = None, first: Tensor | None = None, **options: Any) -> dict[str, Any]:
+    """The same by `reference`, from float64; `used` and `first` (B, T): the rows that count, and their first keys."""
     q, k = (x.double().numpy() for x in (call.q, call.k))
-    rows = reference.observe(q, k, query_start=0, scale=call.scale.numpy(), **options).rows
+    options = {"query_start": 0, "scale": call.scale.numpy()} | options
+    rows = reference.observe(q, k, **options).rows
     fields = {name: np.asarray(getattr(rows, name)) for name in (*measure._ROW_FIELDS, "count", "argmax")}
+    if first is not None:
+        key = np.broadcast_to(first[:, None].numpy(), fields["count"].shape)[..., None]
+        with np.errstate(invalid="ignore"):
+            weights = np.exp(reference.logits(q, k, **options) - rows.logsumexp[..., None])
+        fields["first"] = np.where(key < 0, 0.0, np.take_along_axis(weights, np.maximum(key, 0), -1))[..., 0]
     if used is not None:
         fields["exists"] = np.broadcast_to(used[:, None].numpy(), fields["count"].shape)
     heads = tally.of_rows(fields)
     return tally.values(tally.read(heads))
 
 
-def same(found: dict[str, Any], truth: dict[str, Any], but: tuple[str, ...] = ()) -> None:
-    skipped = (*but, "q_rms", "k_rms", "dq_norm", "dk_norm", "dv_norm")
-    for name in truth.keys() - set(skipped):
-        np.testing.assert_allclose(found[name], truth[name], rtol=2e-5, atol=2e-6, err_msg=name)
+def same(found: dict[str, Any], truth: dict[str, Any], atol: float = 2e-6) -> None:
+    for name in truth.keys() - {"q_rms", "k_rms", "dq_norm", "dk_norm", "dv_norm"}:
+        np.testing.assert_allclose(found[name], truth[name], rtol=2e-5, atol=atol, err_msg=name)
 
 
 def _document(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -63,7 +72,8 @@ def test_a_mask_given_as_a_function(by_torch: bool, blocks: Any, monkeypatch: py
         # What is visible as a whole is not asked: a block mask is its blocks, and its function elsewhere.
         assert mod.full_kv_num_blocks.sum() > 0
     call = replace(call_of(q, k, 0.3), mask_mod=mod)
-    same(measured(call, by_torch), defined(call, mask=dense.numpy()))
+    first = torch.tensor([[0] * 30 + [30] * 50 + [80] * 16, [0] * 64 + [64] * 32])
+    same(measured(call, by_torch), defined(call, first=first, mask=dense.numpy()))
     some = measured(call, by_torch, sample=7)
     assert (some["rows"] == 7 * B).all()
 
@@ -101,3 +111,194 @@ def test_rows_that_the_model_does_not_use_count_nowhere(by_torch: bool) -> None:
     found = measured(call, by_torch)
     same(found, defined(call, used, causal=True))
     assert found["nan_rows"].sum() == 0 and (found["rows"] == used.sum().item()).all()
+
+
+# ---- numbers that stand in for -inf
+
+TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+LOWEST = {name: torch.finfo(dtype).min for name, dtype in TYPES.items()}
+CAUSAL = torch.ones(T, T).tril().bool()
+
+
+def _stand_ins() -> list[Any]:
+    numbers = {"-1e4": -1e4, "-1e5": -1e5, "-1e9": -1e9, "-1e20": -1e20, "-inf": -math.inf}
+    numbers |= {f"lowest {name}": number for name, number in LOWEST.items()}
+    fits = {
+        (dtype, name): number
+        for dtype in TYPES
+        for name, number in numbers.items()
+        if number >= LOWEST[dtype] or number == -math.inf
+    }
+    return [pytest.param(TYPES[dtype], number, id=f"{name} in {dtype}") for (dtype, name), number in fits.items()]
+
+
+@PATHS
+@pytest.mark.parametrize(("dtype", "number"), _stand_ins())
+def test_a_finite_number_that_stands_in_for_minus_infinity_hides(
+    by_torch: bool, dtype: torch.dtype, number: float
+) -> None:
+    """As an additive mask, once and twice, with a bias beside it; in logits that were filled, or to which it was
+    added."""
+    q, k = (x.to(dtype) for x in inputs(32))
+    shown = CAUSAL[:32, :32]
+    bias = torch.randn(1, H, 32, 32).to(dtype)
+    mask = torch.zeros(32, 32, dtype=dtype).masked_fill(~shown, number)
+    call = call_of(q, k, 0.3, mask=mask)
+    truth = defined(call, mask=shown.numpy())
+    for each in (mask, mask + mask, mask.float(), torch.where(shown, mask, mask * 2)):
+        same(measured(call_of(q, k, 0.3, mask=each), by_torch), truth)
+    with_bias = call_of(q, k, 0.3, mask=mask + bias)
+    hard = torch.where(shown, bias.double(), -torch.inf).numpy()
+    same(measured(with_bias, by_torch), defined(with_bias, mask=hard))
+    logits = (q @ k.repeat_interleave(2, 1).mT * 0.3).to(dtype)
+    hard = torch.where(shown, logits.double(), -torch.inf).numpy()
+    for ready in (logits.masked_fill(~shown, number), logits + mask, logits + mask + mask):
+        call = measure.from_scores(ready)
+        same(measured(call, by_torch), defined(call, mask=hard))
+
+
+@PATHS
+@pytest.mark.parametrize("ready", [False, True], ids=["mask", "ready-made logits"])
+@pytest.mark.parametrize("name", ["-30", "alibi", "alibi to -65536", "T5", "learned", "unscaled", "diverged"])
+def test_biases_and_large_logits_hide_nothing(by_torch: bool, ready: bool, name: str) -> None:
+    torch.manual_seed(1)
+    n = 48
+    distance = (torch.arange(n)[:, None] - torch.arange(n)).abs()
+    bias = {
+        "-30": torch.where(distance > 3, -30.0, 0.0),
+        "alibi": -distance * 64.0 - torch.linspace(0, 1024, 65)[1:49],
+        "alibi to -65536": -(65536.0 / n) * distance,
+        "T5": torch.randn(H, n, n) * 20,
+        "learned": torch.randn(H, n, n) * 300,
+        "unscaled": (torch.rand(H, n, n) - 0.5) * 1600,
+        "diverged": torch.randn(H, n, n) * 20000,
+    }[name]
+    q, k = inputs(n)
+    scores = (q @ k.repeat_interleave(2, 1).mT) * 0.3 + bias
+    call = measure.from_scores(scores) if ready else call_of(q, k, 0.3, mask=bias)
+    truth = defined(call, mask=(scores if ready else bias).double().numpy())
+    same(measured(call, by_torch), truth, atol=2e-6 * max(1.0, float(scores.abs().max()) / 10))  # float32 logits
+
+
+@given(spread=st.floats(0.01, 900), number=st.floats(-4990, -1, allow_nan=False), seed=st.integers(0, 99))
+def test_above_the_floor_nothing_hides(spread: float, number: float, seed: int) -> None:
+    visible = torch.rand(64, generator=torch.Generator().manual_seed(seed)) * spread - spread / 2
+    values = torch.cat([visible, torch.tensor([number])])
+    assert masks.hiding(values) == -math.inf
+    assert masks.hiding(values, reach=spread) == -math.inf
+
+
+@given(spread=st.floats(0.01, 4000), margin=st.floats(0.01, 3), seed=st.integers(0, 99))
+def test_the_gap_decides_below_the_floor(spread: float, margin: float, seed: int) -> None:
+    """Hidden where the gap is as wide as everything above it, and not where it is narrower."""
+    visible = torch.rand(64, generator=torch.Generator().manual_seed(seed)).double() * spread
+    low, wide = float(visible.min()), max(float(visible.max() - visible.min()), masks.UNDERFLOW)
+    number = min(low - wide * margin, masks.FLOOR - 1)
+    enough = low - number >= wide
+    values = torch.cat([visible, torch.tensor([number, number], dtype=torch.float64)])
+    assert float(masks.hiding(values)) == (number if enough else -math.inf)
+
+
+def test_a_mask_must_leave_room_for_the_logits() -> None:
+    """-1e4 hides nothing from logits that reach 6000: such a key may have the largest weight."""
+    mask = torch.tensor([0.0, -1e4])
+    assert float(masks.hiding(mask, reach=4000.0)) == -1e4
+    assert float(masks.hiding(mask, reach=6000.0)) == -math.inf
+
+
+@PATHS
+def test_a_row_that_holds_nothing_but_the_stand_in_sees_no_key(by_torch: bool) -> None:
+    """Softmax makes such a row uniform: that says nothing about its head, so it counts as a row without keys."""
+    q, k = inputs(32)
+    shown = CAUSAL[:32, :32].clone()
+    shown[5] = False
+    call = call_of(q, k, 0.3, mask=torch.zeros(32, 32).masked_fill(~shown, -1e9))
+    found = measured(call, by_torch)
+    same(found, defined(call, mask=shown.numpy()))
+    assert (found["empty_rows"] == B).all()
+
+
+# ---- padding and documents
+
+
+def _padded(left: bool) -> Tensor:
+    real = torch.ones(B, T, dtype=torch.bool)
+    real[0, slice(0, 17) if left else slice(T - 17, T)] = False
+    return real
+
+
+@PATHS
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("kind", ["keys", "causal", "causal -1e9", "causal flag", "function"])
+def test_padding_counts_nowhere_and_the_first_key_is_none_of_it(by_torch: bool, left: bool, kind: str) -> None:
+    q, k = inputs()
+    real = _padded(left)
+    keys = real[:, None, None]
+    q[0, :, ~real[0]], k[0, :, ~real[0]] = 1e3, 1e3
+    full = keys.expand(B, 1, T, T) if kind == "keys" else keys & CAUSAL
+    call = {
+        "keys": lambda: call_of(q, k, 0.3, mask=keys),
+        "causal": lambda: call_of(q, k, 0.3, mask=full),
+        "causal -1e9": lambda: call_of(q, k, 0.3, mask=torch.zeros(full.shape).masked_fill(~full, -1e9)),
+        "causal flag": lambda: call_of(q, k, 0.3, mask=keys, causal=True),
+        "function": lambda: replace(call_of(q, k, 0.3), mask_mod=lambda b, h, q, k: real[b, k] & (q >= k)),
+    }[kind]()
+    first = torch.tensor([17 if left else 0, 0])[:, None].expand(B, T)
+    found = measured(call, by_torch)
+    same(found, defined(call, used=real, first=first, mask=full.numpy()))
+    assert (found["rows"] == real.sum().item()).all() and (found["empty_rows"] == 0).all()
+    assert np.allclose(found["q_rms"] ** 2, (q * real[:, None, :, None]).square().sum((0, 2, 3)) / real.sum() / D)
+
+
+@PATHS
+def test_packed_documents_have_a_first_key_each(by_torch: bool) -> None:
+    """By segments, by a mask, with a window, with what packing leaves over."""
+    q, k = inputs()
+    ids = DOCUMENT.clone()
+    ids[0, 90:] = -1
+    first = torch.tensor([[0] * 30 + [30] * 50 + [80] * 16, [0] * 64 + [64] * 32])
+    same_id = ids[:, None, :, None] == ids[:, None, None, :]
+    by_segments = call_of(q, k, 0.3, query_segments=ids, key_segments=ids, causal=True)
+    truth = defined(by_segments, used=ids >= 0, first=first, mask=(same_id & CAUSAL).numpy())
+    same(measured(by_segments, by_torch), truth)
+    i = torch.arange(T)
+    window = CAUSAL & (i[:, None] - i < 20)
+    for left, mask in ((None, CAUSAL), (19, window)):
+        first_of_all = torch.tensor([[0] * 30 + [30] * 50 + [80] * 10 + [90] * 6, [0] * 64 + [64] * 32])
+        masked = call_of(q, k, 0.3, mask=same_id & mask)
+        same(measured(masked, by_torch), defined(masked, first=first_of_all, mask=(same_id & mask).numpy()))
+        packed = call_of(q, k, 0.3, query_segments=DOCUMENT, key_segments=DOCUMENT, causal=True, left=left)
+        truth = defined(packed, first=first, segments=DOCUMENT.numpy(), causal=True, window=(left, None))
+        same(measured(packed, by_torch), truth)
+
+
+@PATHS
+def test_a_cache_with_padding_on_the_left(by_torch: bool) -> None:
+    q, k = inputs(1, S=T)
+    shown = torch.ones(B, 1, 1, T, dtype=torch.bool)
+    shown[0, ..., :9] = False
+    call = call_of(q, k, 0.3, mask=shown)
+    same(measured(call, by_torch), defined(call, first=torch.tensor([[9], [0]]), mask=shown.numpy()))
+    shown[..., :20] = False  # of all batch rows: a window, and key 0 is not seen
+    assert (measured(call, by_torch)["mean_first"] == 0).all()
+
+
+@PATHS
+def test_the_keys_of_another_sequence_may_be_as_many(by_torch: bool) -> None:
+    q, k = inputs()
+    real = _padded(left=True)
+    call = replace(call_of(q, k, 0.3, mask=real[:, None, None]), crossed=True)
+    first = torch.tensor([17, 0])[:, None].expand(B, T)
+    same(measured(call, by_torch), defined(call, first=first, mask=real[:, None, None].numpy()))
+
+
+@PATHS
+def test_a_large_mask_is_measured_in_parts(by_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_MASK_AT_A_TIME", 7 * T)
+    monkeypatch.setattr(documents, "_AT_A_TIME", 5 * T)
+    monkeypatch.setattr(masks, "_AT_A_TIME", 11 * T)
+    q, k = inputs()
+    mask = torch.randn(B, 1, T, T).masked_fill(~CAUSAL, -1e9)
+    call = call_of(q, k, 0.3, mask=mask)
+    hard = mask.double().masked_fill(~CAUSAL, -math.inf).numpy()
+    same(measured(call, by_torch), defined(call, mask=hard))

@@ -124,7 +124,7 @@ def model(name: str, implementation: str, *, served: bool = False) -> Case:
         f"huggingface:{implementation}" + (", levelhead" if served else ""),
         modules=tuple(tiny.modules),
         kv_heads=2 if name in _GROUPED else None,
-        rows=None if different else 2 * MODEL_TOKENS,
+        rows=None if different else int(tiny.inputs().get("attention_mask", torch.ones(2, MODEL_TOKENS)).sum()),
         learns="flex" not in implementation,  # flex has no gradient on a CPU
         around=uncompiled,
     )

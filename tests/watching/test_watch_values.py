@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import levelhead as lh
 from levelhead import reference, stats
 from levelhead.runs.record import Record
-from levelhead.watching import measure
+from levelhead.watching import measure, rows_by_torch
 from levelhead.watching.measure import Call, call_of
 from levelhead.watching.watch import Watch
 from tiny_models import HEADS, MODELS
@@ -40,10 +40,21 @@ def truth(q: Tensor, k: Tensor, mask: Tensor | None = None, **options: Any) -> s
     if options.get("sinks") is not None:
         options["sinks"] = options["sinks"].detach().double().numpy()
     arrays = (x.detach().double().numpy() for x in (q, k))
-    rows = reference.observe(*arrays, mask=given, **options).rows
+    wide_q, wide_k = arrays
+    rows = reference.observe(wide_q, wide_k, mask=given, **options).rows
     fields = {f.name: getattr(rows, f.name) for f in dataclasses.fields(stats.Rows)}
+    exists = np.ones(q.shape[:3], bool)
+    if given is not None:
+        # A key that no query sees is padding, and so is its query; the first key comes after it.
+        logits = reference.logits(wide_q, wide_k, mask=given, **options)
+        keys = (logits != -np.inf).any((1, 2))
+        first = np.take_along_axis(logits, keys.argmax(-1)[:, None, None, None], -1)[..., 0]
+        fields["first"] = np.where(first == -np.inf, 0.0, np.exp(first - rows.logsumexp))
+        exists &= keys[:, None] if q.shape[2] == k.shape[2] else True
+        fields["count"] = np.where(exists, fields["count"], 0)
+        fields |= {n: np.where(exists, fields[n], x) for n, x in (("max", -np.inf), ("min", np.inf))}
     as_one = {n: x.swapaxes(0, 1).reshape(q.shape[1], -1) for n, x in fields.items()}  # the batch
-    heads = stats.heads(stats.Rows(**as_one))
+    heads = stats.heads(stats.Rows(**as_one), exists.swapaxes(0, 1).reshape(q.shape[1], -1))
     return dataclasses.replace(heads, max_query=heads.max_query % q.shape[2])
 
 
@@ -78,7 +89,7 @@ CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # for torch, for th
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool | None:
     """Who computes; `plain_torch` as `watch` takes it."""
     if request.param.endswith("row by row"):
-        monkeypatch.setattr(measure, "_AT_A_TIME", 1)
+        monkeypatch.setattr(rows_by_torch, "_AT_A_TIME", 1)
     return request.param != "core" or None
 
 
@@ -207,7 +218,7 @@ OPTIONS: dict[str, Any] = {
 def test_plain_torch_gives_the_cores_tally(
     name: str, sample: int | None, at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "_AT_A_TIME", at_a_time)
+    monkeypatch.setattr(rows_by_torch, "_AT_A_TIME", at_a_time)
     call = _call(**dict(OPTIONS[name]))
     core, plain = (measure.tallied(call, sample=sample, by_torch=x) for x in (False, True))
     torch.testing.assert_close(plain.double(), core.double(), rtol=1e-5, atol=1e-5)

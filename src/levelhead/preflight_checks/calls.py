@@ -81,5 +81,5 @@ def _logits(call: Call) -> Tensor | None:
     if call.score_mod is not None:
         logits = torch.where(logits == -math.inf, logits, scored(call.score_mod, logits, i, j))
     if call.mask_mod is not None:
-        logits = logits.masked_fill(~visible(call.mask_mod, (B, H), i, j), -math.inf)
+        logits = logits.masked_fill(~visible(call.mask_mod, torch.arange(B, device=i.device), H, i, j), -math.inf)
     return logits.detach()

@@ -15,28 +15,44 @@ import torch
 from torch import Tensor
 
 
-def visible(mask_mod: Any, heads: tuple[int, int], rows: Tensor, keys: Tensor) -> Tensor:
-    """Which of the keys (S,) the queries (T,) see, (B, H, T, S) for `heads` = (B, H). `mask_mod` is a function of
+def visible(mask_mod: Any, batch: Tensor, heads: int, rows: Tensor, keys: Tensor) -> Tensor:
+    """Which of the keys (S,) the queries (T,) of these batch rows (B,) see, (B, H, T, S). `mask_mod` is a function of
     (b, h, q, k), or a `BlockMask`."""
     function = getattr(mask_mod, "mask_mod", mask_mod)
-    shown: Tensor = _mapped(function)(*_indices(heads, rows, keys))
+    shown: Tensor = _mapped(function)(batch, torch.arange(heads, device=rows.device), rows, keys)
     if function is mask_mod:
         return shown
-    partial, full = _blocks(mask_mod, rows, keys)
-    shown = shown & partial
+    partial, full = (_blocks(*part, batch, rows, keys) for part in _parts(mask_mod))
+    if partial is not None:
+        shown = shown & partial
     return shown if full is None else shown | full
 
 
 def scored(score_mod: Callable[..., Any], logits: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     """The logits (B, H, T, S) of these queries and keys after a function of (score, b, h, q, k)."""
-    heads = (logits.shape[0], logits.shape[1])
-    changed: Tensor = _mapped(score_mod, 0)(logits, *_indices(heads, rows, keys))
+    b, h = (torch.arange(n, device=rows.device) for n in logits.shape[:2])
+    changed: Tensor = _mapped(score_mod, 0)(logits, b, h, rows, keys)
     return changed.to(logits.dtype)
 
 
-def _indices(heads: tuple[int, int], rows: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-    b, h = (torch.arange(n, device=rows.device) for n in heads)
-    return b, h, rows, keys
+def key_range(mask_mod: Any, batch: int, rows: Tensor, S: int) -> tuple[int, int]:
+    """From which key to which the blocks of a `BlockMask` let these queries of a batch row see anything; of a function
+    alone: all of the S keys."""
+    if not hasattr(mask_mod, "kv_indices"):
+        return 0, S
+    size = mask_mod.BLOCK_SIZE[1]
+    low, high = S, 0
+    for _, counts, indices in _parts(mask_mod):
+        if counts is None or indices is None:
+            continue
+        b = min(batch, counts.shape[0] - 1)
+        at = torch.unique(rows // mask_mod.BLOCK_SIZE[0])
+        counts, indices = counts[b].index_select(1, at), indices[b].index_select(1, at)
+        listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+        if bool(listed.any()):
+            low = min(low, int(indices[listed].min()) * size)
+            high = max(high, (int(indices[listed].max()) + 1) * size)
+    return min(low, high), min(high, S)
 
 
 def _mapped(function: Callable[..., Any], *first: int) -> Callable[..., Any]:
@@ -60,18 +76,25 @@ def _indexing() -> Any:
     return TransformGetItemToIndex()
 
 
-def _blocks(mask: Any, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Whether each pair lies in a block where the function counts, and in one that is visible as a whole,
-    (B, H, T, S) each; B and H may be 1."""
-    at_row, at_key = (index // size for index, size in zip((rows, keys), mask.BLOCK_SIZE, strict=True))
+def _parts(mask: Any) -> tuple[tuple[Any, Tensor | None, Tensor | None], ...]:
+    """Block size, number and places of the blocks where the function counts, and of those that are visible as a
+    whole; both may be absent."""
+    counts, full = (mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)
+    return (mask.BLOCK_SIZE, *counts), (mask.BLOCK_SIZE, *full)
 
-    def spread(counts: Tensor, indices: Tensor) -> Tensor:
-        counts, indices = (x.index_select(2, at_row) for x in (counts, indices))
-        listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
-        size = int(at_key.max()) + 2 if len(at_key) else 1
-        found = torch.zeros((*counts.shape, size), dtype=torch.bool, device=indices.device)
-        found.scatter_(-1, indices.long().clamp(max=size - 1).masked_fill(~listed, size - 1), True)
-        return found.index_select(-1, at_key)
 
-    full = None if mask.full_kv_num_blocks is None else spread(mask.full_kv_num_blocks, mask.full_kv_indices)
-    return spread(mask.kv_num_blocks, mask.kv_indices), full
+def _blocks(
+    size: Any, counts: Tensor | None, places: Tensor | None, batch: Tensor, rows: Tensor, keys: Tensor
+) -> Tensor | None:
+    """Whether each pair lies in one of these blocks, (B or 1, H or 1, T, S)."""
+    if counts is None or places is None:
+        return None
+    at_row, at_key = rows // size[0], keys // size[1]
+    if counts.shape[0] > 1:
+        counts, places = (x.index_select(0, batch) for x in (counts, places))
+    counts, places = (x.index_select(2, at_row) for x in (counts, places))
+    listed = torch.arange(places.shape[-1], device=places.device) < counts[..., None]
+    beyond = int(at_key.max()) + 1 if len(keys) else 0  # blocks of other keys are of no interest
+    found = torch.zeros((*counts.shape, beyond + 1), dtype=torch.bool, device=places.device)
+    found.scatter_(-1, places.long().masked_fill(~listed, beyond).clamp(max=beyond), True)
+    return found.index_select(-1, at_key)

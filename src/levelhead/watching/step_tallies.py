@@ -92,8 +92,9 @@ class Ledger:
         rows = self.watch.rows
 
         def at(times: float) -> Tensor:
-            changed = call if times == 1.0 else measure.rescaled(call, times)
-            return measure.tallied(changed, sample=rows, by_torch=self.watch.plain_torch)
+            by_torch = self.watch.plain_torch
+            changed = call if times == 1.0 else measure.rescaled(call, times, by_torch=by_torch)
+            return measure.tallied(changed, sample=rows, by_torch=by_torch)
 
         tallied = at(1.0)
         if product is None:
@@ -108,7 +109,7 @@ class Ledger:
         """A call that levelhead computed."""
         q, k = (_four(x) for x in (computed.q, computed.k))
         call = Call(q, k, computed.scoring)
-        tallied = measure.from_core(computed.sums, computed.counts, computed.sinks, call, exists=measure.existing(call))
+        tallied = measure.from_pass(computed.sums, computed.counts, computed.sinks, call)
         rules = self._rules(q, lambda times: measure.tallied(measure.rescaled(call, times)))
         self._enter(frame, path, call, Product(q, k, computed.scoring.scale), tallied, rules, fused=True)
 
