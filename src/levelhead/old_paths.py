@@ -20,7 +20,7 @@ _MOVED = {
     "diagnosis": "compare diagnose findings symptoms thresholds",
     "runs": "counterfactual metrics record tally",
     "show": "view",
-    "watching": "amend coverage doctor intercept measure ranks transformers_calls watch",
+    "watching": "amend coverage doctor intercept measure ranks watch",
 }
 _RENAMED = {
     "deep": "watching.by_hand",
@@ -36,6 +36,7 @@ _RENAMED = {
     "scale": "diagnosis.wrong_scale",
     "shipped": "diagnosis.shipped_scales",
     "sinks": "sinks",
+    "transformers_calls": "watching.functions.transformers",
     "sinks.training": "sinks.trainer",
     "vial": "show.gauge_svg",
 }

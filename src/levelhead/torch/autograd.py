@@ -30,14 +30,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, *, threads: int
     if out is not None:
         advice = "Leave it out, or compute under torch.no_grad() and outside torch.compile"
         raise bad_value("out", "None with gradients", "an array", advice)
-    scoring, _, _, team = _described(q, k, v, threads, options)
+    scoring, _, _, team = scoring_of(q, k, v, threads, options)
     return attend(q, k, v, scoring, team)[0]
 
 
 @untraced
 def observe(q: Tensor, k: Tensor, v: Tensor | None, options: Options, *, threads: int | None) -> Observation[Tensor]:
     """As `levelhead.observe`; its output and its logsumexp are differentiable."""
-    scoring, shape, origin, team = _described(q, k, v, threads, options)
+    scoring, shape, origin, team = scoring_of(q, k, v, threads, options)
     state = unwritten(tuple(q.shape[:-1]), None if v is None else v.shape[-1], origin.wide, k.shape[-2])
     values = k[..., :0] if v is None else v  # values of no width: statistics only
     out, logsumexp = _Observe.apply(state, q, k, values, *scoring, team)  # type: ignore[no-untyped-call]
@@ -65,7 +65,7 @@ class _Observe(torch.autograd.Function):
         return operators.backward(ctx, dout, dlogsumexp, names=("state", *operators.ARGUMENTS))
 
 
-def _described(
+def scoring_of(
     q: Tensor, k: Tensor, v: Tensor | None, threads: int | None, options: Options
 ) -> tuple[Scoring, Shape, Origin, int | None]:
     """The options as tensors, those of the caller where gradients are to reach them; shape, origin, threads."""

@@ -28,9 +28,11 @@ class Swap:
         self._found: dict[tuple[int, str], tuple[dict[str, Any], Function]] = {}
         self._lifts = 0
         by_identity = {id(old): new for old, new in self.instead.items()}
-        for module in list(sys.modules.values()):
+        for module in list(sys.modules.values()) if by_identity else ():
             names = getattr(module, "__dict__", None)
-            if not isinstance(names, dict) or getattr(module, "__name__", "") in kept:
+            if not isinstance(names, dict) or by_identity.keys().isdisjoint(map(id, list(names.values()))):
+                continue
+            if getattr(module, "__name__", "") in kept:
                 continue
             for name, value in list(names.items()):
                 if id(value) in by_identity:

@@ -19,7 +19,6 @@ from torch.nn import functional
 from levelhead.attention import attention as levelhead_attention
 from levelhead.attention import observe
 from levelhead.call.options import NAMES, Options, Scoring
-from levelhead.call.scaling import usual
 from levelhead.distributed.attention import attention as sharded_attention
 from levelhead.distributed.attention import look
 from levelhead.observation import Observation
@@ -30,14 +29,18 @@ from levelhead.torch.huggingface.functions import AttentionHook
 from levelhead.torch.multihead_forward import FAST_PATH_OFF
 from levelhead.torch.swap import Function, Swap
 from levelhead.watching import amend
+from levelhead.watching.functions.torch_functions import describe_sdpa
+from levelhead.watching.intercept_known import run_taught
 from levelhead.watching.intercept_softmax import multihead_over, softmax_over
 from levelhead.watching.intercept_transformers import transformers_attention
-from levelhead.watching.measure import Call, call_of
+from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import Observed, current, traced
 from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_observed, run_traced
+from levelhead.watching.wrapped import Wrapped
 
-# Modules that keep the originals: those that define them or compare with them.
-_KEPT = (*sdpa.KEPT, levelhead_attention.__module__, serving.__name__, __name__)
+# Modules that keep the originals: those that define them, compare with them, or compile them.
+_COMPILES = "transformers.integrations.flex_attention"
+_KEPT = (*sdpa.KEPT, levelhead_attention.__module__, serving.__name__, __name__, _COMPILES)
 
 
 class Interception:
@@ -47,6 +50,8 @@ class Interception:
         self._holders = 0
         self._lock = threading.Lock()
         self._swaps: list[Swap] = []
+        self.wrapped = Wrapped(_KEPT)
+        self._modules = 0  # that were loaded when they were looked through
         self._transformers = AttentionHook(transformers_attention)
         self._has_transformers = False
 
@@ -63,10 +68,22 @@ class Interception:
             multihead = functional.multi_head_attention_forward
             instead[multihead] = multihead_over(multihead)
             self._swaps = [Swap(instead, _KEPT), Swap({attend: _operator_over(attend)}, (attend.__module__, __name__))]
+            self.wrapped.begin(instead, {sdpa.ORIGINAL: _sdpa_over})
+            self._modules = len(sys.modules)
             self._has_transformers = "transformers" in sys.modules
             if self._has_transformers:
                 self._transformers.install()
             FAST_PATH_OFF.hold()  # it calls none of these functions
+
+    def refresh(self) -> None:
+        """Wraps functions whose library was loaded since."""
+        if self._holders and len(sys.modules) != self._modules:
+            with self._lock:
+                self._modules = len(sys.modules)
+                self.wrapped.extend()
+                if not self._has_transformers and "transformers" in sys.modules:
+                    self._has_transformers = True
+                    self._transformers.install()
 
     def lifted(self) -> AbstractContextManager[None]:
         """Torch's modules contain the original functions while the block runs."""
@@ -79,6 +96,7 @@ class Interception:
                 return
             for swap in self._swaps:
                 swap.undo()
+            self.wrapped.end()
             if self._has_transformers:
                 self._transformers.remove()
             FAST_PATH_OFF.release()
@@ -122,12 +140,15 @@ def _sdpa_over(original: Function) -> Function:
             if _is_causal_bias(attn_mask):
                 mask = attn_mask._materialize(query.device)
         frame = current()
-        if frame is None or frame.busy or is_retraced(query):
+        if frame is None or frame.busy or is_retraced(query) or not isinstance(query, Tensor):
             return run()
+        if original in frame.watch.describers:
+            options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+            return run_taught(frame, original, run, (query, key, value), options | {"enable_gqa": enable_gqa})
 
         def describe() -> Call:
             heads = frame.watched.heads
-            call = _described((query, key, value), mask, is_causal, scale, enable_gqa, heads)
+            call = describe_sdpa((query, key, value), mask, is_causal, scale, enable_gqa, heads)
             return call if terms is None else terms.described(call)
 
         path = frame.via or usual
@@ -138,6 +159,9 @@ def _sdpa_over(original: Function) -> Function:
         frame.watch.follow_gradients(frame, query, key, value)
         return run_observed(frame, path, run, describe)
 
+    # So that it is pickled by name, as the function in its place is.
+    scaled_dot_product_attention.__module__ = "torch.nn.functional"
+    scaled_dot_product_attention.__qualname__ = scaled_dot_product_attention.__name__
     return scaled_dot_product_attention
 
 
@@ -163,30 +187,6 @@ def _lifted(run: Callable[[], Any]) -> Callable[[], Any]:
             return run()
 
     return lifted
-
-
-def _described(
-    qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, causal: bool, scale: Any, gqa: bool, heads: int | None
-) -> Call:
-    """A call in torch's convention as ours: four dimensions, positions from the first query."""
-    q, k, v = qkv
-    if torch.is_autocast_enabled(q.device.type) and q.dtype is torch.float32:
-        dtype = torch.get_autocast_dtype(q.device.type)  # what torch's function casts them to
-        q, k, v = (x.to(dtype) for x in (q, k, v))
-    factor = usual(q.shape[-1]) if scale is None else float(scale)
-    if q.dim() == 3 and k.shape[0] == q.shape[0]:  # (batch · heads, T, D), or (batch, T, D)
-        each = heads if heads and q.shape[0] % heads == 0 else 1
-        if mask is not None and mask.dim() == 3 and mask.shape[0] > 1:
-            mask = torch.unflatten(mask, 0, (-1, each))
-        q, k = (torch.unflatten(x, 0, (-1, each)) for x in (q, k))
-        return call_of(q, k, factor, mask=mask, causal=causal)
-    q, k, _ = sdpa.broadcast(q, k, v, gqa)
-    if q.dim() > 4:
-        if mask is not None:
-            last = ((1,) * 3 + tuple(mask.shape))[-3:]
-            mask = mask.expand((*q.shape[:-3], *last)).flatten(0, -4)
-        q, k = (x.flatten(0, -4) for x in (q, k))
-    return call_of(q, k, factor, mask=mask, causal=causal)
 
 
 # ---- levelhead's own functions

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 from levelhead.torch.huggingface.options import attention as levelhead_attention
 from levelhead.torch.swap import Function
-from levelhead.watching import amend, transformers_calls
+from levelhead.watching import amend
+from levelhead.watching.functions import taught
+from levelhead.watching.functions import transformers as calls
+from levelhead.watching.intercept_known import not_described, run_taught, run_unless_inside
 from levelhead.watching.module_stack import Frame, current
 from levelhead.watching.observe_call import Run, cannot_be_read, is_retraced, run_labelled, run_observed, run_traced
 
@@ -42,9 +45,16 @@ def transformers_attention(
     path = f"huggingface:{name}"
     frame.kv_heads = key.shape[1]
 
-    calls_intercepted = not compiling if by_levelhead else name == "sdpa"
+    taught_one = calls.innermost(function)
+    if taught_one in frame.watch.describers:
+        return run_taught(frame, taught_one, run, (module, query, key, *args), options)
+    kind = calls.origin(name, function)
+    calls_intercepted = not compiling if by_levelhead else kind == "sdpa"
     if calls_intercepted:
         return run_labelled(frame, path, run)
+    if kind == "other" and not by_levelhead:
+        reason = not_described(f"{taught.name_of(taught_one)} ({path})")
+        return run_unless_inside(frame, lambda: run_labelled(frame, path, run), reason)
 
     if not compiling:
         value = args[0] if args else options.get("value")
@@ -54,15 +64,21 @@ def transformers_attention(
     if undescribed or (name == "eager" and (served or not _is_understood(frame, function))):
         return _run_with_softmax(frame, path, run, observed=not served)
 
-    call = transformers_calls.describe(name, module, query, key, *args, **options)
-    return run_traced(frame, path, run, call) if compiling else run_observed(frame, path, run, lambda: call)
+    mask = args[1] if len(args) > 1 else options.get("attention_mask")
+    refused = calls.refuses(kind, query, key, mask, options)
+    if refused is not None:
+        reason = not_described(path, f" with {refused}")
+        return run_unless_inside(frame, lambda: run_labelled(frame, path, run), reason)
+    if compiling:
+        return run_traced(frame, path, run, calls.describe(kind, module, query, key, *args, **options))
+    return run_observed(frame, path, run, lambda: calls.describe(kind, module, query, key, *args, **options))
 
 
 def _is_understood(frame: Frame, function: Function) -> bool:
     """Whether an eager function is softmax(q kᵀ · scale + mask) v. Dynamo cannot trace reading its code."""
     if torch.compiler.is_compiling():
         return frame.watched.eager_is_understood
-    return transformers_calls.is_understood(function)
+    return calls.is_understood(function)
 
 
 def _run_with_softmax(frame: Frame, path: str, run: Run, *, observed: bool) -> Any:

@@ -15,18 +15,20 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from levelhead.observation import Observation
 from levelhead.torch.operators import Pass
 from levelhead.watching.effective_scale import Ran, columns, ran
+from levelhead.watching.functions.transformers import eager_is_understood, forms_softmax_by_hand
 from levelhead.watching.measure import Call, plain
 from levelhead.watching.own_weights import own_weights, products
-from levelhead.watching.transformers_calls import eager_is_understood, forms_softmax_by_hand
 
 ATTRIBUTE = "_levelhead_watched"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
 _DISTRIBUTORS = ("torch.", "deepspeed.", "accelerate.")  # libraries whose wrappers hold the model as "module"
 _HEADS = ("num_heads", "n_heads", "nheads", "heads", "n_head", "num_attention_heads", "nhead", "num_head", "h", "head")
+_EXPORT = "an export ran: that pass was not observed"
 _numbers = itertools.count(1)
 
 
@@ -57,6 +59,7 @@ class Recorder(Protocol):
     model: nn.Module
     child_names: dict[int, str]  # by id of the module
     compiled: bool  # whether a compiled graph of the model has run
+    describers: Mapping[Any, Callable[..., Any]]  # by function: what users taught this watch
 
     def wanted(self) -> bool: ...  # whether a call that runs now is measured
 
@@ -75,7 +78,13 @@ class Recorder(Protocol):
 
     # Measures the gradients of a call when backward computes them, if they are wanted.
     def follow_gradients(
-        self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int] = (1, 1)
+        self,
+        frame: Frame,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        parts: tuple[int, int] = (1, 1),
+        views: tuple[Callable[[Tensor], Tensor], ...] = (),  # make (B, H, T, D) of the gradients
     ) -> None: ...
 
 
@@ -185,6 +194,18 @@ _stack = _Stack()
 traced: list[Frame | None] = []  # the same while Dynamo traces, which supports lists but no thread-locals
 
 
+def exporting() -> bool:
+    """Whether the pass only makes a graph to be kept (torch.export, jit.trace, ONNX, fx): nothing of a watch may be in
+    it."""
+    if torch.compiler.is_exporting():
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._get_tracing_state() is not None or torch.fx._symbolic_trace._is_fx_tracing_flag:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 and get_proxy_mode() is not None
+
+
 def current() -> Frame | None:
     """The innermost watched module that is running."""
     if torch.compiler.is_compiling():
@@ -203,6 +224,10 @@ def heads_around(frame: Frame, *, several: bool) -> int | None:
 def enter(module: nn.Module, args: Any) -> None:
     """A forward pre-hook."""
     watched = getattr(module, ATTRIBUTE, None)
+    if exporting():
+        if watched is not None and watched.attends and not torch.compiler.is_dynamo_compiling():
+            watched.not_observed[_EXPORT] = None
+        return
     if torch.compiler.is_compiling():
         traced.append(None if watched is None else Frame(watched))
         return
@@ -221,6 +246,8 @@ def enter(module: nn.Module, args: Any) -> None:
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:
     """A forward hook, called after exceptions, too."""
+    if exporting():
+        return
     if torch.compiler.is_compiling():
         traced.pop()
         return
@@ -269,7 +296,7 @@ def _would_be_fast(module: nn.MultiheadAttention) -> bool:
 
 def child_ran(module: nn.Module, args: Any, output: Any) -> None:
     """A forward hook of simple modules: the frame around them stores what came out."""
-    if torch.compiler.is_compiling() or not _stack.frames:
+    if torch.compiler.is_compiling() or not _stack.frames or exporting():
         return
     frame = _stack.frames[-1]
     around = frame.watched

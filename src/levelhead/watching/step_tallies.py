@@ -177,19 +177,31 @@ class Ledger:
 
     # ---- gradients
 
-    def follow_gradients(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int]) -> None:
+    def follow_gradients(
+        self,
+        frame: Frame,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        parts: tuple[int, int],
+        views: tuple[Callable[[Tensor], Tensor], ...] = (),
+    ) -> None:
         """Counts dL/dq, dL/dk and dL/dv of this call when they come, and those of the weights. `parts`: over how many
-        ranks the queries lie, and the keys."""
+        ranks the queries lie, and the keys. `views` make (B, H, T, D) of q, k and v, if they are not."""
         self._follow_weights(frame)
-        heads = q.shape[-3] if q.dim() > 3 else self.watched.heads or 1
-        for name, x, shards in (("dq", q, parts[0]), ("dk", k, parts[1]), ("dv", v, parts[1])):
+        shown = views[0](q) if views else q
+        heads = shown.shape[-3] if shown.dim() > 3 else self.watched.heads or 1
+        each = zip(("dq", "dk", "dv"), (q, k, v), (parts[0], parts[1], parts[1]), (*views, *(None,) * 3), strict=False)
+        for name, x, shards, view in each:
             if x is not None and x.requires_grad:
-                x.register_hook(partial(self._count, name, heads, shards))  # type: ignore[no-untyped-call]
+                x.register_hook(partial(self._count, name, heads, shards, view))  # type: ignore[no-untyped-call]
 
-    def _count(self, name: str, heads: int, shards: int, gradient: Tensor) -> None:
+    def _count(
+        self, name: str, heads: int, shards: int, view: Callable[[Tensor], Tensor] | None, gradient: Tensor
+    ) -> None:
         """A tensor hook: counts a gradient of q, k or v, and does not change it. A shard counts as if the other ranks'
         gradients were equal: each rank counts a whole pass, and the mean over ranks is right."""
-        g = gradient.detach()
+        g = gradient.detach() if view is None else view(gradient.detach())
         g = g if g.dim() > 3 else g.reshape(g.shape[:-2].numel() // heads, heads, *g.shape[-2:])
         g = g.to(torch.float64 if g.dtype is torch.float64 else torch.float32)
         each = g.square().sum([d for d in range(g.dim()) if d != g.dim() - 3])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -25,10 +25,12 @@ from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
 from levelhead.watching import by_hand as deep
 from levelhead.watching import compiled, coverage, module_stack
+from levelhead.watching.functions import taught
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import ATTRIBUTE, WATCHED_MODULES, Frame, Observed, Product, WatchedModule
 from levelhead.watching.step_tallies import Ledger
+from levelhead.watching.wrapped import Reach
 
 _PASSES_OF_A_STEP = 64  # more micro-batches than are accumulated before a first step
 KEPT_SNAPSHOTS = 256  # beyond, every second one is dropped: trends stay, memory does not grow
@@ -36,6 +38,8 @@ KEPT_SNAPSHOTS = 256  # beyond, every second one is dropped: trends stay, memory
 
 def _root_begins(module: nn.Module, args: Any) -> None:
     watched = getattr(module, ATTRIBUTE, None)
+    if module_stack.exporting():
+        return
     if watched is not None and torch.compiler.is_compiling():
         compiled.trace_forward(watched)
     elif watched is not None and watched.module is module:
@@ -59,6 +63,7 @@ class Watch:
         history: int = KEPT_SNAPSHOTS,
         plain_torch: bool | None = None,
         training_only: bool = False,
+        describe: Mapping[Any, Callable[..., Any]] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise bad_type("model", "a torch.nn.Module", type(model).__name__, "Give the model itself")
@@ -72,6 +77,8 @@ class Watch:
         self.deep, self.gradients, self.counterfactual = deep, gradients, counterfactual
         self.expected_scale, self.plain_torch = expected_scale, plain_torch
         self.training_only = training_only
+        self.describers: Mapping[Any, Callable[..., Any]] = taught.checked(describe)
+        self._reach: Reach | None = None
         self._sinks, self._history = _checked_sinks(sinks), max(history, 2)
         self.listeners: list[Callable[..., None]] = []  # (watched, call, tally, q, k) of every call
         self._snapshots: list[Snapshot] = []
@@ -119,6 +126,7 @@ class Watch:
             self._hooks.append(_hooked(before, deep.begin))
             self._hooks.append(_hooked(after, deep.leave, always_call=True))
         INTERCEPTION.hold()
+        self._reach = Reach(self.model, self.describers, INTERCEPTION.wrapped)
         self._since = time.perf_counter()
         return self
 
@@ -129,6 +137,8 @@ class Watch:
         assert self._since is not None
         self._elapsed += time.perf_counter() - self._since
         self._since = None
+        if self._reach is not None:
+            self._reach.undo()
         INTERCEPTION.release()
         for hook in self._hooks:
             hook.remove()
@@ -175,6 +185,7 @@ class Watch:
 
     def begin_forward(self) -> None:
         """A forward pass of the whole model begins: the root's hook calls this."""
+        INTERCEPTION.refresh()
         if self._by_hand or _in_backward():
             return
         with self.lock:
@@ -261,10 +272,16 @@ class Watch:
             self._ledger(frame).add_observed(frame, observed)
 
     def follow_gradients(
-        self, frame: Frame, q: Tensor, k: Tensor, v: Tensor | None, parts: tuple[int, int] = (1, 1)
+        self,
+        frame: Frame,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        parts: tuple[int, int] = (1, 1),
+        views: tuple[Callable[[Tensor], Tensor], ...] = (),
     ) -> None:
         if self.gradients and self.observing and torch.is_grad_enabled():
-            self._ledger(frame).follow_gradients(frame, q, k, v, parts)
+            self._ledger(frame).follow_gradients(frame, q, k, v, parts, views)
 
     # ---- results
 
