@@ -6,6 +6,7 @@ Written from the libraries' documentation. `installed` puts them into `sys.modul
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Iterator
@@ -200,7 +201,7 @@ class DotProductAttention(nn.Module):
         q, k, v = query_layer, key_layer, value_layer
         if layout == "thd":
             out = torch.zeros_like(q)
-            for a, b in zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], strict=True):
+            for a, b in itertools.pairwise(cu_seqlens_q):
                 bias = positional(int(b - a), int(b - a), "causal" in kind, window)
                 out[a:b] = attend(q[None, a:b], k[None, a:b], v[None, a:b], scale, bias)[0]
             return out.flatten(-2)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from levelhead.torch.swap import Function
 
@@ -98,7 +98,9 @@ def _held_by(value: Any, place: _Place) -> Iterator[tuple[Any, _Place]]:
     elif isinstance(value, nn.Module):
         yield from ((x, at) for x, at in _entries(vars(value)) if at.name not in _OWN)
         yield type(value), _Place(None, None, _ignore)
-    elif not _is_of_library(type(value)):
+        if isinstance(value, fx.GraphModule):  # its code is made, in a class of its own
+            yield from _of_function(type(value).forward, made=True)
+    elif isinstance(value, SimpleNamespace) or not _is_of_library(type(value)):
         yield from _entries(getattr(value, "__dict__", {}))
         for name in _slots(type(value)):
             if hasattr(value, name):
@@ -137,8 +139,8 @@ def _of_partial(value: functools.partial[Any]) -> Iterator[tuple[Any, _Place]]:
     yield from _entries(value.keywords)
 
 
-def _of_function(function: FunctionType) -> Iterator[tuple[Any, _Place]]:
-    if _is_of_library(function):
+def _of_function(function: FunctionType, *, made: bool = False) -> Iterator[tuple[Any, _Place]]:
+    if _is_of_library(function) and not made:
         return
     if function.__defaults__:
         yield function.__defaults__, _Place(function, "__defaults__", lambda new: _set(function, "__defaults__", new))
