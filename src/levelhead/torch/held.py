@@ -99,7 +99,8 @@ def _held_by(value: Any, place: _Place) -> Iterator[tuple[Any, _Place]]:
         yield from ((x, at) for x, at in _entries(vars(value)) if at.name not in _OWN)
         yield type(value), _Place(None, None, _ignore)
         if isinstance(value, fx.GraphModule):  # its code is made, in a class of its own
-            yield from _of_function(type(value).forward, made=True)
+            made: Any = type(value).forward
+            yield from _of_function(made, made=True)
     elif isinstance(value, SimpleNamespace) or not _is_of_library(type(value)):
         yield from _entries(getattr(value, "__dict__", {}))
         for name in _slots(type(value)):

@@ -27,7 +27,7 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
             notes = [*([_FAST_PATH] if watched.lost_fast_path else []), *watched.not_observed]
             line = Seen(watched.name, watched.kind, True, ", ".join(watched.paths), watched.calls, "; ".join(notes))
             lines.append(line)
-        elif _is_missing(watched, observed, by_code):
+        elif watched.not_observed or _is_missing(watched, observed, by_code):
             lines.append(Seen(watched.name, watched.kind, False, _reason(watched, compiled, deep), 0))
     return tuple(lines)
 
