@@ -80,7 +80,7 @@ front_ends.register("torch", "additive", lambda: import_module("levelhead.torch.
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ON_DEMAND:
+    if name in _ON_DEMAND or f"{__name__}.{name}" in old_paths.NEW_PATHS:
         return import_module(f"{__name__}.{name}")
     if name in _FUNCTIONS:
         return getattr(import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)

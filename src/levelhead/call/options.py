@@ -23,13 +23,14 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.call.scaling import resolve
+from levelhead.call.scaling import Scale, ScaleLike, resolve
 from levelhead.call.segments import alibi_slopes, segment_ids, segment_pair
 from levelhead.call.shapes import Shape, shape_of
 from levelhead.checks import as_array, broadcast, flag, integer, integers, number, per_head, refuse_any, told
 from levelhead.errors import bad_type, bad_value
 
-__all__ = ["Options", "Scoring", "Shape", "alibi_slopes", "describe", "documented", "segment_ids", "shape_of"]
+__all__ = ["Options", "Scale", "ScaleLike", "Scoring", "Shape", "alibi_slopes", "describe", "documented", "segment_ids"]
+__all__ += ["shape_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

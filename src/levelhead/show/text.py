@@ -33,10 +33,13 @@ def text(
         width: columns; None: those of the terminal. At least 80.
         table: with a line per head; the map has them all in any case.
     """
-    return "\n".join(_lines(run, findings, colour, width, table))
+    return "\n".join(lines(run, findings, colour=colour, width=width, table=table))
 
 
-def _lines(run: Run, findings: Sequence[Finding], colour: bool, width: int | None, table: bool) -> Iterator[str]:
+def lines(
+    run: Run, findings: Sequence[Finding] = (), *, colour: bool = False, width: int | None = None, table: bool = True
+) -> Iterator[str]:
+    """The lines of `text`."""
     wide = width_of(width)
     yield from _wrap(paint(f"{run.model}: {view.opening(run)}", "bold", colour), wide)
     records = run.latest
