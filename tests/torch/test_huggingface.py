@@ -378,7 +378,8 @@ def test_positions_that_start_again_stay_apart() -> None:
     torch.testing.assert_close(packed[:, 8:], alone, atol=1e-5, rtol=0)
 
 
-def test_a_query_that_sees_nothing_gets_zero() -> None:
+def test_a_query_that_sees_nothing_gets_what_the_model_gives_it() -> None:
+    # Eager attention with the lowest number everywhere: equal weights. Under sdpa, with a boolean mask: 0.
     model = made("llama", "eager")
     module = model.layers[0].self_attn
     q, k = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8)
@@ -386,12 +387,12 @@ def test_a_query_that_sees_nothing_gets_zero() -> None:
     mask = torch.tensor([[0.0, lowest, lowest], [lowest] * 3, [0.5, 0.0, lowest]])[None, None]
     eager = transformers.models.llama.modeling_llama.eager_attention_forward
     with use(model):
-        call = AttentionInterface().get_interface("eager", eager)
-        out, weights = call(module, q, k, k, mask, scaling=0.3)
+        out, _ = AttentionInterface().get_interface("eager", eager)(module, q, k, k, mask, scaling=0.3)
+        hidden, _ = AttentionInterface().get_interface("sdpa", eager)(module, q, k, k, mask == 0, scaling=0.3)
     wanted, _ = eager(module, q, k, k, mask, scaling=0.3)
-    assert weights is None
-    assert bool((out[:, 1] == 0).all())
-    torch.testing.assert_close(out[:, [0, 2]], wanted[:, [0, 2]])
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(out[:, 1], k.mean(2).repeat_interleave(2, 1))
+    assert bool((hidden[:, 1] == 0).all())
 
 
 # ---- torch.compile
@@ -565,41 +566,23 @@ def test_modules_that_call_torch_themselves(alibi: bool) -> None:
     assert leftovers(model) == []
 
 
-def test_a_call_by_hand_is_said() -> None:
+def test_torchs_own_module_is_served() -> None:
+    # The head that pools in SigLIP, and with it Gemma 3 and others, asks for weights and drops them.
     torch.manual_seed(0)
-    model, batch = text("Falcon")().eval(), inputs("llama")
-    with use(model), pytest.raises(lh.LevelheadError, match="FalconAttention.*by hand"):
-        model(**batch, output_attentions=True)
-    options = {"reorder_and_upcast_attn": True, "attn_implementation": "eager"}
-    model = text("GPT2", **options)().eval()
-    with use(model), pytest.raises(lh.LevelheadError, match="GPT2Attention.*by hand"):
-        model(**batch)
-    assert leftovers(model) == []
-
-
-def test_modules_with_a_softmax_of_their_own_are_named() -> None:
-    torch.manual_seed(0)
-    sizes = dict(vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
-    model: Any = transformers.BloomModel(transformers.BloomConfig(**sizes)).eval()
-    with pytest.raises(lh.LevelheadError, match=r"h\.0\.self_attention: BloomAttention"):
-        use(model)
-    both: Any = nn.ModuleDict({"bloom": model, "llama": made("llama")})
-    with pytest.raises(lh.LevelheadError, match="2 of 4") as error:
-        use(both)
-    assert "partial=True" in str(error.value)
-    with use(both, partial=True) as used, torch.no_grad():
-        assert len(used.served) == 2
-        assert list(used.left) == ["bloom.h.0.self_attention", "bloom.h.1.self_attention"]
-        run(both["llama"], "llama", inputs("llama"))
-        both["bloom"](**inputs("llama"))
-    assert used.calls == 2
-    assert "2 modules served, 2 left" in repr(used)
-
-
-def test_torchs_own_module_is_named() -> None:
-    model = nn.Sequential(made("llama"), nn.MultiheadAttention(8, 2))
-    with pytest.raises(lh.LevelheadError, match="1: MultiheadAttention"):
-        use(model)
+    model = nn.ModuleList([made("llama"), nn.MultiheadAttention(8, 2, batch_first=True).eval()])
+    q, k = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
+    hidden = torch.zeros(2, 5, dtype=torch.bool)
+    hidden[1, 3:] = True
+    for asked in (False, True):
+        wanted, wanted_weights = model[1](q, k, k, key_padding_mask=hidden, need_weights=asked)
+        with use(model) as used:
+            found, weights = model[1](q, k, k, key_padding_mask=hidden, need_weights=asked)
+        assert "1" in used.served and used.calls == 1
+        torch.testing.assert_close(found, wanted)
+        assert not torch.equal(found, wanted)
+        assert (weights is None) == (not asked)
+        if asked:
+            torch.testing.assert_close(weights, wanted_weights)
 
 
 # ---- what is refused
@@ -637,18 +620,6 @@ def test_a_function_registered_in_sdpas_place_is_not_overruled() -> None:
         AttentionInterface.register("sdpa", sdpa_attention_forward)
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "bert", "t5", "whisper"])
-def test_weights_cannot_be_asked_for(name: str, implementation: str) -> None:
-    model = made(name, implementation)
-    with use(model), pytest.raises(lh.LevelheadError, match="no weights to be asked for"):
-        model(**inputs(name), output_attentions=True)
-    if implementation == "eager" and name != "t5":  # whose submodules never read it
-        model.config.output_attentions = True
-        with use(model), pytest.raises(lh.LevelheadError, match="no weights to be asked for"):
-            model(**inputs(name))
-
-
 def call(**options: Any) -> Any:
     """One call of the interface in a module that is served."""
     model = made("llama", "sdpa")
@@ -661,12 +632,33 @@ def call(**options: Any) -> Any:
         return function(model.layers[0].self_attn, **arguments)[0]
 
 
-def test_options_nobody_knows() -> None:
-    assert call(position_ids=torch.arange(5), seq_idx=None, indices=None).shape == (1, 5, 4, 8)
-    with pytest.raises(lh.LevelheadError, match=r"known options, got \['indices'\]"):
-        call(indices=torch.arange(5))
+def test_options_that_the_function_does_not_read_are_ignored() -> None:
+    # transformers passes what a model was called with down to its attention function.
+    plain = call(query=(q := torch.randn(1, 4, 5, 8)), key=(k := torch.randn(1, 2, 5, 8)), value=k)
+    down = {"labels": torch.ones(1), "logits_to_keep": 1, "vision_feature_layer": -2, "decoder_input_ids": q.long()}
+    for name in ("sdpa", "eager"):
+        mask = {"attention_mask": None if name == "sdpa" else torch.full((5, 5), -torch.inf).triu(1)[None, None]}
+        torch.testing.assert_close(call(query=q, key=k, value=k, name=name, **mask, **down, is_causal=True), plain)
+
+
+def test_an_option_that_the_function_reads_is_known_or_refused() -> None:
+    def by_name(module: Any, query: Any, key: Any, value: Any, mask: Any, temperature: Any = None, **more: Any) -> Any:
+        weights = torch.softmax(torch.matmul(query, key.transpose(2, 3)), -1)
+        return torch.matmul(weights, value), weights
+
+    def inside(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+        weights = torch.softmax(torch.matmul(query, key.transpose(2, 3)) * more["temperature"], -1)
+        return torch.matmul(weights, value), weights
+
     with pytest.raises(lh.LevelheadError, match=r"known options, got \['cache'\]"):
         call(cache=object())
+    q = torch.randn(3, 1, 4, 5, 8)
+    for function in (by_name, inside):
+        model = made("llama")
+        with use(model):
+            call_it = AttentionInterface().get_interface("eager", function)
+            with pytest.raises(lh.LevelheadError, match=r"known options, got \['temperature'\]"):
+                call_it(model.layers[0].self_attn, *q, None, temperature=2.0)
 
 
 def test_masks_that_cannot_be_meant() -> None:
@@ -703,13 +695,20 @@ def test_eager_functions_that_mean_something_else() -> None:
         weights = torch.softmax(torch.matmul(query, key.mT), -1)
         return torch.matmul(weights, value) * torch.sigmoid(query), None
 
+    def linear(module: Any, query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> Any:
+        return torch.matmul(torch.softmax(query, -1), torch.matmul(key.softmax(-2).mT, value)), None
+
     assert not understood(gated)
     assert not understood(SimpleNamespace())  # type: ignore[arg-type]
-    model = made("llama")
-    with use(model):
-        function = AttentionInterface().get_interface("eager", gated)
-        with pytest.raises(lh.LevelheadError, match="got gated in LlamaAttention"):
-            function(model.layers[0].self_attn, *torch.randn(3, 1, 4, 5, 8))
+    model, q = made("llama"), torch.randn(3, 1, 4, 5, 8)
+    with use(model) as used:  # the attention inside is served, what is around it stays
+        module = model.layers[0].self_attn
+        found, _ = AttentionInterface().get_interface("eager", gated)(module, *q)
+        assert used.calls == 1
+        with pytest.raises(lh.LevelheadError, match="LlamaAttention computing this call by another formula"):
+            AttentionInterface().get_interface("eager", linear)(module, *q)
+    torch.testing.assert_close(found, gated(module, *q)[0])
+    assert not torch.equal(found, gated(module, *q)[0])
 
 
 def test_older_modules_ask_by_name() -> None:

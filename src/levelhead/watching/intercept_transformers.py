@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.torch.huggingface.options import attention as levelhead_attention
+from levelhead.torch.huggingface.survey import options_read
 from levelhead.torch.swap import Function
 from levelhead.watching import amend
 from levelhead.watching.functions import taught
@@ -33,7 +34,8 @@ def transformers_attention(
 
     def run() -> Any:
         if by_levelhead:
-            return levelhead_attention(name == "eager", module, query, key, *args, **options), None
+            read = frozenset[str]() if torch.compiler.is_compiling() else options_read(function)
+            return levelhead_attention(name == "eager", read, module, query, key, *args, **options)
         return function(module, query, key, *args, **options)
 
     frame = current()

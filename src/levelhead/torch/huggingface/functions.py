@@ -12,7 +12,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -100,6 +100,14 @@ def observed_calls(model: nn.Module, observe: Callable[..., None]) -> Iterator[N
 def has_get_interface() -> bool:
     """Whether modules ask this transformers for their eager functions, too."""
     return hasattr(_interface(), "get_interface")
+
+
+@functools.cache
+def sdpa_function() -> Function:
+    """The function that transformers itself has for "sdpa"."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return cast(Function, sdpa_attention_forward)
 
 
 def _interface() -> Any:

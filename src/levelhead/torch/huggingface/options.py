@@ -2,7 +2,8 @@
 
 The contract is that of `sdpa_attention_forward` and of the models' eager functions. Under "sdpa" a mask is boolean or
 missing, and missing may mean causal; under "eager" it is additive with the lowest number for hidden, and missing means
-that nothing is hidden. An option outside the contract is refused.
+that nothing is hidden. transformers passes all keywords of a model's call down; an option that the function reads and
+that is not known here is refused, what it does not read is ignored, as there.
 """
 
 from __future__ import annotations
@@ -15,18 +16,14 @@ from torch import Tensor, nn
 
 from levelhead.errors import bad_type, bad_value
 from levelhead.torch import sdpa
+from levelhead.torch.huggingface.empty_rows import leveled
+from levelhead.torch.huggingface.weights import weights
 from levelhead.torch.masks import hides
-
-# Bookkeeping of other implementations, which transformers' own functions ignore.
-_IGNORED_NAMES = (
-    "cache_position cu_seq_lens_k cu_seq_lens_q deterministic encoder_hidden_states max_length_k max_length_q "
-    "num_items_in_batch output_hidden_states output_router_logits position_ids return_dict seq_idx use_cache"
-)
-_IGNORED = set(_IGNORED_NAMES.split())
 
 
 def attention(
     eager: bool,
+    read: frozenset[str],
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -43,15 +40,13 @@ def attention(
     cosine: bool = False,  # these two, and a scale per head, are levelhead's own
     log_n: bool = False,
     **rest: Any,
-) -> Tensor:
-    """(B, T, H, E), as the function of that name in transformers would give it."""
-    unknown = [name for name, x in rest.items() if x is not None and name not in _IGNORED]
+) -> tuple[Tensor, Tensor | None]:
+    """(B, T, H, E), as the function of that name in transformers would give it, and the weights (B, H, T, S) if they
+    are asked for. `read` has the options that this function reads: the others mean nothing to it, nor here."""
+    unknown = [name for name, x in rest.items() if x is not None and name in read]
     if unknown:
         advice = f"{type(module).__name__} means something by it: undo() first"
         raise bad_value("model", "known options", unknown, advice)
-    if output_attentions or _weights_are_collected(module):
-        advice = "They are never formed here; undo() first, or see levelhead.observe"
-        raise bad_value("model", "no weights to be asked for", "output_attentions=True", advice)
     if s_aux is None and getattr(module, "sinks", None) is not None:
         given = f"{type(module).__name__} with sinks that it does not pass on"
         raise bad_value("s_aux", "the sinks", given, "undo() first")
@@ -64,15 +59,18 @@ def attention(
         causal = bool(query.shape[2] > 1 and attention_mask is None and wanted)
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling, 1.0
-    mask = _mask(eager, query.dtype, attention_mask, position_bias)
+    query, mask = leveled(query, _mask(eager, query.dtype, attention_mask, position_bias))
     grouped = query.dim() == 4 and query.shape[1] != key.shape[1]
     options: dict[str, Any] = {"scale": scaling, "enable_gqa": grouped}
+    more: dict[str, Any] = {"softcap": softcap, "sinks": s_aux, "cosine": cosine, "log_n": log_n}
     if softcap is None and s_aux is None and not (cosine or log_n or isinstance(scaling, tuple)):
         out = sdpa.scaled_dot_product_attention(query, key, value, mask, dropout, causal, **options)
     else:
-        options |= {"softcap": softcap, "sinks": s_aux, "cosine": cosine, "log_n": log_n}
-        out = sdpa.extended(query, key, value, mask, dropout, causal, **options)
-    return out.transpose(1, 2).contiguous()
+        out = sdpa.extended(query, key, value, mask, dropout, causal, **options, **more)
+    out = out.transpose(1, 2).contiguous()
+    if not (output_attentions or weights_are_collected(module)):
+        return out, None
+    return out, weights(query, key, mask, causal=causal, scale=scaling, **more)
 
 
 def _mask(eager: bool, dtype: torch.dtype, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
@@ -86,11 +84,13 @@ def _mask(eager: bool, dtype: torch.dtype, mask: Tensor | None, bias: Tensor | N
         return mask if bias is None else torch.where(mask, bias, -torch.inf)
     if not mask.dtype.is_floating_point:
         raise bad_type("attention_mask", "bool or a floating dtype", mask.dtype, "Use bool, or an additive mask")
-    total = (mask if bias is None else mask + bias).masked_fill(hides(mask), -torch.inf)
+    hidden = hides(mask)
+    hidden = hidden & ~hidden.all(-1, keepdim=True)  # else see `leveled`
+    total = (mask if bias is None else mask + bias).masked_fill(hidden, -torch.inf)
     return total if total.dtype in (dtype, torch.float32) else total.to(dtype)
 
 
-def _weights_are_collected(module: nn.Module) -> bool:
+def weights_are_collected(module: nn.Module) -> bool:
     """Whether transformers records weights without saying so in the call, as version 5 does."""
     if getattr(getattr(module, "config", None), "output_attentions", False):
         return True

@@ -11,17 +11,25 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from levelhead.errors import LevelheadValueError, bad_type, bad_value, expected
 from levelhead.torch import sdpa
-from levelhead.torch.huggingface.functions import AttentionHook, has_get_interface
-from levelhead.torch.huggingface.options import attention
-from levelhead.torch.huggingface.survey import Attending, attending_modules, eager_functions, understood
+from levelhead.torch.huggingface.by_hand import OwnCalls
+from levelhead.torch.huggingface.formula import finished
+from levelhead.torch.huggingface.functions import AttentionHook, has_get_interface, sdpa_function
+from levelhead.torch.huggingface.options import attention, weights_are_collected
+from levelhead.torch.huggingface.survey import (
+    Attending,
+    attending_modules,
+    eager_functions,
+    options_read,
+    other_formula,
+    understood,
+)
 
 _MARK = "_levelhead"  # the attribute of a served module
 _lock = threading.Lock()
@@ -69,6 +77,7 @@ class use:  # noqa: N801  a verb, used as a call and in `with`
         self.served = tuple(attending.name for attending in served)
         self.left = left
         self.calls = 0
+        self.partial = partial
         self._kind = type(model).__name__
         with _lock:
             _hook.install()
@@ -76,8 +85,10 @@ class use:  # noqa: N801  a verb, used as a call and in `with`
             for module in self._modules:
                 _marks(module).uses.append(self)
             for attending in served:
-                _marks(attending.module).eager += [*eager_functions(attending.module)]
-                _watch(attending.module, own=attending.sdpa or attending.by_hand)
+                functions: list[Any] = [f for f in eager_functions(attending.module) if understood(f)]
+                _marks(attending.module).read |= {f: options_read(f) for f in [sdpa_function(), *functions]}
+                own = attending.sdpa or attending.by_hand or not attending.asks
+                _watch(attending.module, own=own)
 
     def undo(self) -> None:
         """Puts everything back as it was."""
@@ -127,11 +138,7 @@ def _why_not(attending: Attending) -> str | None:
             return None
         if not has_get_interface():
             return "runs 'eager' where this transformers does not ask: load it with 'sdpa'"
-        strange = [f.__name__ for f in eager_functions(attending.module) if not understood(f)]
-        return f"computes something else in {', '.join(strange)}" if strange else None
-    if attending.sdpa and not (attending.by_hand and name == "eager"):
-        return None
-    return "forms its softmax by hand, where no wrapper can reach it"
+    return other_formula(attending.module)
 
 
 def _refusal(model: nn.Module, served: int, left: dict[str, str]) -> str:
@@ -153,7 +160,8 @@ class _Marks:
 
     def __init__(self) -> None:
         self.uses: list[use] = []
-        self.eager: list[Callable[..., Any]] = []  # the module's own functions, understood
+        self.read: dict[Callable[..., Any], frozenset[str]] = {}  # functions that are understood, with their options
+        self.weights = False  # whether the module around it uses its weights in every call
         self.own = False  # may attend without asking the interface, depending on the call
         self.forward: Any = None  # an instance's own forward, which watching replaced
 
@@ -192,31 +200,22 @@ def _watched_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     forward = marks.forward or partial(type(module).forward, module)
     if not marks.uses or not marks.own:  # a copy; or all its calls go through the interface
         return forward(*args, **kwargs)
+    return _within(marks, module, partial(forward, *args, **kwargs), bool(kwargs.get("output_attentions")))
+
+
+def _within(marks: _Marks, module: nn.Module, run: Callable[[], Any], weights: bool) -> Any:
+    """What run() gives, with the attention that its code calls or writes out served."""
     before = marks.uses[0].calls
-    with _OwnCalls(marks):
-        out = forward(*args, **kwargs)
-    unseen = not torch.compiler.is_compiling() and marks.uses[0].calls == before
+    with OwnCalls(partial(_count, marks)):
+        out = run()
+    if torch.compiler.is_compiling():
+        return out
+    unseen = marks.uses[0].calls == before and not all(one.partial for one in marks.uses)
     if unseen and not sdpa.patch.active:
-        given = f"{type(module).__name__} computing this call by hand"
-        raise bad_value("model", "attention to be asked for", given, "Do not ask it for its weights, or undo() first")
-    return out
-
-
-class _OwnCalls(TorchFunctionMode):
-    """Serves `F.scaled_dot_product_attention` within one module's forward, in this thread only."""
-
-    def __init__(self, marks: _Marks) -> None:
-        super().__init__()
-        self.marks = marks
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not _TORCHS:
-            return func(*args, **(kwargs or {}))
-        _count(self.marks)
-        return sdpa.scaled_dot_product_attention(*args, **(kwargs or {}))
-
-
-_TORCHS = torch._C._nn.scaled_dot_product_attention
+        given = f"{type(module).__name__} computing this call by another formula"
+        advice = "use(model, partial=True) lets it, or undo() first"
+        raise bad_value("model", "attention that is softmax(q kᵀ · scale + bias) v", given, advice)
+    return finished(out, weights=weights or weights_are_collected(module))
 
 
 def _count(marks: _Marks) -> None:
@@ -235,19 +234,23 @@ def _called(original: Any, name: str, module: nn.Module, /, *args: Any, **kwargs
         result: tuple[Tensor, Any] = original(module, *args, **kwargs)
         return result
     eager = name == "eager"
-    known = original in marks.eager if eager else getattr(original, "__module__", "") == _SDPA_MODULE
-    if eager and not known and not torch.compiler.is_compiling() and understood(original):
-        marks.eager.append(original)
-    elif not known:
+    if eager and original not in marks.read and not torch.compiler.is_compiling():
+        if not understood(original):  # its operations are followed
+            wanted = bool(kwargs.get("output_attentions"))
+            return cast(tuple[Tensor, Any], _within(marks, module, partial(original, module, *args, **kwargs), wanted))
+        marks.read[original] = options_read(original)
+    read = marks.read.get(original)
+    if read is None or eager == _is_sdpa(original):
         given = f"{getattr(original, '__name__', original)} in {type(module).__name__}"
-        wanted = "the attention of attn_implementation 'sdpa' or 'eager'"
-        raise bad_value("model", wanted, given, "undo() first, or set it back")
-    out = attention(eager, module, *args, **kwargs)
+        wanted_function = "the attention of attn_implementation 'sdpa' or 'eager'"
+        raise bad_value("model", wanted_function, given, "undo() first, or set it back")
+    out = attention(eager, read, module, *args, **kwargs)
     _count(marks)
-    return out, None
+    return out
 
 
-_SDPA_MODULE = "transformers.integrations.sdpa_attention"
+def _is_sdpa(function: Any) -> bool:
+    return getattr(function, "__module__", "") == "transformers.integrations.sdpa_attention"
 
 
 _hook = AttentionHook(_called, replaces=True)

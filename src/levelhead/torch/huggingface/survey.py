@@ -8,13 +8,15 @@ softmax by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from inspect import CO_VARKEYWORDS
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from torch import nn
 
 _SDPA = "scaled_dot_product_attention"
+_MULTIHEAD = "multi_head_attention_forward"
 _INTERFACE = {"get_interface", "ALL_ATTENTION_FUNCTIONS"}
 _LIBRARY = ("torch.", "transformers.modeling_utils", "transformers.generation")
 _NAMES = ("attention", "attn")  # a module that normalises by hand attends if it is called so
@@ -28,11 +30,13 @@ class Attending(NamedTuple):
     interface: bool  # asks transformers' interface for its attention function
     sdpa: bool  # calls torch's function itself
     by_hand: bool  # has a softmax of its own, perhaps beside the others
+    asks: bool = True  # asks the interface in each call, as far as its code shows
 
 
 def attending_modules(model: nn.Module) -> Iterator[Attending]:
     """Every module of the model that attends, in the model's order."""
     ways: Callable[[type], tuple[bool, bool, bool]] = cache(_ways)
+    asks: Callable[[type], bool] = cache(_asks)
     for name, module in model.named_modules():
         kind = type(module)
         interface, sdpa, by_hand = ways(kind)
@@ -41,7 +45,7 @@ def attending_modules(model: nn.Module) -> Iterator[Attending]:
             children = any(isinstance(child, nn.Softmax) for child in module.children())
             by_hand = children and _is_called_attention(kind)
         if interface or sdpa or by_hand:
-            yield Attending(name, module, interface, sdpa, by_hand)
+            yield Attending(name, module, interface, sdpa, by_hand, asks(kind))
 
 
 def _ways(kind: type) -> tuple[bool, bool, bool]:
@@ -51,8 +55,12 @@ def _ways(kind: type) -> tuple[bool, bool, bool]:
     interface, sdpa = bool(words & _INTERFACE), _SDPA in words
     own = {word for function in _functions(kind, helpers=False) for word in _words(function)}
     # Helpers of an interface's module are its eager functions: no second way.
-    by_hand = _normalises(own if interface else words) and _is_called_attention(kind)
+    by_hand = (_MULTIHEAD in words or _normalises(own if interface else words)) and _is_called_attention(kind)
     return interface, sdpa, by_hand
+
+
+def _asks(kind: type) -> bool:
+    return any("get_interface" in _words(function) for function in _functions(kind))
 
 
 def _normalises(words: set[str]) -> bool:
@@ -95,6 +103,31 @@ def _words(function: FunctionType) -> set[str]:
     for code in codes:  # grows as nested functions join
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return {name for code in codes for name in code.co_names}
+
+
+def options_read(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of the options that an attention function may read: its parameters, and the words with which its code may
+    look into the rest. It ignores all others."""
+    while isinstance(function, partial):  # a wrapper that has the function as its first argument
+        function = next((x for x in function.args if callable(x)), function.func)
+    plain = _plain(function)
+    if plain is None:
+        return frozenset()
+    code = plain.__code__
+    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    words = (
+        [x for x in code.co_consts if isinstance(x, str) and x.isidentifier()] if code.co_flags & CO_VARKEYWORDS else []
+    )
+    return frozenset((*named, *words))
+
+
+# Classes whose attention is not softmax(q kᵀ · scale + bias) v.
+_OTHER_FORMULAS: dict[str, str] = {}
+
+
+def other_formula(module: nn.Module) -> str | None:
+    """Why a module's attention is not the usual formula, where this is known."""
+    return next((why for kind, why in _OTHER_FORMULAS.items() if type(module).__name__ == kind), None)
 
 
 # Names in eager functions that compute two products, a softmax, dropout, shared heads, a cap, and a sink as one more
