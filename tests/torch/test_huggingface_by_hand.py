@@ -193,6 +193,7 @@ def test_dropout_is_applied_in_training_only() -> None:
         weights = functional.dropout(torch.matmul(q, k.mT).softmax(-1), 0.5, training=module.training)
         return torch.matmul(weights, v)
 
+    torch.manual_seed(0)
     module = Attention(formula).eval()
     q, k = torch.randn(1, 4, 64, 8), torch.randn(1, 4, 64, 8)
     with torch.no_grad(), use(module) as used:

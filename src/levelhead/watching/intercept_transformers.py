@@ -22,6 +22,8 @@ from levelhead.watching.intercept_known import not_described, run_taught, run_un
 from levelhead.watching.module_stack import Frame, current
 from levelhead.watching.observe_call import Run, cannot_be_read, is_retraced, run_labelled, run_observed, run_traced
 
+_NONE: frozenset[str] = frozenset()  # made here: a graph cannot make one
+
 
 def transformers_attention(
     function: Function, name: str, module: nn.Module, query: Tensor, key: Tensor, *args: Any, **options: Any
@@ -34,7 +36,7 @@ def transformers_attention(
 
     def run() -> Any:
         if by_levelhead:
-            read = frozenset[str]() if torch.compiler.is_compiling() else options_read(function)
+            read = _NONE if torch.compiler.is_compiling() else options_read(function)
             return levelhead_attention(name == "eager", read, module, query, key, *args, **options)
         return function(module, query, key, *args, **options)
 
