@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from inspect import getattr_static
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -148,7 +149,7 @@ def sounds_like_attention(module: nn.Module) -> bool:
 
 def number_of_heads(module: nn.Module) -> int | None:
     """The number of heads, from the module's attributes."""
-    numbers = (getattr(module, name, None) for name in _HEADS)
+    numbers = (getattr_static(module, name, None) for name in _HEADS)  # a model's own __getattr__ may warn
     return next((n for n in numbers if isinstance(n, int) and n > 0), None)
 
 
