@@ -18,6 +18,7 @@ from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
 from levelhead.call.options import DEFAULTS, Options, Shape, describe, documented, known, shape_of
 from levelhead.call.prepare import described, for_core, team_for
+from levelhead.chosen_weights import row_indices, weights_of_rows
 from levelhead.observation import ArrayT, Observation, Unpack
 from levelhead.state import unwritten
 
@@ -82,18 +83,27 @@ def attention(
 
 @documented()
 def observe(
-    q: ArrayT, k: ArrayT, v: ArrayT | None = None, *, threads: int | None = None, **options: Unpack[Options]
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT | None = None,
+    *,
+    weights: Any = None,
+    threads: int | None = None,
+    **options: Unpack[Options],
 ) -> Observation[ArrayT]:
     """Attention with every statistic of its softmax, in the same pass.
 
     Args:
         q, k, v: as in `attention`; without v, only the statistics are computed.
         {options}
+        weights: query rows whose attention weights are wanted: an index, several, a slice, or True for all.
+            They take B · H · rows · S numbers of q's dtype; more than 4 GiB is an error.
         threads: at most so many; the result has the same bits for any number.
 
     Returns:
-        An `Observation`: `.output` (the bits of `attention`), `.logsumexp`, `.rows`, `.heads`;
-        it prints as a table, and `merge` joins it with the observation of later keys.
+        An `Observation`: `.output` (the bits of `attention`), `.logsumexp`, `.rows`, `.heads`, and
+        `.weights` (..., H, rows, S) if asked for, without dropout; it prints as a table, and
+        `merge` joins it with the observation of later keys.
 
     >>> q = np.ones((2, 3, 4), np.float32)
     >>> observe(q, q, causal=True).rows.count[0]
@@ -102,7 +112,7 @@ def observe(
     known("observe", options)
     if _is_differentiated(q, k, v, options):
         serving = front_ends.serving("torch", "attention")
-        return cast("Observation[ArrayT]", serving.observe(q, k, v, options, threads=threads))
+        return cast("Observation[ArrayT]", serving.observe(q, k, v, options, threads=threads, weights=weights))
     v_view: Array | None = None
     if v is None:
         q_view, k_view, origin = arrays.take_pair(q, k)
@@ -110,6 +120,7 @@ def observe(
         q_view, k_view, v_view, origin = arrays.take(q, k, v)
     v_shape = None if v_view is None else v_view.shape
     sizes, keywords, exists = _described(q_view.shape, k_view.shape, v_shape, origin, options)
+    chosen = None if weights is None else row_indices(weights, sizes, origin.dtype)
     team = team_for(threads, origin)
     rows: Sizes = q_view.shape[:-1]
     state = unwritten(rows, sizes.E, origin.wide, sizes.S)
@@ -119,6 +130,9 @@ def observe(
     _core.forward(q_view, k_view, v_view, **into, **team, **keywords)
     if out is not None:
         vars(observation)["output"] = origin.give(out)  # the bits of reading it off, computed by all threads
+    if chosen is not None:
+        scoring, logsumexp = described(sizes, origin, options), observation.rows.logsumexp
+        vars(observation)["weights"] = weights_of_rows(q_view, k_view, sizes, scoring, chosen, logsumexp, origin)
     return observation
 
 

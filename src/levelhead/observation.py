@@ -63,6 +63,12 @@ class Observation(Generic[ArrayT]):
         return cast(ArrayT, self.origin.give(out))
 
     @cached_property
+    def weights(self) -> ArrayT:
+        """(..., H, rows, S) in q's dtype and family: what `observe(weights=rows)` was asked for."""
+        given = "one made without it, or by a merge"
+        raise bad_value("weights", "an observation with weights", given, "Call observe(q, k, weights=rows)")
+
+    @cached_property
     def logsumexp(self) -> Any:
         """(..., H, T) natural log of the softmax denominator, float32 (float64 for float64)."""
         return self.origin.give(self.rows.logsumexp.astype(self.origin.wide))

@@ -99,6 +99,11 @@ def logits(q: Array, k: Array, **options: Any) -> Array:
     return s.reshape(*shape.lead, shape.T, shape.S)
 
 
+def logits_of(q: Array, k: Array, shape: Shape, scoring: Scoring, index: Array) -> Array:
+    """The same of a call that is described already, batch + (H, T, S); `index`: the places of its queries."""
+    return _logits(q, k, shape, scoring, index, np.arange(shape.S))
+
+
 def attention_backward(
     dout: Array, q: Array, k: Array, v: Array, dlogsumexp: Array | None = None, **options: Any
 ) -> dict[str, Array]:

@@ -29,7 +29,7 @@ LAYERS = [
         LEAVES,
         "_core",
         "call.arrays call.prepare info",
-        "observation",
+        "chosen_weights observation",
         "attention",
         "additive gradients multihead weights",
         "onnx torch",

@@ -16,12 +16,14 @@ from levelhead.call import arrays
 from levelhead.call.arrays import Origin
 from levelhead.call.options import BATCH, HEADS, MASK, TOKENS, Options, Scoring, Shape, fields, shape_of
 from levelhead.call.prepare import described, for_core, team_for
+from levelhead.chosen_weights import row_indices
 from levelhead.errors import bad_type, bad_value
 from levelhead.observation import Observation
 from levelhead.state import State, unwritten
 from levelhead.torch import operators
 from levelhead.torch.functorch import attend, untraced
 from levelhead.torch.operators import memory
+from levelhead.torch.weights import weights as weights_of
 
 
 @untraced
@@ -35,9 +37,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, *, threads: int
 
 
 @untraced
-def observe(q: Tensor, k: Tensor, v: Tensor | None, options: Options, *, threads: int | None) -> Observation[Tensor]:
-    """As `levelhead.observe`; its output and its logsumexp are differentiable."""
+def observe(
+    q: Tensor, k: Tensor, v: Tensor | None, options: Options, *, threads: int | None, weights: Any = None
+) -> Observation[Tensor]:
+    """As `levelhead.observe`; its output, its logsumexp and its weights are differentiable."""
     scoring, shape, origin, team = scoring_of(q, k, v, threads, options)
+    chosen = None if weights is None else torch.from_numpy(row_indices(weights, shape, origin.dtype))
     state = unwritten(tuple(q.shape[:-1]), None if v is None else v.shape[-1], origin.wide, k.shape[-2])
     values = k[..., :0] if v is None else v  # values of no width: statistics only
     out, logsumexp = _Observe.apply(state, q, k, values, *scoring, team)  # type: ignore[no-untyped-call]
@@ -45,6 +50,8 @@ def observe(q: Tensor, k: Tensor, v: Tensor | None, options: Options, *, threads
     exists = scoring.existing_rows(shape, torch.arange(shape.T))
     observation: Observation[Tensor] = Observation(state, sinks, origin, None if exists is None else exists.numpy())
     vars(observation)["logsumexp"] = logsumexp
+    if chosen is not None:
+        vars(observation)["weights"] = weights_of(q, k, scoring, chosen)
     if v is not None:
         vars(observation)["output"] = out
     return observation

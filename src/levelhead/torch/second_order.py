@@ -1,7 +1,7 @@
 """Attention in PyTorch's own differentiable operations: the formula that `levelhead::attend` fuses.
 
 It serves what the core does not compute: second derivatives (gradient penalties, Hessians) and forward mode. It stores
-the matrix of logits, T · S numbers per head, so nothing else calls it. The formula of the logits is `reference.score`.
+the matrix of logits, T · S numbers per head, so nothing else calls it. The weights are those of `torch.weights`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from levelhead import reference
 from levelhead.call.dropout import dropout_keep
 from levelhead.call.options import Scoring
+from levelhead.torch.weights import is_float, weights_and_logsumexp
 
 _vjp: Any = torch.func.vjp
 
@@ -29,7 +29,7 @@ def second(
     every float input, and for `incoming`.
     """
     inputs = qkv | {name: getattr(scoring, name) for name in ("scale", "mask", "sinks")}
-    moved = {name: x for name, x in inputs.items() if _is_float(x)} | incoming
+    moved = {name: x for name, x in inputs.items() if is_float(x)} | incoming
     keep = kept(scoring, qkv["q"], qkv["k"])
 
     def gradients(moved: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -48,31 +48,16 @@ def second(
     return result
 
 
-def _is_float(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
-
-
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, kept: Tensor | None, real: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Output and logsumexp as the operator gives them, computed in `real`."""
-    rows, width = q.shape[:-1], v.shape[-1]
-    q, k, v = (x.to(real) if x.dim() > 2 else x.to(real)[None] for x in (q, k, v))
-    groups = q.shape[-3] // max(k.shape[-3], 1)
-    k, v = k.repeat_interleave(groups, -3), v.repeat_interleave(groups, -3)
-    if scoring.cosine:
-        q, k = _unit(q), _unit(k)
-    index = torch.arange(q.shape[-2])
-    exists = scoring.exists(index)
-    if exists is not None:
-        exists = exists.reshape(*q.shape[:-3], 1, -1, 1)
-        q = q.masked_fill(~exists, 0.0)
-    floats = {name: x.to(real) for name, x in scoring._asdict().items() if _is_float(x)}
-    logits = reference.score(scoring._replace(**floats), q @ k.mT, index, torch.arange(k.shape[-2]))
-    w, logsumexp = _softmax(logits, scoring.sinks, exists)
+    w, logsumexp = weights_and_logsumexp(q, k, scoring, real)
+    values = v.to(real) if v.dim() > 2 else v.to(real)[None]
+    values = values.repeat_interleave(w.shape[-3] // max(values.shape[-3], 1), -3)
     if kept is not None:
         w = w * kept.to(real).reshape(w.shape)
-    return (w @ v).reshape(*rows, width), logsumexp.reshape(rows)
+    return (w @ values).reshape(*q.shape[:-1], v.shape[-1]), logsumexp.reshape(q.shape[:-1])
 
 
 def kept(scoring: Scoring, q: Tensor, k: Tensor) -> Tensor | None:
@@ -83,24 +68,3 @@ def kept(scoring: Scoring, q: Tensor, k: Tensor) -> Tensor | None:
     seed = int(scoring.seed) % 2**64
     keep = dropout_keep(seed, scoring.dropout, len(scoring.scale), p, np.arange(k.shape[-2]))
     return torch.from_numpy(keep / (1.0 - scoring.dropout))
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Rows of norm 1; a zero row stays zero, with zero gradient."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / norm.masked_fill(norm == 0, math.inf)
-
-
-def _softmax(s: Tensor, sinks: Tensor | None, exists: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights and logsumexp; a row that sees nothing has weights 0 and -inf."""
-    if sinks is not None:
-        sink = sinks.to(s.dtype)[:, None, None].expand((*s.shape[:-1], 1))
-        s = torch.cat([s, sink if exists is None else sink.masked_fill(~exists, -math.inf)], -1)
-    none = (s == -math.inf).all(-1, keepdim=True)
-    m = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros((*s.shape[:-1], 1))
-    m = m.masked_fill(none, 0.0)
-    e = torch.exp(s - m)
-    total = e.sum(-1, keepdim=True).masked_fill(none, 1.0)
-    logsumexp = (total.log() + m).masked_fill(none, -math.inf)
-    w = e / total
-    return (w if sinks is None else w[..., :-1]), logsumexp.squeeze(-1)

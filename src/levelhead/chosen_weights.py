@@ -1,0 +1,86 @@
+"""Attention weights of chosen query rows, which the core never forms: what `observe(weights=)` adds.
+
+From the core's logsumexp: exp(logit - logsumexp), some rows at a time, with the logits of `reference`. This file checks
+which rows are asked for and says what they cost before anything is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelhead import reference
+from levelhead.call.arrays import Array, Origin
+from levelhead.call.options import Scoring, Shape
+from levelhead.errors import bad_type, bad_value
+
+LIMIT = 1 << 32  # bytes of weights in one call
+_AT_A_TIME = 1 << 22  # logits that are held at a time, in float64: 32 MiB, a few times over
+_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def row_indices(rows: Any, shape: Shape, dtype: str) -> NDArray[np.int64]:
+    """The indices of the rows that are asked for, checked; an error above LIMIT says how much memory they take."""
+    wanted = "an index, several of them, a slice, or True for all rows"
+    advice = "Count rows as Python does: from 0, or from the end with negative numbers"
+    if rows is True or (isinstance(rows, str) and rows == "all"):
+        index = np.arange(shape.T)
+    elif isinstance(rows, slice):
+        index = np.arange(shape.T)[rows]
+    elif isinstance(rows, bool | np.bool_ | str):
+        raise bad_value("weights", wanted, repr(rows), advice)
+    else:
+        given = np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows)
+        if given.dtype.kind not in "iu" and given.size:
+            raise bad_type("weights", wanted, f"dtype {given.dtype}" if given.dtype != object else type(rows), advice)
+        if given.ndim > 1:
+            raise bad_value("weights", wanted, f"shape {given.shape}", advice)
+        index = given.reshape(-1).astype(np.int64)
+        outside = index[(index < -shape.T) | (index >= shape.T)]
+        if outside.size:
+            raise bad_value("weights", f"rows of the {shape.T} queries", int(outside[0]), advice)
+        index = np.where(index < 0, index + shape.T, index)
+    needed = shape.B * shape.H * len(index) * shape.S * _BYTES[dtype]
+    if needed > LIMIT:
+        given_rows = f"{len(index)} rows of {shape.B * shape.H} heads and {shape.S} keys: {needed / 2**30:.1f} GiB"
+        raise bad_value(
+            "weights", f"at most {LIMIT / 2**30:.0f} GiB of them", given_rows, "Ask for fewer rows at a time"
+        )
+    return index
+
+
+def weights_of_rows(
+    q: Array, k: Array, shape: Shape, scoring: Scoring, index: NDArray[np.int64], logsumexp: Array, origin: Origin
+) -> Any:
+    """(..., H, rows, S) in the caller's dtype and family. `logsumexp` (..., H, T) is the core's."""
+    lead = (*shape.batch, shape.H)
+    found = np.empty((*lead, len(index), shape.S), origin.wide)
+    q, per_row = q.reshape(*lead, shape.T, shape.D), np.asarray(logsumexp, np.float64).reshape(*lead, shape.T)
+    step = max(1, _AT_A_TIME // max(shape.B * shape.H * shape.S, 1))
+    for start in range(0, len(index), step):
+        rows = index[start : start + step]
+        part = replace(shape, T=len(rows))
+        with np.errstate(all="ignore"):
+            s = reference.logits_of(q[..., rows, :], k, part, _of_rows(scoring, rows), rows)
+            weights = np.where(s == -np.inf, 0.0, np.exp(s - per_row[..., rows, None]))
+        found[..., start : start + len(rows), :] = weights
+    found = found.reshape(*shape.lead, len(index), shape.S)
+    return origin.give(_narrow(found, origin))
+
+
+def _of_rows(scoring: Scoring, rows: NDArray[np.int64]) -> Scoring:
+    mask, ids = scoring.mask, scoring.query_segments
+    mask = None if mask is None else mask[..., rows, :]
+    return scoring._replace(mask=mask, query_segments=None if ids is None else ids[:, rows])
+
+
+def _narrow(x: Array, origin: Origin) -> Array:
+    """In the caller's dtype; bfloat16 as its bits, rounded to the nearest even."""
+    if origin.dtype != "bfloat16":
+        return x.astype(origin.native, copy=False)
+    bits = x.view(np.uint32)
+    rounded: Array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(x), np.uint16(0x7FC0), rounded)

@@ -1,0 +1,92 @@
+"""The weights of attention as a tensor, for those who ask for them: `output_attentions`, `observe(weights=)`.
+
+The formula in PyTorch's own operations, so weights are differentiable like those of an eager implementation, any number
+of times. They take B · H · rows · S numbers of q's dtype, and about three times as many of the type that is computed in
+meanwhile; attention itself never forms them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from levelhead import reference
+from levelhead.call.options import Scoring
+
+
+def weights(q: Tensor, k: Tensor, scoring: Scoring, rows: Tensor | None = None) -> Tensor:
+    """softmax of the logits, (..., H, T, S) in q's dtype: exact, 0 where a key is hidden and in a row that sees none.
+
+    Differentiable by q, k and the scale, the mask and the sinks in `scoring`. A sink takes its part of the weight, so a
+    row sums to less than 1. Dropout is left out.
+
+    Args:
+        q: (..., H, T, D), or (T, D).
+        k: (..., G, S, D); H is a multiple of G.
+        scoring: the options of the call, with tensors.
+        rows: (R,) indices of the queries that are wanted; None: all.
+
+    >>> q, k = torch.zeros(2, 3, 4), torch.zeros(2, 5, 4)
+    >>> weights(q, k, Scoring(scale=torch.ones(2)))[0, 0].tolist()
+    [0.20000000298023224, 0.20000000298023224, 0.20000000298023224, 0.20000000298023224, 0.20000000298023224]
+    """
+    real = torch.float64 if q.dtype is torch.float64 else torch.float32
+    w, _ = weights_and_logsumexp(q, k, scoring, real, rows)
+    return w.to(q.dtype).reshape(*q.shape[:-2], *w.shape[-2:])
+
+
+def weights_and_logsumexp(
+    q: Tensor, k: Tensor, scoring: Scoring, real: torch.dtype, rows: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Both computed in `real`, (..., H, T, S) and (..., H, T); q and k of two dimensions are one head."""
+    index = torch.arange(q.shape[-2], device=q.device) if rows is None else rows
+    if rows is not None:
+        q, scoring = q.index_select(-2, rows), _of_rows(scoring, rows)
+    q, k = (x.to(real) if x.dim() > 2 else x.to(real)[None] for x in (q, k))
+    k = k.repeat_interleave(q.shape[-3] // max(k.shape[-3], 1), -3)
+    if scoring.cosine:
+        q, k = _unit(q), _unit(k)
+    exists = scoring.exists(index)
+    if exists is not None:
+        exists = exists.reshape(*q.shape[:-3], 1, -1, 1)
+        q = q.masked_fill(~exists, 0.0)
+    floats = {name: x.to(real) for name, x in scoring._asdict().items() if is_float(x)}
+    keys = torch.arange(k.shape[-2], device=q.device)
+    logits = reference.score(scoring._replace(**floats), q @ k.mT, index, keys)
+    return _softmax(logits, scoring.sinks, exists)
+
+
+def is_float(x: Any) -> bool:
+    """Whether it is a tensor that may be differentiated."""
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _of_rows(scoring: Scoring, rows: Tensor) -> Scoring:
+    mask, ids = scoring.mask, scoring.query_segments
+    if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
+        mask = mask.index_select(-2, rows)
+    return scoring._replace(mask=mask, query_segments=None if ids is None else ids.index_select(-1, rows))
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Rows of norm 1; a zero row stays zero, with zero gradient."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / norm.masked_fill(norm == 0, math.inf)
+
+
+def _softmax(s: Tensor, sinks: Tensor | None, exists: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights and logsumexp; a row that sees nothing has weights 0 and -inf."""
+    if sinks is not None:
+        sink = sinks.to(s.dtype)[:, None, None].expand((*s.shape[:-1], 1))
+        s = torch.cat([s, sink if exists is None else sink.masked_fill(~exists, -math.inf)], -1)
+    none = (s == -math.inf).all(-1, keepdim=True)
+    m = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros((*s.shape[:-1], 1))
+    m = m.masked_fill(none, 0.0)
+    e = torch.exp(s - m)
+    total = e.sum(-1, keepdim=True).masked_fill(none, 1.0)
+    logsumexp = (total.log() + m).masked_fill(none, -math.inf)
+    w = e / total
+    return (w if sinks is None else w[..., :-1]), logsumexp.squeeze(-1)
