@@ -51,7 +51,7 @@ class Caught:
 
 
 @pytest.fixture
-def caught(monkeypatch: pytest.MonkeyPatch) -> Iterator[Caught]:
+def caught(monkeypatch: pytest.MonkeyPatch) -> Caught:
     kernels = Caught()
     functions = (kernels.whole, kernels.varlen, None, utils._pad_input, utils._unpad_input)
     for name in ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn"):
@@ -59,7 +59,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> Iterator[Caught]:
     for name in ("_unpad_fn", "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn"):
         monkeypatch.setattr(utils, name, None)
     monkeypatch.setattr(utils, "_lazy_imports", lambda *args, **kwargs: functions)
-    yield kernels
+    return kernels
 
 
 def llama(**options: Any) -> nn.Module:

@@ -141,7 +141,7 @@ def _of_partial(value: functools.partial[Any]) -> Iterator[tuple[Any, _Place]]:
 
 
 def _of_function(function: FunctionType, *, made: bool = False) -> Iterator[tuple[Any, _Place]]:
-    if _is_of_library(function) and not made:
+    if not made and is_of_library(str(function.__globals__.get("__name__"))):
         return
     if function.__defaults__:
         yield function.__defaults__, _Place(function, "__defaults__", lambda new: _set(function, "__defaults__", new))

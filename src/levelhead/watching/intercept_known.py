@@ -17,7 +17,7 @@ from levelhead.torch.swap import Function
 from levelhead.watching.functions import taught
 from levelhead.watching.functions.known import Known, arguments, parameter_names
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import Frame, current
+from levelhead.watching.module_stack import WATCHED_MODULES, Frame, current
 from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_observed, run_traced
 
 
@@ -115,8 +115,12 @@ def run_unless_inside(frame: Frame, run: Callable[[], Any], reason: str) -> Any:
     return result
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def note(frame: Frame, reason: str) -> bool:
+def note(frame: Frame, reason: str) -> None:
     """Writes a reason why calls of this module were not observed; while Dynamo traces, too."""
-    frame.watched.not_observed[reason] = None
+    _written(frame.watched.number, reason)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _written(number: int, reason: str) -> bool:
+    WATCHED_MODULES[number].not_observed[reason] = None
     return True

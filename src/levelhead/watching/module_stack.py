@@ -24,6 +24,7 @@ from levelhead.watching.effective_scale import Ran, columns, ran
 from levelhead.watching.functions.transformers import eager_is_understood, forms_softmax_by_hand
 from levelhead.watching.measure import Call, plain
 from levelhead.watching.own_weights import own_weights, products
+from levelhead.watching.undisturbed import undisturbed
 
 ATTRIBUTE = "_levelhead_watched"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
@@ -242,7 +243,8 @@ def enter(module: nn.Module, args: Any) -> None:
     frame = Frame(watched)
     _stack.frames.append(frame)
     if watched.weights and _matters(frame) and watched.watch.wanted():
-        frame.inputs = [columns("input", None, None, x) for x in args if _is_output(x)]
+        with undisturbed():
+            frame.inputs = [columns("input", None, None, x) for x in args if _is_output(x)]
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -310,7 +312,8 @@ def child_ran(module: nn.Module, args: Any, output: Any) -> None:
     x = output[0] if isinstance(output, tuple) and output else output
     if _is_output(x):
         busy, frame.busy = frame.busy, True  # taking a sample is no attention call
-        frame.ran.append(ran(name, module, x))
+        with undisturbed():
+            frame.ran.append(ran(name, module, x))
         frame.busy = busy
 
 

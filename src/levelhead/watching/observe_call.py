@@ -16,6 +16,7 @@ from levelhead.torch.operators import observing
 from levelhead.watching import compiled
 from levelhead.watching.measure import Call, plain
 from levelhead.watching.module_stack import Frame
+from levelhead.watching.undisturbed import undisturbed
 
 Run = Callable[[], Any]
 
@@ -28,10 +29,11 @@ def run_observed(frame: Frame, path: str, run: Run, describe: Callable[[], Call]
     try:
         with observing() as passes:
             result = run()
-        if len(passes) == 1:
-            frame.watch.record_pass(frame, path, passes[0])
-        else:
-            frame.watch.record_call(frame, path, describe())
+        with undisturbed():
+            if len(passes) == 1:
+                frame.watch.record_pass(frame, path, passes[0])
+            else:
+                frame.watch.record_call(frame, path, describe())
     finally:
         frame.busy = False
     return result

@@ -1,0 +1,27 @@
+"""A block in which modes of the user do not act: what a watch computes is neither seen nor changed by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch.overrides import _pop_mode, _push_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def undisturbed() -> AbstractContextManager[None]:
+    """No mode of functions or of dispatch acts in the block."""
+    modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+    return _without_modes() if modes else nullcontext()
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    above = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]  # type: ignore[no-untyped-call]
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        for mode in reversed(above):
+            _push_mode(mode)  # type: ignore[no-untyped-call]
