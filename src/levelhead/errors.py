@@ -6,6 +6,8 @@ options they check.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class LevelheadError(Exception):
     """Base of every error that levelhead raises on purpose."""
@@ -17,6 +19,14 @@ class LevelheadValueError(LevelheadError, ValueError):
 
 class LevelheadTypeError(LevelheadError, TypeError):
     """A type, dtype or array family that cannot be served."""
+
+
+class FindingError(LevelheadError):
+    """`on_finding="raise"`: a watch found something; `finding` is what."""
+
+    def __init__(self, finding: Any) -> None:
+        super().__init__(f"{finding} Try: {finding.advice}")
+        self.finding = finding
 
 
 def expected(argument: str, expected: str, given: object, advice: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from levelhead.checks import told
-from levelhead.diagnosis import symptoms, wrong_scale
+from levelhead.diagnosis import logit_growth, symptoms, wrong_scale
 from levelhead.diagnosis.findings import Finding, Findings
 from levelhead.diagnosis.verdict import verdict
 from levelhead.errors import bad_type, bad_value
@@ -66,10 +66,16 @@ def as_run(what: Any) -> Run:
     raise bad_type("what", wanted, told(what), advice)
 
 
-def _checked(run: Run, wanted: float | str | None) -> Iterator[Finding]:
+def of_the_moment(run: Run, wanted: float | str | None) -> Iterator[Finding]:
+    """Every rule but growth, which needs the whole run: what its newest steps show."""
+    return _checked(run, wanted, but=logit_growth.check)
+
+
+def _checked(run: Run, wanted: float | str | None, but: Any = None) -> Iterator[Finding]:
     yield from wrong_scale.check(run, wanted)
     for check in symptoms.OF_A_RUN:
-        yield from check(run)
+        if check is not but:
+            yield from check(run)
     for record in run.latest:
         for check_record in symptoms.OF_A_RECORD:
             yield from check_record(record)

@@ -10,16 +10,17 @@ blow-up. A curve can be tested at any earlier point, too: this is how lead times
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.diagnosis import thresholds
 from levelhead.diagnosis.findings import Finding, Severity, link, worst_heads
-from levelhead.runs.record import Record, Run
+from levelhead.runs.record import Record, Run, Snapshot
 from levelhead.runs.tally import Floats
 
 KIND = "logit growth"
@@ -99,15 +100,28 @@ def largest(record: Record) -> Floats:
     return np.where(heads.rows > 0, np.maximum(high, np.abs(heads.min_logit)), np.nan)
 
 
+Points: TypeAlias = dict[str, list[tuple[int, Floats]]]  # by module: steps and what `largest` gave
+
+
+def extend(points: Points, snapshot: Snapshot) -> None:
+    """Adds a step to the points of its modules."""
+    for record in snapshot.records:
+        mine = points.setdefault(record.module, [])
+        if mine and len(mine[-1][1]) != len(record.tally):
+            mine.clear()  # heads were pruned or added: another module by the same name
+        mine.append((snapshot.step, largest(record)))
+
+
 def curves(run: Run) -> dict[str, Curve]:
     """The curve of every module of a run."""
-    points: dict[str, list[tuple[int, Floats]]] = {}
+    points: Points = {}
     for snapshot in run.snapshots:
-        for record in snapshot.records:
-            mine = points.setdefault(record.module, [])
-            if mine and len(mine[-1][1]) != len(record.tally):
-                mine.clear()  # heads were pruned or added: another module by the same name
-            mine.append((snapshot.step, largest(record)))
+        extend(points, snapshot)
+    return curves_of(points)
+
+
+def curves_of(points: Points) -> dict[str, Curve]:
+    """The points as curves."""
     return {
         name: Curve(np.array([s for s, _ in mine], np.float64), np.array([x for _, x in mine]))
         for name, mine in points.items()
@@ -119,9 +133,27 @@ def alarms(curve: Curve) -> list[Alarm]:
     if not len(curve.steps):
         return []
     now = curve.values[-1]
-    high = np.flatnonzero(now >= thresholds.ORDINARY)  # the others are fine whatever they do
+    high = np.flatnonzero((now >= thresholds.ORDINARY) & _may_alarm(curve))  # the others are fine whatever they do
     candidates = (_alarm(curve, int(head), float(now[head])) for head in high)
     return [alarm for alarm in candidates if alarm]
+
+
+def _may_alarm(curve: Curve) -> NDArray[np.bool_]:
+    """Heads that a rule can apply to, found at once for all: a watch asks after every step.
+
+    Below 1e3 a head must have risen by half over its later half, or within it so far that four times as much is 1e3;
+    and one of its windows must rise significantly. Heads with gaps have windows of their own: these are not left out.
+    """
+    values, sizes = curve.values, _windows(len(curve.steps))
+    late = values[-max(sizes[:1] or [1]) :]
+    least, most = (of(np.nan_to_num(late, nan=fill), 0) for of, fill in ((np.min, np.inf), (np.max, -np.inf)))
+    far = most + 2 * thresholds.AHEAD * np.maximum(most - least, 0.0) >= thresholds.DETERIORATES
+    grown = (most >= thresholds.CLIPPED) & (most >= thresholds.GROWN * least)
+    rising: NDArray[np.bool_] = np.asarray(np.isnan(values).any(0))
+    chosen = np.flatnonzero((far | grown) & ~rising)
+    for n in sizes if len(chosen) else ():
+        rising[chosen] |= _trend(_thinned(curve.steps[-n:]), _thinned(values[-n:, chosen])) >= thresholds.SIGNIFICANT
+    return np.asarray(((far | grown) & rising) | (values[-1] >= thresholds.DETERIORATES))
 
 
 def is_rising(curve: Curve, head: int) -> bool:
@@ -146,7 +178,12 @@ def first_alarm(run: Run) -> tuple[int, str, int] | None:
 
 def check(run: Run) -> Iterator[Finding]:
     """One finding per module and severity."""
-    for name, curve in curves(run).items():
+    return judged(curves(run))
+
+
+def judged(every: Mapping[str, Curve]) -> Iterator[Finding]:
+    """The findings about these curves."""
+    for name, curve in every.items():
         raised = alarms(curve)
         for severity, growing in itertools.product(("error", "warning"), (True, False)):
             if same := [alarm for alarm in raised if (alarm.severity, bool(alarm.pace)) == (severity, growing)]:
@@ -209,9 +246,7 @@ def _pace(steps: Floats, values: Floats) -> Pace | None:
     """The pace of a window; None: it does not rise significantly."""
     steps, values = _thinned(steps), _thinned(values)
     n = len(values)
-    earlier, later = _pairs(n)
-    signs = np.sign((values[later] - values[earlier])[steps[later] > steps[earlier]]).sum()
-    if (signs - 1) / np.sqrt(n * (n - 1) * (2 * n + 5) / 18) < thresholds.SIGNIFICANT:
+    if _trend(steps, values) < thresholds.SIGNIFICANT:
         return None
     slope = _slope(steps, values)
     if slope <= 0:
@@ -222,6 +257,16 @@ def _pace(steps: Floats, values: Floats) -> Pace | None:
     logs = np.log(np.maximum(values, 1.0))  # below 1 it hardly matters
     line = (base + slope * first, base + slope * last)
     return Pace(*line, last, slope, _slope(steps, logs), last - first, scatter, n, _drift(logs))
+
+
+def _trend(steps: Floats, values: Floats) -> Floats:
+    """Mann-Kendall's z, along the first axis."""
+    n = len(steps)
+    earlier, later = _pairs(n)
+    time = steps[later] > steps[earlier]
+    signs = np.sign((values[later] - values[earlier])[time]).sum(0)
+    z: Floats = (signs - 1) / np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    return z
 
 
 def _drift(logs: Floats) -> float:
@@ -246,7 +291,7 @@ def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 def _thinned(x: Floats) -> Floats:
     """At most `_AT_MOST` points, medians of equally many; the latest are all among them."""
     size = -(-len(x) // _AT_MOST)
-    whole: Floats = np.median(x[len(x) % size :].reshape(-1, size), axis=1)
+    whole: Floats = np.median(x[len(x) % size :].reshape(-1, size, *x.shape[1:]), axis=1) if size > 1 else x
     return whole
 
 

@@ -1,7 +1,8 @@
 """JSON lines: a line per snapshot, on the disk before the next step begins. Needs no package.
 
 A session begins with a line of format, version and columns. Numbers are written so that reading gives the same bits.
-The file is only appended to, but half a line of a killed process is cut off before a new session writes.
+The file is only appended to, but half a line of a killed process is cut off before a new session writes. Several ranks
+may write to one file: every line has its rank, and reading joins what they recorded of the same step.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from levelhead.errors import LevelheadValueError, bad_value
 from levelhead.runs import sessions
-from levelhead.runs.record import Run, Snapshot, snapshot_in, snapshot_out
+from levelhead.runs.record import Run, Snapshot, logged_in, logged_out, snapshot_in, snapshot_out
 
 FORMAT = "levelhead-snapshots"
 
@@ -36,14 +38,21 @@ class JSONL:
         if self.path.exists() and self.path.stat().st_size:
             read_header(self.path)  # before anything is changed: it may be another file
             _cut_half_a_line(self.path)
+        self._rank = sessions.rank()
         self._file = self.path.open("a", encoding="utf-8")
         self._write(sessions.header(FORMAT, model))
 
     def __call__(self, snapshot: Snapshot) -> None:
         self._write(snapshot_out(snapshot))
 
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Appends numbers of a step, such as its loss."""
+        self._write({"logged": logged_out({name: [(step, x)] for name, x in numbers.items()})})
+
     def _write(self, line: dict[str, Any]) -> None:
-        # In one piece, so that a process killed here leaves half a line at most.
+        if self._rank is not None:
+            line = {**line, "rank": self._rank}
+        # In one piece, so that a process killed here leaves half a line at most, and ranks do not mix.
         self._file.write(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n")
         self._file.flush()
 
@@ -56,7 +65,8 @@ def read(path: str | os.PathLike[str]) -> Run:
     """The run in the file; half a last line is left out, with a note in the run."""
     path = Path(path)
     read_header(path)
-    parts: list[tuple[dict[str, Any], list[Snapshot]]] = []
+    parts: list[sessions.Session] = []
+    newest: dict[int | None, sessions.Session] = {}  # by rank
     notes = []
     lines = path.read_bytes().split(b"\n")
     if lines[-1]:
@@ -64,10 +74,14 @@ def read(path: str | os.PathLike[str]) -> Run:
     for number, line in enumerate(lines[:-1], 1):
         try:
             content = json.loads(line)
+            rank = content.get("rank")
             if "format" in content:
-                parts.append((sessions.check(content, FORMAT, path), []))
+                newest[rank] = sessions.Session(sessions.check(content, FORMAT, path), rank)
+                parts.append(newest[rank])
+            elif "logged" in content:
+                newest[rank].log(logged_in(content["logged"]))
             else:
-                parts[-1][1].append(snapshot_in(content))
+                newest[rank].snapshots.append(snapshot_in(content))
         except LevelheadValueError:
             raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -12,7 +12,7 @@ import json
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from levelhead.errors import bad_value
 from levelhead.runs import sessions, tally
 from levelhead.runs.metrics import STATISTICS, statistics
 from levelhead.runs.needs import need
-from levelhead.runs.record import Facts, Record, Run, Snapshot
+from levelhead.runs.record import Facts, Record, Run, Snapshot, logged_in, logged_out
 
 FORMAT = "levelhead-parquet"
 KEY = b"levelhead"  # of a part's metadata: the session, and how its rows fall into snapshots
@@ -54,6 +54,7 @@ class Parquet:
         self._session = self._next  # a session has the number of its first part
         self._header = sessions.header(FORMAT, model)
         self._waiting: list[Snapshot] = []
+        self._logged: dict[str, list[tuple[int, float]]] = {}
         self._rows = 0
 
     def __call__(self, snapshot: Snapshot) -> None:
@@ -62,12 +63,17 @@ class Parquet:
         if len(self._waiting) >= self.flush_every or self._rows >= ROWS:
             self.flush()
 
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Numbers of a step, such as its loss: they are in the metadata of the next part."""
+        for name, x in numbers.items():
+            self._logged.setdefault(name, []).append((step, x))
+
     def flush(self) -> None:
         """Writes a part with what has come since the last one."""
-        if not self._waiting:
+        if not self._waiting and not self._logged:
             return
         layout = [[snapshot.step, [len(record.tally) for record in snapshot.records]] for snapshot in self._waiting]
-        header = {**self._header, "session": self._session, "snapshots": layout}
+        header = {**self._header, "session": self._session, "snapshots": layout, "logged": logged_out(self._logged)}
         table = _table(self._waiting).replace_schema_metadata({KEY: json.dumps(header).encode()})
         part = self.path / f"part-{self._next:06}.parquet"
         # Readers of directories pass over names with a dot in front.
@@ -79,7 +85,7 @@ class Parquet:
             draft.unlink(missing_ok=True)
             raise
         self._next += 1
-        self._waiting, self._rows = [], 0
+        self._waiting, self._rows, self._logged = [], 0, {}
 
     def close(self) -> None:
         """Writes the last part; a second time does nothing."""
@@ -89,11 +95,12 @@ class Parquet:
 def read(path: str | os.PathLike[str]) -> Run:
     """The run in the directory, or in a single part of it."""
     parquet = need("Parquet", "pyarrow.parquet")
-    parts: dict[int, tuple[dict[str, Any], list[Snapshot]]] = {}
+    parts: dict[int, sessions.Session] = {}
     for part in _parts(Path(path)):
         header = _header(part)
-        _, snapshots = parts.setdefault(int(header["session"]), (header, []))
-        snapshots.extend(_snapshots(parquet.read_table(part), header["snapshots"]))
+        session = parts.setdefault(int(header["session"]), sessions.Session(header))
+        session.snapshots.extend(_snapshots(parquet.read_table(part), header["snapshots"]))
+        session.log(logged_in(header.get("logged", {})))
     if not parts:
         advice = "Nothing was flushed before the process ended; record again"
         raise bad_value(str(path), "parts of a run", "none", advice)
@@ -154,6 +161,8 @@ def _table(snapshots: list[Snapshot]) -> Any:
         "float": pa.float64(),
         "bool": pa.bool_(),
         "tuple[str, ...]": pa.list_(pa.string()),
+        "tuple[int, ...]": pa.list_(pa.int64()),
+        "tuple[float, ...]": pa.list_(pa.float64()),
     }
     for field in fields(Facts):
         of_facts = operator.attrgetter(f"facts.{field.name}")
@@ -184,7 +193,8 @@ def _snapshots(table: Any, layout: list[list[Any]]) -> Iterator[Snapshot]:
 
 
 def _record(rows: Any, raw: tally.Floats) -> Record:
-    once = rows.slice(0, 1).select(["module", *FACTS, "weights"]).to_pylist()[0]
+    known = [name for name in FACTS if name in rows.column_names]  # an older version wrote fewer
+    once = rows.slice(0, 1).select(["module", *known, "weights"]).to_pylist()[0]
     facts: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in once.items() if name in FACTS}
     by_head = [dict(rules) for rules in rows["counterfactual"].to_pylist()]
     rules = {rule: np.array([head[rule] for head in by_head]) for rule in by_head[0]}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -150,6 +150,7 @@ class Run:
     cost: Mapping[str, float] = field(default_factory=dict)
     expected_scale: float | str | None = None  # the right one, if the user has passed it
     version: str = __version__
+    logged: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # such as "loss": steps, numbers
 
     @property
     def last(self) -> Snapshot:
@@ -194,6 +195,7 @@ def to_json(run: Run) -> dict[str, Any]:
         "notes": list(run.notes),
         "cost": dict(run.cost),
         "expected_scale": run.expected_scale,
+        **({"logged": logged_out(run.logged)} if run.logged else {}),
         "coverage": [asdict(seen) for seen in run.coverage],
         "snapshots": [snapshot_out(snapshot) for snapshot in run.snapshots],
     }
@@ -223,10 +225,21 @@ def from_json(content: Any) -> Run:
         coverage = tuple(Seen(**seen) for seen in content["coverage"])
         notes, cost = tuple(content["notes"]), dict(content["cost"])
         model, version = str(content["model"]), str(content["version"])
-        return Run(model, snapshots, coverage, notes, cost, content["expected_scale"], version)
+        logged = logged_in(content.get("logged", {}))
+        return Run(model, snapshots, coverage, notes, cost, content["expected_scale"], version, logged)
     except (KeyError, TypeError, ValueError) as error:
         advice = "The file was cut off or changed; record it again"
         raise bad_value("run", "a whole run", repr(error), advice) from error
+
+
+def logged_out(logged: Mapping[str, Iterable[tuple[int, float]]]) -> dict[str, Any]:
+    """Curves that were logged, as what `json` can write."""
+    return {name: [[step, _number(x)] for step, x in curve] for name, curve in logged.items()}
+
+
+def logged_in(content: Mapping[str, Any]) -> dict[str, tuple[tuple[int, float], ...]]:
+    """The curves that `logged_out` wrote."""
+    return {str(name): tuple((int(step), number_from_json(x)) for step, x in curve) for name, curve in content.items()}
 
 
 def _record_out(record: Record) -> dict[str, Any]:

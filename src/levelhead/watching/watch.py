@@ -7,6 +7,7 @@ leaves nothing behind. `diagnose` evaluates what was recorded.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,9 +24,11 @@ from levelhead.diagnosis import wrong_scale
 from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
+from levelhead.watching import alerts, compiled, coverage, module_stack
 from levelhead.watching import by_hand as deep
-from levelhead.watching import compiled, coverage, module_stack
+from levelhead.watching.alerts import Alerts
 from levelhead.watching.functions import taught
+from levelhead.watching.history import History
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import ATTRIBUTE, WATCHED_MODULES, Frame, Observed, Product, WatchedModule
@@ -64,6 +67,8 @@ class Watch:
         plain_torch: bool | None = None,
         training_only: bool = False,
         describe: Mapping[Any, Callable[..., Any]] | None = None,
+        on_finding: Any = None,
+        resume: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise bad_type("model", "a torch.nn.Module", type(model).__name__, "Give the model itself")
@@ -79,9 +84,10 @@ class Watch:
         self.training_only = training_only
         self.describers: Mapping[Any, Callable[..., Any]] = taught.checked(describe)
         self._reach: Reach | None = None
-        self._sinks, self._history = _checked_sinks(sinks), max(history, 2)
+        self._sinks = _checked_sinks(sinks)
+        limit = max(history, 2)
+        self._history = History(limit, Alerts(alerts.checked(on_finding), expected_scale, limit))
         self.listeners: list[Callable[..., None]] = []  # (watched, call, tally, q, k) of every call
-        self._snapshots: list[Snapshot] = []
         self._held: list[Snapshot] = []  # not yet passed to the sinks
         self._carried: Snapshot | None = None  # passes before the first `step()`, as one step
         self._ledgers: dict[int, Ledger] = {}  # by the number of the watched module
@@ -94,6 +100,9 @@ class Watch:
         self._observed = 0
         self.compiled = False  # whether a graph of the model has run
         self.lock = threading.RLock()  # several threads may run the model
+        if resume is not None:
+            self._history.resume(resume)
+            self._step = self._history.first
         self.attach()
 
     # ---- attaching and detaching
@@ -151,10 +160,12 @@ class Watch:
         for watched in self.watched_modules:
             WATCHED_MODULES.pop(watched.number, None)
             vars(watched.module).pop(ATTRIBUTE, None)
-        self._flush()
-        self._deliver()
-        for sink in self._sinks:
-            getattr(sink, "close", lambda: None)()
+        try:
+            self._flush()
+            self._deliver()
+        finally:  # on_finding may raise
+            for sink in self._sinks:
+                getattr(sink, "close", lambda: None)()
 
     @property
     def attached(self) -> bool:
@@ -168,20 +179,33 @@ class Watch:
 
     # ---- steps
 
-    def step(self) -> None:
-        """Ends a step; from the first call on, forward passes do not count as steps."""
+    def step(self, **numbers: Any) -> None:
+        """Ends a step; from the first call on, forward passes do not count as steps. `loss=` and other numbers of the
+        step are recorded as by `log`."""
         if not self._by_hand:
-            self._by_hand, self._step = True, 0
+            self._by_hand, self._step = True, self._history.first
             # The forward passes so far were parts of this first step.
-            self._carried = reduce(Snapshot.merged, self._snapshots) if self._snapshots else None
-            self._snapshots, self._held, self._observed = [], [], 0
+            passes = self._history.take_passes()
+            self._carried = reduce(Snapshot.merged, passes) if passes else None
+            self._held, self._observed = [], 0
+        if numbers:
+            self.log(**numbers)
         self._flush()
         self._step += 1
 
     def start_at(self, step: int) -> None:
-        """Ends what ran before, and gives the next step this number; from here on `step()` ends steps."""
+        """Ends what ran before, and gives the next step this number; from here on `step()` ends steps. Resumed steps
+        from this number on are forgotten: they are about to run again."""
         self.step()
         self._step = step
+        self._history.start_at(step)
+
+    def log(self, *, step: int | None = None, **numbers: Any) -> None:
+        """Records numbers of this step, or of another, such as loss=, for the curves of a report."""
+        at = self._step if step is None else step
+        values = self._history.log(at, numbers)
+        for sink in self._sinks:
+            getattr(sink, "log", lambda step, numbers: None)(at, values)
 
     def begin_forward(self) -> None:
         """A forward pass of the whole model begins: the root's hook calls this."""
@@ -213,9 +237,7 @@ class Watch:
             if snapshot is None:
                 return
             self._observed += 1
-            self._snapshots.append(snapshot)
-            if len(self._snapshots) > self._history:
-                self._snapshots = [*self._snapshots[:-1:2], self._snapshots[-1]]
+            self._history.keep(snapshot)
             self._held.append(snapshot)
             # In training the first `step()` may follow, which makes one step of several passes: sinks wait until that
             # is unlikely.
@@ -228,6 +250,8 @@ class Watch:
         for snapshot in held:
             for sink in self._sinks:
                 sink(snapshot)
+        for snapshot in held:  # after all sinks, as it may raise
+            self._history.alerts(snapshot)
 
     def _pending(self) -> Snapshot | None:
         """What this step has recorded so far."""
@@ -288,7 +312,7 @@ class Watch:
     @property
     def last(self) -> Snapshot:
         """The latest step that was measured, unfinished or not."""
-        return self._pending() or (self._snapshots[-1] if self._snapshots else Snapshot(0, ()))
+        return self._pending() or (self._history.snapshots[-1] if self._history.snapshots else Snapshot(0, ()))
 
     def coverage(self) -> tuple[Seen, ...]:
         """Which modules attend, and whether and how each was observed."""
@@ -310,8 +334,10 @@ class Watch:
     def run(self) -> Run:
         """Everything recorded so far, as plain data."""
         pending, name = self._pending(), type(self.model).__name__
-        snapshots = (*self._snapshots, *([] if pending is None else [pending]))
-        return Run(name, snapshots, self.coverage(), cost=self.cost, expected_scale=self.expected_scale)
+        snapshots = (*self._history.snapshots, *([] if pending is None else [pending]))
+        notes, logged = self._history.notes, {key: tuple(curve) for key, curve in self._history.logged.items()}
+        scale = self.expected_scale
+        return Run(name, snapshots, self.coverage(), notes, self.cost, expected_scale=scale, logged=logged)
 
     def metrics(self, *, heads: bool = True) -> dict[str, float]:
         """The latest step as a flat dictionary, for any logger."""
