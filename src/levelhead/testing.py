@@ -61,7 +61,7 @@ def assert_level(
         _call(model, batch)
     run: Run = seen.run()
     if not run.latest:
-        given = f"{type(model).__name__}, in which none was seen"
+        given = f"{type(model).__name__}, in which none was seen: {run.by_hand}"
         advice = "Check that the batch reaches the attention, and that deep=True is set"
         raise bad_value("model", "a model that attends", given, advice)
     findings = list(diagnose(run))

@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--tokens", type=int, metavar="N", help="of the text at most")
     parser.add_argument("--rows", type=int, metavar="N", help="sample N query rows per call")
     parser.add_argument("--threads", type=int, metavar="N", help="default: as many as torch takes")
-    parser.add_argument("--deep", action="store_true", help="see hand-written attention, too")
+    parser.add_argument("--deep", action="store_true", default=None, help="see hand-written attention, too")
     parser.add_argument("--preflight", action="store_true", help="perturb it: causality, padding, …")
     parser.add_argument("--scale", metavar="S", help="the scale that is right, where not 1/√d_k")
 

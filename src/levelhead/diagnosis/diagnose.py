@@ -18,7 +18,7 @@ from levelhead.errors import bad_type, bad_value
 from levelhead.observation import Observation
 from levelhead.runs import files, run_from_observation
 from levelhead.runs.record import Run
-from levelhead.words import plural
+from levelhead.words import module_title, plural
 
 
 def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Findings:
@@ -44,9 +44,10 @@ def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Finding
     if wanted is None:
         wanted = wrong_scale.checked("Run.expected_scale", run.expected_scale)
     if not run.latest:
-        unseen = f" ({len(run.coverage)} attention modules were not seen)" if run.coverage else ""
+        unseen = [f"{module_title(line.module)} ({line.kind}): {line.how}" for line in run.coverage if not line.seen]
+        given = "; ".join(["none", *filter(None, [run.by_hand]), *unseen])
         advice = "Run the model while it is watched, then diagnose"
-        raise bad_value("what", "at least one observed attention call", f"none{unseen}", advice)
+        raise bad_value("what", "at least one observed attention call", given, advice)
     found = list(_checked(run, wanted))
     return Findings(found, _about(run), verdict(run, found))
 

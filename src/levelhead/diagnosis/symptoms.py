@@ -179,6 +179,17 @@ def not_seen(run: Run) -> Iterator[Finding]:
             yield Finding(kind, "note", line.module, None, evidence, why, advice, link(kind))
 
 
+def by_hand(run: Run) -> Iterator[Finding]:
+    """What came of looking for attention by hand, where something was missed."""
+    kind = "attention by hand"
+    if run.by_hand and run.latest:
+        advice = (
+            "Nothing, if these are all modules that attend. deep=True follows every observed pass, deep=False none."
+        )
+        found = {"modules": float(sum("by hand" in line.how for line in run.coverage if line.seen))}
+        yield Finding(kind, "note", "", None, found, f"{run.by_hand[0].upper()}{run.by_hand[1:]}.", advice, link(kind))
+
+
 # kind -> severity -> why it matters, and what to try
 _TEXTS: dict[str, dict[str, tuple[str, str]]] = {
     "not finite": {
@@ -242,4 +253,4 @@ _TEXTS: dict[str, dict[str, tuple[str, str]]] = {
 }
 
 OF_A_RECORD = (dead_rows, fp16_overflow, softcap_saturated, idle_norms, flat_heads, sink_heads)
-OF_A_RUN = (not_finite, not_learning, not_seen, logit_growth.check)
+OF_A_RUN = (not_finite, not_learning, not_seen, by_hand, logit_growth.check)

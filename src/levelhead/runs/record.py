@@ -151,6 +151,7 @@ class Run:
     expected_scale: float | str | None = None  # the right one, if the user has passed it
     version: str = __version__
     logged: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # such as "loss": steps, numbers
+    by_hand: str = ""  # in words: whether attention by hand was looked for, and what came of it; "": nothing was missed
 
     @property
     def last(self) -> Snapshot:
@@ -197,6 +198,7 @@ def to_json(run: Run) -> dict[str, Any]:
         "expected_scale": run.expected_scale,
         **({"logged": logged_out(run.logged)} if run.logged else {}),
         "coverage": [asdict(seen) for seen in run.coverage],
+        **({"by_hand": run.by_hand} if run.by_hand else {}),
         "snapshots": [snapshot_out(snapshot) for snapshot in run.snapshots],
     }
 
@@ -226,7 +228,8 @@ def from_json(content: Any) -> Run:
         notes, cost = tuple(content["notes"]), dict(content["cost"])
         model, version = str(content["model"]), str(content["version"])
         logged = logged_in(content.get("logged", {}))
-        return Run(model, snapshots, coverage, notes, cost, content["expected_scale"], version, logged)
+        by_hand = str(content.get("by_hand", ""))
+        return Run(model, snapshots, coverage, notes, cost, content["expected_scale"], version, logged, by_hand)
     except (KeyError, TypeError, ValueError) as error:
         advice = "The file was cut off or changed; record it again"
         raise bad_value("run", "a whole run", repr(error), advice) from error

@@ -222,5 +222,5 @@ def _bar(counts: Mapping[str, int], cells: int, colour: bool) -> str:
 
 
 def _closing(run: Run, width: int) -> Iterator[str]:
-    for line in (*view.coverage(run), *run.notes, *view.cost(run)):
+    for line in (*view.coverage(run), *filter(None, [run.by_hand]), *run.notes, *view.cost(run)):
         yield from _wrap(line, width, hang="  ")

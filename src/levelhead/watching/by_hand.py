@@ -23,7 +23,7 @@ from levelhead.watching import effective_scale, hand_weights, scores
 from levelhead.watching.hand_weights import Exponentials, Pending, Reduced, Weights
 from levelhead.watching.legacy_constructors import LEGACY_CONSTRUCTORS
 from levelhead.watching.measure import from_scores, plain
-from levelhead.watching.module_stack import ATTRIBUTE, Frame, Product, current, heads_around
+from levelhead.watching.module_stack import ATTRIBUTE, Frame, Product, Recorder, current, depth, heads_around
 from levelhead.watching.observe_call import cannot_be_read
 from levelhead.watching.parameters import Parameters
 from levelhead.watching.scores import Scores
@@ -204,9 +204,8 @@ class Deep(TorchDispatchMode):
         told: dict[str, Any] = {"softcap": known.softcap, "masked": hidden is not None or None}
         arranged = known.arranged(x.shape, axis, heads_around(frame, several=x.dim() > 3))
         if arranged is None:  # over heads or a batch
-            logits = x.movedim(axis, -1).reshape(1, 1, -1, x.shape[axis])
-            product, told["softmax_axis"] = Product(known.left[None], known.right.mT[None], None), "batch"
-            told["kv_heads"] = 1
+            logits, told["softmax_axis"] = x.movedim(axis, -1).reshape(1, 1, -1, x.shape[axis]), "batch"
+            product = _some_factors(known, 1)
         else:
             logits = arranged.scores(x)
             product = _factors(known, arranged, logits, x.shape)
@@ -226,10 +225,7 @@ class Deep(TorchDispatchMode):
 def _factors(known: Scores, arranged: Any, logits: Tensor, shape: torch.Size) -> Product:
     """What these logits are the product of."""
     if known.axes is None:
-        width = known.left.shape[2]
-        some = known.left.reshape(1, 1, -1, width), known.right.mT.reshape(1, 1, -1, width)
-        q, k = (x.expand(1, logits.shape[1], -1, -1) for x in some)
-        return Product(q, k, None)
+        return _some_factors(known, logits.shape[1])
     q, k = arranged.factors(known.axes, known.left, known.right)
     factor = known.factor
     if isinstance(factor, Tensor) and factor.dim():
@@ -237,6 +233,13 @@ def _factors(known: Scores, arranged: Any, logits: Tensor, shape: torch.Size) ->
         heads = each[0, :, 0, 0]
         factor = heads if bool((each == heads[:, None, None]).all()) else None
     return Product(q, k, factor)
+
+
+def _some_factors(known: Scores, heads: int) -> Product:
+    """All rows of the factors for every head, where it is not known which belong to it."""
+    flat = (x.reshape(1, 1, -1, known.left.shape[2]) for x in (known.left, known.right.mT))
+    q, k = (x.expand(1, heads, -1, -1) for x in flat)
+    return Product(q, k, None)
 
 
 def _readable(out: Any) -> bool:
@@ -250,34 +253,39 @@ def _readable(out: Any) -> bool:
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        self.modes: dict[int, Deep] = {}  # by the number of the root module
+        self.modes: dict[int, Deep] = {}  # by id of the watch
 
 
 _running = _Running()
 
 
 def begin(module: nn.Module, args: Any) -> None:
-    """A forward pre-hook of the whole model."""
+    """A forward pre-hook, after that of `module_stack`: of the model, or of a part that is called by itself."""
     watched = getattr(module, ATTRIBUTE, None)
     if torch.compiler.is_compiling() or watched is None or watched.module is not module:
         return
-    end(watched.number)  # after Ctrl-C no hook ran, and an old mode remains
-    if watched.watch.wanted():
-        mode = _running.modes[watched.number] = Deep(module)
+    if depth(watched.watch) > 1:
+        return
+    end(watched.watch)  # after Ctrl-C no hook ran, and an old mode remains
+    if watched.watch.follows() and watched.watch.wanted():
+        mode = _running.modes[id(watched.watch)] = Deep(watched.watch.model)
         LEGACY_CONSTRUCTORS.hold()
         mode.__enter__()  # type: ignore[no-untyped-call]
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:
-    """A forward hook of the whole model, called after exceptions, too."""
+    """A forward hook, after that of `module_stack`; called after exceptions, too."""
     watched = getattr(module, ATTRIBUTE, None)
-    if not torch.compiler.is_compiling() and watched is not None and watched.module is module:
-        end(watched.number)
+    if torch.compiler.is_compiling() or watched is None or watched.module is not module or depth(watched.watch):
+        return
+    end(watched.watch)
+    if output is not None:
+        watched.watch.end_forward()
 
 
-def end(number: int) -> None:
+def end(watch: Recorder) -> None:
     """Removes the mode, if it is still active."""
-    mode = _running.modes.pop(number, None)
+    mode = _running.modes.pop(id(watch), None)
     if mode is None:
         return
     LEGACY_CONSTRUCTORS.release()

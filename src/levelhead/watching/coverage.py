@@ -13,11 +13,12 @@ from torch import nn
 from levelhead.runs.record import Seen
 from levelhead.torch.huggingface.survey import attending_modules
 from levelhead.watching.module_stack import ATTRIBUTE, WatchedModule, clean
+from levelhead.watching.probe import Probe
 
 _FAST_PATH = "its native fast path was switched off while watching: results differ by rounding"
 
 
-def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool, deep: bool) -> tuple[Seen, ...]:
+def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool, probe: Probe) -> tuple[Seen, ...]:
     """A line for every module that was observed or should have been."""
     by_code = {id(attending.module) for attending in attending_modules(model)}
     observed = [watched.name for watched in modules if watched.calls]
@@ -28,7 +29,7 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
             line = Seen(watched.name, watched.kind, True, ", ".join(watched.paths), watched.calls, "; ".join(notes))
             lines.append(line)
         elif watched.not_observed or _is_missing(watched, observed, by_code):
-            lines.append(Seen(watched.name, watched.kind, False, _reason(watched, compiled, deep), 0))
+            lines.append(Seen(watched.name, watched.kind, False, _reason(watched, compiled, probe), 0))
     return tuple(lines)
 
 
@@ -59,13 +60,17 @@ def _is_compiled(module: nn.Module) -> bool:
     return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _reason(watched: WatchedModule, compiled: bool, deep: bool) -> str:
+def _reason(watched: WatchedModule, compiled: bool, probe: Probe) -> str:
     if watched.not_observed:
         return "; ".join(watched.not_observed)
     if not watched.runs and (compiled or _in_compiled_part(watched)):
         return "did not run while watched, or formed its softmax by hand in a compiled graph"
     if not watched.runs:
         return "did not run while watched"
-    if deep:
+    if probe.looked:
         return "ran, but no softmax over a product of two tensors was met in it"
+    if probe.due:
+        return (
+            "ran, but called no attention function; the next pass looks for a softmax by hand, deep=True from the first"
+        )
     return "ran, but called no attention function; a softmax by hand is seen with deep=True"

@@ -74,7 +74,7 @@ def doctor(
     *,
     tokens: int = TOKENS,
     rows: int | None = None,
-    deep: bool = False,
+    deep: bool | None = None,
     threads: int | None = None,
     expected_scale: float | str | None = None,
     tell: Tell | None = None,
@@ -86,7 +86,7 @@ def doctor(
         text: read by the model; None: a built-in sample of some 400 words.
         tokens: of the text at most; the rest is left out, and the run's notes say so.
         rows: query rows looked at per call; None: all.
-        deep: also see attention that is written out by hand.
+        deep: also see attention that is written out by hand; None: where no attention function is called.
         threads: of torch meanwhile; None: as many as it has.
         expected_scale: the scale that is right for this model, where that is not 1/√d_k.
         tell: called with what is being done, for a line of progress.
@@ -195,12 +195,14 @@ def _watched(
         read("warming up", [windows[0][:1, :_WARM_UP]])
         with watch(model, counterfactual=True, **watch_options) as watched_model:
             watched = read("reading, watched", windows)
+            if watched_model.probe.due:
+                watched = read("reading again, for attention by hand", windows)
         alone = read("reading, alone", windows)
     run = watched_model.run()
     if not run.latest:
         looked = ", ".join(f"{line.module} ({line.how})" for line in run.coverage[:4])
         given = f"none that was seen: {looked}" if looked else f"{type(model).__name__} without any"
-        advice = "Attention written out by hand is seen with deep=True (--deep)"
+        advice = f"Watch it in your own code with lh.watch(model). {run.by_hand}"
         raise bad_value("model", "a model with attention", given, advice)
     whole: Snapshot = reduce(Snapshot.merged, run.snapshots)
     name = f"{opened.name} ({type(model).__name__})"

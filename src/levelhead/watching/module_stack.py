@@ -65,7 +65,10 @@ class Recorder(Protocol):
 
     def wanted(self) -> bool: ...  # whether a call that runs now is measured
 
+    def follows(self) -> bool: ...  # whether a pass that begins now is followed operator by operator
+
     def begin_forward(self) -> None: ...  # of the whole model
+    def end_forward(self) -> None: ...
 
     # Measures a call that other code computed.
     def record_call(self, frame: Frame, path: str, call: Call) -> None: ...
@@ -213,6 +216,11 @@ def current() -> Frame | None:
     if torch.compiler.is_compiling():
         return traced[-1] if traced else None
     return _stack.frames[-1] if _stack.frames else None
+
+
+def depth(watch: Recorder) -> int:
+    """How many modules of a watch are running in this thread, one in another."""
+    return sum(frame.watch is watch for frame in _stack.frames)
 
 
 def heads_around(frame: Frame, *, several: bool) -> int | None:

@@ -24,14 +24,14 @@ from levelhead.diagnosis import wrong_scale
 from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
-from levelhead.watching import alerts, compiled, coverage, module_stack
-from levelhead.watching import by_hand as deep
+from levelhead.watching import alerts, by_hand, compiled, coverage, module_stack
 from levelhead.watching.alerts import Alerts
 from levelhead.watching.functions import taught
 from levelhead.watching.history import History
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import ATTRIBUTE, WATCHED_MODULES, Frame, Observed, Product, WatchedModule
+from levelhead.watching.probe import Probe
 from levelhead.watching.step_tallies import Ledger
 from levelhead.watching.wrapped import Reach
 
@@ -59,7 +59,7 @@ class Watch:
         every: int = 1,
         sinks: Iterable[Callable[[Snapshot], Any]] = (),
         rows: int | None = None,
-        deep: bool = False,
+        deep: bool | None = None,
         gradients: bool = False,
         counterfactual: bool = False,
         expected_scale: float | str | None = None,
@@ -76,10 +76,12 @@ class Watch:
             if number is not None or name != "rows":
                 checks.integer(name, number, "an integer of at least 1", "Leave it out for the usual", lambda n: n >= 1)
         for name, flag in (("deep", deep), ("gradients", gradients), ("counterfactual", counterfactual)):
-            checks.flag(name, flag)
+            if flag is not None or name != "deep":
+                checks.flag(name, flag)
         wrong_scale.checked("expected_scale", expected_scale)
         self.model, self.every, self.rows = module_stack.unwrapped(model), every, rows
         self.deep, self.gradients, self.counterfactual = deep, gradients, counterfactual
+        self.probe = Probe(deep)
         self.expected_scale, self.plain_torch = expected_scale, plain_torch
         self.training_only = training_only
         self.describers: Mapping[Any, Callable[..., Any]] = taught.checked(describe)
@@ -129,11 +131,9 @@ class Watch:
             before, after = watched.module.register_forward_pre_hook, watched.module.register_forward_hook
             self._hooks.append(_hooked(before, module_stack.enter, prepend=True))
             self._hooks.append(_hooked(after, module_stack.leave, always_call=True))
-        before, after = self.model.register_forward_pre_hook, self.model.register_forward_hook
-        self._hooks.append(_hooked(before, _root_begins, prepend=True))
-        if self.deep:
-            self._hooks.append(_hooked(before, deep.begin))
-            self._hooks.append(_hooked(after, deep.leave, always_call=True))
+            self._hooks.append(_hooked(before, by_hand.begin))
+            self._hooks.append(_hooked(after, by_hand.leave, always_call=True))
+        self._hooks.append(_hooked(self.model.register_forward_pre_hook, _root_begins, prepend=True))
         INTERCEPTION.hold()
         self._reach = Reach(self.model, self.describers, INTERCEPTION.wrapped)
         self._since = time.perf_counter()
@@ -155,8 +155,7 @@ class Watch:
         for ledger in self._ledgers.values():
             ledger.let_go()
         module_stack.leave_all(self)
-        if self.deep and self.watched_modules:
-            deep.end(self.watched_modules[0].number)
+        by_hand.end(self)
         for watched in self.watched_modules:
             WATCHED_MODULES.pop(watched.number, None)
             vars(watched.module).pop(ATTRIBUTE, None)
@@ -217,6 +216,21 @@ class Watch:
                 self._flush()
                 self._step += 1
             self._forwards += 1
+
+    def end_forward(self) -> None:
+        """A forward pass ended, of the model or of a part that was called by itself, and no compiled one."""
+        if self.wanted():
+            with self.lock:
+                self.probe.passed(self.watched_modules, by_hand.PATH, self._has_missed)
+
+    def _has_missed(self) -> bool:
+        """Whether a module that seems to attend has run, and was not observed."""
+        ran = {watched.name for watched in self.watched_modules if watched.runs}
+        return any(not line.seen and line.module in ran for line in self.coverage())
+
+    def follows(self) -> bool:
+        """Whether a pass that begins now is followed operator by operator."""
+        return self.probe.follows
 
     @property
     def observing(self) -> bool:
@@ -316,7 +330,7 @@ class Watch:
 
     def coverage(self) -> tuple[Seen, ...]:
         """Which modules attend, and whether and how each was observed."""
-        return coverage.report(self.model, self.watched_modules, compiled=self.compiled, deep=self.deep)
+        return coverage.report(self.model, self.watched_modules, compiled=self.compiled, probe=self.probe)
 
     @property
     def cost(self) -> dict[str, float]:
@@ -336,8 +350,10 @@ class Watch:
         pending, name = self._pending(), type(self.model).__name__
         snapshots = (*self._history.snapshots, *([] if pending is None else [pending]))
         notes, logged = self._history.notes, {key: tuple(curve) for key, curve in self._history.logged.items()}
-        scale = self.expected_scale
-        return Run(name, snapshots, self.coverage(), notes, self.cost, expected_scale=scale, logged=logged)
+        seen = any(watched.calls for watched in self.watched_modules)
+        told = self.probe.told(seen=seen, compiled=self.compiled)
+        known: dict[str, Any] = {"expected_scale": self.expected_scale, "logged": logged, "by_hand": told}
+        return Run(name, snapshots, self.coverage(), notes, self.cost, **known)
 
     def metrics(self, *, heads: bool = True) -> dict[str, float]:
         """The latest step as a flat dictionary, for any logger."""
@@ -391,7 +407,7 @@ def _checked_sinks(sinks: Any) -> list[Callable[[Snapshot], Any]]:
     return listed
 
 
-_HOOKS = (module_stack.child_ran, module_stack.enter, module_stack.leave, _root_begins, deep.begin, deep.leave)
+_HOOKS = (module_stack.child_ran, module_stack.enter, module_stack.leave, _root_begins, by_hand.begin, by_hand.leave)
 _NUMBERS = {hook: -1 - n for n, hook in enumerate(_HOOKS)}
 
 
