@@ -134,7 +134,7 @@ def _block(pattern: list[str], group: list[Record]) -> Block:
 def facts(record: Record) -> str:
     """The facts of a module's calls, in one line."""
     f = record.facts
-    heads = f"{len(record.tally)} heads"
+    heads = plural(len(record.tally), "head")
     if f.kv_heads != len(record.tally):
         heads += f" on {f.kv_heads} of keys and values"
     words = [

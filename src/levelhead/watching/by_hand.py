@@ -19,16 +19,18 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from levelhead.watching import effective_scale, hand_weights, scores
+from levelhead.watching import effective_scale, fused_operators, hand_weights, scores
 from levelhead.watching.hand_weights import Exponentials, Pending, Reduced, Weights
 from levelhead.watching.legacy_constructors import LEGACY_CONSTRUCTORS
 from levelhead.watching.measure import from_scores, plain
 from levelhead.watching.module_stack import ATTRIBUTE, Frame, Product, Recorder, current, depth, heads_around
 from levelhead.watching.observe_call import cannot_be_read
 from levelhead.watching.parameters import Parameters
+from levelhead.watching.sampled import heads_first
 from levelhead.watching.scores import Scores
 
 PATH = "softmax by hand"
+PATHS = (PATH, fused_operators.PATH)  # seen in passes that are followed only
 _SOFTMAX = {"_softmax", "_safe_softmax", "softmax", "_log_softmax", "log_softmax"}
 _UNREADABLE = {"_sparse_softmax", "_sparse_log_softmax", "_masked_softmax"}
 _PRODUCTS = {"bmm": 0, "mm": 0, "mv": 0, "baddbmm": 1, "addmm": 1}  # and which argument is the left one
@@ -80,6 +82,10 @@ class Deep(TorchDispatchMode):
             self._softmax_operator(frame, name, args, out)
             return
         if not _readable(out):
+            return
+        if (call := fused_operators.described(name, args, kwargs)) is not None:
+            if not cannot_be_read(frame, call.q, call.k):
+                frame.watch.record_call(frame, fused_operators.PATH, call)
             return
         tensors = [x for x in (args[0] if name == "cat" else args) if isinstance(x, Tensor)]
         if not all(map(plain, tensors)):
@@ -207,6 +213,9 @@ class Deep(TorchDispatchMode):
             logits, told["softmax_axis"] = x.movedim(axis, -1).reshape(1, 1, -1, x.shape[axis]), "batch"
             product = _some_factors(known, 1)
         else:
+            if arranged.split > 1 and known.axes is not None:
+                q, _ = arranged.factors(known.axes, known.left, known.right)
+                arranged = replace(arranged, heads_first=heads_first(q, frame.ran))
             logits = arranged.scores(x)
             product = _factors(known, arranged, logits, x.shape)
         call = from_scores(logits)
@@ -217,7 +226,7 @@ class Deep(TorchDispatchMode):
         still = copy.copy(frame)
         still.ran = list(frame.ran)
         enter = frame.watch.measure_call(still, PATH, call, product)
-        pending = Pending(still, lambda facts: enter(**{k: v for k, v in (told | facts).items() if v is not None}))
+        pending = Pending(still, lambda facts: enter(**{k: v for k, v in (facts | told).items() if v is not None}))
         self._pending.append(pending)
         self._later[weights] = hand_weights.of_softmax(pending, weights.shape, axis)
 

@@ -67,6 +67,7 @@ class Exponentials:
 
     source: Tensor  # the scores, before their largest was subtracted
     scores: Scores
+    whole: bool = True  # in the shape of the scores
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,16 @@ def _of_exponentials(name: str, args: tuple[Any, ...], told: list[Any], out: Any
     mine = told[0]
     if reduced := reduction(name, args, out):
         return reduced.told if isinstance(out, Tensor) else None
-    other = told[1] if len(told) > 1 else None
+    other = told[1] if len(told) > 1 and mine.whole else None
     if isinstance(other, Reduced) and name in ("div", "div_", "mul", "mul_") and other.kind == "sum":
         known = other.source is args[0] and other.axis is not None
         return Normalised(mine.source, mine.scores, other.axis) if known and other.axis is not None else None
     if name in SAME or name in VIEWS:
-        return mine if isinstance(out, Tensor) and out.shape == args[0].shape else None
+        if not isinstance(out, Tensor):
+            return None
+        return mine if out.shape == args[0].shape else replace(mine, whole=False)
+    if not mine.whole:
+        return None
     if name in ("masked_fill", "masked_fill_") and _is_zero(args[2]):
         return _shut(mine, args[1])
     if name in ("mul", "mul_") and isinstance(args[1], Tensor) and args[1].shape == args[0].shape:

@@ -83,4 +83,6 @@ def cannot_be_read(frame: Frame, *tensors: Any) -> bool:
 def _kind(x: Tensor) -> str:
     if x.is_nested:
         return "nested tensors"
+    if x.layout is not torch.strided:
+        return "sparse tensors"
     return "meta tensors" if x.is_meta else f"tensors of type {type(x).__name__}"

@@ -26,6 +26,7 @@ class Probe:
         self._due = False
         self._tried = 0  # the number of the pass that was followed to see; 0: none yet
         self._found: tuple[WatchedModule, ...] = ()
+        self._what = ""  # its path
         self._nothing_before = False  # no call at all was seen before that pass
 
     @property
@@ -43,14 +44,16 @@ class Probe:
         """Whether a softmax by hand would have been found."""
         return bool(self._deep) or bool(self._tried)
 
-    def passed(self, modules: Sequence[WatchedModule], path: str, missed: Callable[[], bool]) -> None:
-        """An observed pass ended; `path`: of calls by hand, `missed`: whether a module that seems to attend was."""
+    def passed(self, modules: Sequence[WatchedModule], paths: Sequence[str], missed: Callable[[], bool]) -> None:
+        """An observed pass ended; `paths`: of calls that only a followed one shows; `missed`: whether a module
+        that seems to attend was."""
         self._passes += 1
         if self._deep is not None or self._tried:
             return
         if self._due:
             self._due, self._tried = False, self._passes
-            self._found = tuple(watched for watched in modules if path in watched.paths)
+            self._found = tuple(watched for watched in modules if watched.paths.keys() & set(paths))
+            self._what = paths[0] if any(paths[0] in watched.paths for watched in self._found) else paths[-1]
         elif self._passes <= _LOOKS:
             self._nothing_before = not any(watched.calls for watched in modules)
             self._due = self._nothing_before or missed()
@@ -61,8 +64,9 @@ class Probe:
             return "no attention function was called in the compiled model; a softmax by hand in it is not looked for"
         if self._found:
             before = "no attention function was called" if self._nothing_before else "not all attention was seen"
+            what = f"{'a ' * self._what.startswith('softmax')}{self._what}"
             return (
-                f"{before}; a softmax by hand was found on a probe of pass {self._tried} in {_listed(self._found)}. "
+                f"{before}; {what} was found on a probe of pass {self._tried} in {_listed(self._found)}. "
                 "Since then observed passes are followed operator by operator, which takes time; deep=False never does"
             )
         if self._tried:

@@ -7,13 +7,26 @@ lie in the batch.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 SAMPLE = 32  # tokens; fewer are repeated, so that a compiled graph has one shape
 HEADS_FIRST = "heads before the batch"
+
+
+_SAME = 1e-2  # apart at most, relative to the whole
+
+
+class Layer(Protocol):
+    """A layer that ran, as `effective_scale.Ran` has it."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def rows(self) -> Tensor: ...  # (SAMPLE, features)
 
 
 class Aligned(NamedTuple):
@@ -73,3 +86,23 @@ def views(x: Tensor, counts: set[int]) -> Views:
 def _unfolded(x: Tensor, lead: Tensor, t: Tensor) -> Tensor:
     """(SAMPLE, heads, D) of batch and heads counted as one, `lead` (heads, SAMPLE)."""
     return x[lead // x.shape[1], lead % x.shape[1], t].transpose(0, 1)
+
+
+def heads_first(q: Tensor, layers: Iterable[Layer]) -> bool:
+    """Whether the heads lie before the batch in one axis that q (B, H, T, D) was split from as if they lay in it; the
+    norms of its heads are compared with those in the outputs of layers."""
+    H, D = q.shape[1], q.shape[3]
+    apart = {True: float("inf"), False: float("inf")}
+    for layer in layers:
+        if layer.rows.shape[1] % (H * D) or not layer.rows.shape[1]:
+            continue
+        known = layer.rows.float().reshape(len(layer.rows), -1, H, D).norm(dim=-1)
+        known = known / known.norm(dim=(0, 2), keepdim=True)
+        for aligned, x in views(q, {layer.tokens}).items():
+            if aligned.tokens != layer.tokens or x.shape[1] != H:
+                continue
+            mine = x.float().norm(dim=-1)
+            far = (known - (mine / mine.norm())[:, None]).norm(dim=(0, 2)).min()
+            first = aligned.order == HEADS_FIRST
+            apart[first] = min(apart[first], float(far))
+    return apart[True] < _SAME < apart[False]

@@ -43,13 +43,20 @@ class Arrangement:
     heads: tuple[int, ...]
     queries: tuple[int, ...]
     keys: int
-    split: int = 1  # so many heads are the inner part of the last batch axis
+    split: int = 1  # so many heads are a part of the one batch axis
+    heads_first: bool = False  # its outer part, else its inner one
 
     def scores(self, x: Tensor) -> Tensor:
         """(B, H, T, S) of any tensor with the axes of the scores."""
         shape, order = x.shape, (*self.batch, *self.heads, *self.queries, self.keys)
         B, H, T = (math.prod(shape[axis] for axis in part) for part in (self.batch, self.heads, self.queries))
-        return x.permute(order).reshape(B // self.split, H * self.split, T, shape[self.keys])
+        return self._split(x.permute(order).reshape(B, H, T, shape[self.keys]))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, H, ...) with the heads that lie in the batch."""
+        if self.heads_first:
+            return x.reshape(self.split, -1, *x.shape[2:]).transpose(0, 1)
+        return x.reshape(x.shape[0] // self.split, -1, *x.shape[2:])
 
     def factors(self, axes: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """q (B, H, T, D) and k (B, G, S, D), of a product of left (N, T, D) and right (N, D, S)."""
@@ -60,8 +67,8 @@ class Arrangement:
         parts_q = _taken(axes, q, of_q, (*self.batch, *self.heads, *self.queries))
         parts_k = _taken(axes, k, of_k, (*self.batch, *own, self.keys))
         B, H, T = (math.prod(axes.shape[a] for a in part) for part in (self.batch, self.heads, self.queries))
-        G, S, n = math.prod(axes.shape[axis] for axis in own), axes.shape[self.keys], self.split
-        return parts_q.reshape(B // n, H * n, T, -1), parts_k.reshape(B // n, G * n, S, -1)
+        G, S = math.prod(axes.shape[axis] for axis in own), axes.shape[self.keys]
+        return self._split(parts_q.reshape(B, H, T, -1)), self._split(parts_k.reshape(B, G, S, -1))
 
 
 def _taken(axes: Tensor, x: Tensor, own: str, order: Sequence[int]) -> Tensor:

@@ -221,7 +221,7 @@ class Watch:
         """A forward pass ended, of the model or of a part that was called by itself, and no compiled one."""
         if self.wanted():
             with self.lock:
-                self.probe.passed(self.watched_modules, by_hand.PATH, self._has_missed)
+                self.probe.passed(self.watched_modules, by_hand.PATHS, self._has_missed)
 
     def _has_missed(self) -> bool:
         """Whether a module that seems to attend has run, and was not observed."""
