@@ -57,6 +57,8 @@ class Probe:
         elif self._passes <= _LOOKS:
             self._nothing_before = not any(watched.calls for watched in modules)
             self._due = self._nothing_before or missed()
+            for watched in modules if self._due else ():
+                watched.attends = watched.attends or None  # what runs inside is measured again
 
     def told(self, *, seen: bool, compiled: bool) -> str:
         """What happened, in a sentence; "" if nothing was missed. `seen`: whether any call was observed."""
