@@ -265,20 +265,6 @@ def _folded(wrong: bool) -> nn.Module:
     return model
 
 
-def _large(name: str) -> Bug:
-    """Weights so large that q·k passes the largest float16."""
-
-    def make(wrong: bool) -> nn.Module:
-        model = Transformer(name if wrong else "right").eval()
-        with torch.no_grad():
-            for block in model.layers:
-                block.attn.q_proj.weight *= 30
-                block.attn.k_proj.weight *= 30
-        return model
-
-    return Bug(make, "fp16")
-
-
 BUGS: dict[str, Bug] = {
     "sees the next token": _of("sees the next token", "next token"),
     "1e-9 for -1e9": _of("1e-9 for -1e9", "mask without effect"),
@@ -303,11 +289,11 @@ BUGS: dict[str, Bug] = {
     "scale twice around RoPE": _of("scale twice around RoPE", "applied twice", rope=True),
     "one layer of 24": _of("no scale", "no scale", layers=24, layer=17, width=32),
     "pruned heads": _of("pruned heads", "heads without effect"),
-    "fp16 product": _large("fp16 product"),
-    "MLA 192/128": Bug(lambda wrong: Mla("bug" if wrong else "").eval(), "nope"),
+    "fp16 product": _of("fp16 product", "cast to float16"),
+    "MLA 192/128": Bug(lambda wrong: Mla("bug" if wrong else "").eval(), "one part of a head"),
     "temperature 0.1": _of("temperature 0.1", "scale"),
-    "d_k^-1/4 on q only": _of("d_k^-1/4 on q only", "one side"),
-    "scale from kv heads": _of("scale from kv heads", "kv heads", kv_heads=2),
+    "d_k^-1/4 on q only": _of("d_k^-1/4 on q only", "half of the scale"),
+    "scale from kv heads": _of("scale from kv heads", "key/value heads", kv_heads=2),
     "inverted mask": _of("inverted mask", "inverted"),
     "token that does not see itself": _of("token that does not see itself", "see itself"),
     "softmax over heads": _of("softmax over heads", "over the heads"),

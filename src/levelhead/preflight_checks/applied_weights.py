@@ -12,6 +12,7 @@ from torch import Tensor
 from levelhead.diagnosis.findings import Finding, worst_heads
 from levelhead.preflight_checks.calls import SeenCall
 from levelhead.preflight_checks.independence import Flight
+from levelhead.preflight_checks.operators import called
 from levelhead.preflight_checks.result import finding
 from levelhead.preflight_checks.value_probe import Site, heads_out, sites
 
@@ -66,7 +67,11 @@ def check(flight: Flight, calls: Sequence[SeenCall]) -> str | None:
         if not here:
             behind = _behind_softmax(one)
             claim = "its weights behind the diagonal are zero" if behind else claim
-            here = behind or _axis(one) or _rotated(one)
+            axis = _axis(one)
+            if axis and one.site.module not in by_module:  # no call seen: was there such a softmax at all?
+                ran = called(flight.batch)
+                axis = axis if ran is not None and ran.other_axis else []
+            here = behind or axis or _rotated(one)
         wrong += here
     if wrong:
         flight.failed(name, changed, ", ".join(sorted({f.kind for f in wrong})), *wrong)

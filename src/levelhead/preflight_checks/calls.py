@@ -35,7 +35,24 @@ class SeenCall:
     @property
     def square(self) -> bool:
         """Whether there are as many queries as keys, and more than two."""
-        return self.q.shape[2] == self.k.shape[2] > 2
+        return self.queries == self.keys > 2
+
+    @property
+    def heads(self) -> int:
+        return self.call.q.shape[1]
+
+    @property
+    def queries(self) -> int:
+        return self.call.q.shape[2]
+
+    @property
+    def keys(self) -> int:
+        return self.call.k.shape[2]
+
+    @property
+    def whole(self) -> bool:
+        """Whether q and k have the sizes of the call: of scores put together from parts they have not."""
+        return self.q.shape[:3] == self.call.q.shape[:3] and self.k.shape[2] == self.keys
 
     def hidden(self) -> Tensor | None:
         """(B, H, T, S)"""
@@ -49,14 +66,16 @@ class SeenCall:
         return None if hidden is None else ~hidden.all(0).all(0)
 
 
-def seen_calls(batch: Batch, around: Callable[[], list[Any]] = list, **options: Any) -> tuple[Run, list[SeenCall]]:
+def seen_calls(
+    batch: Batch, around: Callable[[], list[Any]] = list, *, deep: bool = True, **options: Any
+) -> tuple[Run, list[SeenCall]]:
     """One watched pass; `around` registers hooks for it."""
     found: list[SeenCall] = []
 
     def listen(watched: Any, call: Call, tally: Tensor, q: Tensor, k: Tensor, *more: Any) -> None:
         found.append(SeenCall(watched.name, call, q.detach(), k.detach(), _logits(call)))
 
-    with watch(batch.model, deep=True, **options) as watching:
+    with watch(batch.model, deep=deep, **options) as watching:
         watching.listeners.append(listen)
         handles = around()
         try:

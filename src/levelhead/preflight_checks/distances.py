@@ -59,7 +59,7 @@ def _bias(call: SeenCall, scale: float | None) -> Tensor | None:
     if not call.call.ready:
         mask = scoring.mask
         return None if mask is None or not mask.is_floating_point() or mask.dim() < 3 else _four(mask.double(), call)
-    if scale is None or call.logits is None:
+    if scale is None or call.logits is None or not call.whole:
         return None
     groups = call.q.shape[1] // call.k.shape[1]
     products = call.q.double() @ call.k.double().repeat_interleave(groups, 1).mT
@@ -67,4 +67,4 @@ def _bias(call: SeenCall, scale: float | None) -> Tensor | None:
 
 
 def _four(mask: Tensor, call: SeenCall) -> Tensor:
-    return mask.expand(*call.q.shape[:3], call.k.shape[2]).double()
+    return mask.expand(*call.call.q.shape[:3], call.keys).double()

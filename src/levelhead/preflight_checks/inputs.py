@@ -21,6 +21,7 @@ from levelhead.errors import bad_type, bad_value
 Key: TypeAlias = int | str
 
 _NO_IDS = ("label", "mask", "type", "position", "segment", "length", "target", "len", "pad", "index", "indices", "step")
+_ENDS = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id")
 _DECODER = ("decoder", "tgt")
 _MASKS = ("attention_mask", "padding_mask", "key_padding_mask", "pad_mask", "mask")
 
@@ -62,7 +63,9 @@ class Batch:
 
     def ids(self) -> list[Key]:
         """Arguments that are token ids."""
-        return [key for key, x in self.tensors().items() if _holds_ids(self.names[key], x)]
+        found = [key for key, x in self.tensors().items() if _holds_ids(self.names[key], x)]
+        known = hasattr(self.model, "config")  # Hugging Face's names; a grid of an image is (B, 3) and no text
+        return [key for key in found if not known or self.names[key].endswith("input_ids")]
 
     def vectors(self) -> list[Key]:
         """Arguments that are a vector per token."""
@@ -91,7 +94,7 @@ class Batch:
         key = self.stream()
         if key is not None:
             return self.sizes(key)[0]
-        sizes = {x.shape[0] for x in self.tensors().values() if x.dim() > 1 and x.is_floating_point()}
+        sizes = {x.shape[0] for x in self.tensors().values() if x.dim() > 3 and x.is_floating_point()}  # images
         return sizes.pop() if len(sizes) == 1 else 0
 
     def padding_mask(self) -> Key | None:
@@ -114,16 +117,22 @@ class Batch:
             noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x)
             new = torch.where(chosen[..., None], x + 2 * noise * x.float().std().clamp(min=0.1).to(x), x)
         else:
-            new = torch.where(chosen, _other_ids(x, self.special_ids()), x)
+            held = torch.isin(x, torch.tensor(sorted(self._placeholders()), dtype=x.dtype, device=x.device))
+            new = torch.where(chosen & ~held, _other_ids(x, self.special_ids()), x)
         return self.with_({key: new})
 
     def special_ids(self) -> set[int]:
-        """Ids that mean more than a word: padding, and the ends of a text."""
-        config = getattr(self.model, "config", None)
-        names = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id")
-        given = [getattr(config, name, None) for name in names]
+        """Ids that mean more than a word: padding, the ends of a text, and placeholders."""
+        ends = [getattr(getattr(self.model, "config", None), name, None) for name in _ENDS]
         padding = [m.padding_idx for m in self.model.modules() if isinstance(m, nn.Embedding)]
-        return {n for n in (*given, *padding) if isinstance(n, int)}
+        return {n for n in (*ends, *padding) if isinstance(n, int)} | self._placeholders()
+
+    def _placeholders(self) -> set[int]:
+        """Ids that stand for something else, such as a part of an image: these are never changed."""
+        config = getattr(self.model, "config", None)
+        found = vars(config).items() if config is not None else ()
+        named = {n for name, n in found if "token" in name and name not in _ENDS and name.endswith(("_id", "_index"))}
+        return {n for n in named if isinstance(n, int) and not isinstance(n, bool) and n >= 0}
 
 
 def _holds_ids(name: str, x: Tensor) -> bool:

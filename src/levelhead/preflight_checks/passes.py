@@ -20,7 +20,7 @@ from levelhead.errors import LevelheadError, bad_value
 from levelhead.preflight_checks.inputs import Batch
 
 # What counts as moved, as a share of the tensor's largest number: sums in another order may differ by so much.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-5, torch.float16: 8e-3, torch.bfloat16: 3e-2}
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-6, torch.float16: 8e-3, torch.bfloat16: 3e-2}
 
 Places: TypeAlias = Callable[[Tensor], Tensor | None]  # the numbers that must not move; None: cannot be told
 
@@ -76,7 +76,7 @@ def distance(before: Tensor, after: Tensor, largest: float) -> float:
 
 def tolerance(dtype: torch.dtype) -> float:
     """What counts as moved, as a share of the largest number."""
-    return _TOLERANCE.get(dtype, 3e-5)
+    return _TOLERANCE.get(dtype, 3e-6)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from levelhead.preflight_checks.places import Grid
 from levelhead.preflight_checks.result import finding
 
 _NEAR = 2e-3
+_TURNED = 0.1  # own: RoPE turns its fastest pair by a radian for every token
 
 
 def check(flight: Flight) -> None:
@@ -35,7 +36,7 @@ def check(flight: Flight) -> None:
     except LevelheadError as error:
         return flight.unknown(name, changed, str(error))
     grid = flight.grid(stream)
-    judged = [call for call in calls if call.square and _constant_inside(call.module, tape, grid)]
+    judged = [call for call in calls if call.square and call.whole and _constant_inside(call.module, tape, grid)]
     states = {call.module: _judged(call) for call in judged}
     wrong = [f for f in states.values() if isinstance(f, Finding)]
     relative = [module for module, state in states.items() if state == "relative"]
@@ -89,6 +90,9 @@ def _judged(call: SeenCall) -> Finding | str:
     of_q, of_k = _varies(q), _varies(k)
     if of_q < _NEAR and of_k < _NEAR:
         return "no positions"
+    late = [_varies(x[:, x.shape[1] // 2 :]) for x in (q, k)]  # a convolution varies at the beginning only
+    if max(of_q, of_k) < _TURNED or max(late) < _TURNED:
+        return "hardly rotated"
     if min(of_q, of_k) < _NEAR:
         which, other = ("q", "k") if of_q > of_k else ("k", "q")
         why = f"RoPE turns {which} and leaves {other}: products then depend on the absolute position of one side, and "

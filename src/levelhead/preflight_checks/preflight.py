@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -10,10 +11,11 @@ from levelhead import checks
 from levelhead.checks import told
 from levelhead.diagnosis.diagnose import diagnose
 from levelhead.diagnosis.findings import Findings
-from levelhead.errors import bad_type
+from levelhead.errors import LevelheadError, bad_type
 from levelhead.preflight_checks import (
     applied_weights,
     distances,
+    head_scales,
     independence,
     inputs,
     masks,
@@ -25,6 +27,7 @@ from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.independence import Flight
 from levelhead.preflight_checks.passes import held_still
 from levelhead.preflight_checks.result import Preflight
+from levelhead.runs.record import Run
 from levelhead.watching import module_stack
 
 
@@ -67,29 +70,47 @@ def preflight(
     given = inputs.read(model, batch, sequence_first=sequence_first)
     with held_still(model):
         flight = independence.begin(given)
-        run, calls = seen_calls(flight.batch, expected_scale=expected_scale)
-        claim = masks.forms(flight, calls)
-        claim = applied_weights.check(flight, calls) or claim
-        positions.check(flight)
-        settings.check(flight, run, calls)
-        scales.norms(flight, run, calls)
-        distances.check(flight, run, calls)
-        _perturbed(flight, calls, _claim(model, claim, causal))
+        run, calls = _seen(flight, expected_scale)
+        modules = {seen.module for seen in calls}
+        claims: list[str | None] = []
+        flight.attempt("form of masks", lambda: claims.append(masks.forms(flight, calls)))
+        flight.attempt("applied weights", lambda: claims.append(applied_weights.check(flight, calls)))
+        flight.attempt("relative positions", lambda: positions.check(flight))
+        flight.attempt("configuration", lambda: settings.check(flight, run, calls))
+        flight.attempt("QK-norm gains", lambda: scales.norms(flight, run, calls))
+        flight.attempt("scale of each head", lambda: head_scales.check(flight, calls))
+        flight.attempt("type of the product", lambda: scales.half_products(flight, calls))
+        flight.attempt("ALiBi's sign", lambda: distances.check(flight, run, calls))
+        flight.attempt("finite outputs", lambda: independence.finite(flight))
+        flight.attempt("dropout off in eval", lambda: independence.same_twice(flight))
+        keys = {seen.module: seen.keys for seen in calls}
+        flight.attempt("batch independence", lambda: independence.batch_independence(flight, keys))
+        claim = _claim(model, modules, next(filter(None, claims), None), causal)
+        flight.attempt("causality", lambda: independence.causality(flight, claim))
+        flight.attempt("padding independence", lambda: independence.padding(flight, modules))
         judged = scales.named(flight, run, diagnose(run)) if run.latest else []
         if against is not None:
             judged = scales.against(flight, module_stack.unwrapped(against), run, judged)
     return Preflight(type(model).__name__, tuple(flight.checks), Findings([*judged, *flight.findings]))
 
 
-def _perturbed(flight: Flight, calls: list[SeenCall], claim: str | None) -> None:
-    independence.same_twice(flight)
-    independence.batch_independence(flight, {seen.module: seen.k.shape[2] for seen in calls})
-    independence.causality(flight, claim)
-    independence.padding(flight)
+def _seen(flight: Flight, expected_scale: float | str | None) -> tuple[Run, list[SeenCall]]:
+    """Calls, those by hand too where the model runs under the mode that finds them."""
+    try:
+        return seen_calls(flight.batch, deep=True, expected_scale=expected_scale)
+    except LevelheadError:
+        return seen_calls(flight.batch, deep=False, expected_scale=expected_scale)
 
 
-def _claim(model: nn.Module, seen: str | None, causal: bool | None) -> str | None:
+def _claim(model: nn.Module, attending: Collection[str], seen: str | None, causal: bool | None) -> str | None:
     """Why the model should be causal; None: nothing says so."""
     if causal is not None:
         return "causal=True says that it must not" if causal else None
+    modules = dict(model.named_modules())
+    says = [getattr(modules.get(name), word, None) for name in attending for word in ("is_causal", "causal")]
+    flags = [flag for flag in says if isinstance(flag, bool)]
+    kind = type(model).__name__
+    foreign = type(model).__module__.startswith("transformers.")
+    if flags and all(flags) and (not foreign or kind.endswith(("ForCausalLM", "LMHeadModel"))):
+        return "its attention modules are marked as causal"
     return seen

@@ -21,25 +21,24 @@ from levelhead.runs.record import Record, Run
 from levelhead.watching import effective_scale
 
 _NEAR = 1.03  # own: a factor; sizes that differ by less cannot be told apart
-_FAR = 2.0  # the issue of unknown scales: from here on a warning
+_GAINS = 4.0  # own: gains of q and k, multiplied; some families norm q and k and use no scale
 
 
 # ---- names for unusual scales
 
 
 def named(flight: Flight, run: Run, found: Sequence[Finding]) -> list[Finding]:
-    """The findings of `diagnose`; an unusual scale that a size of the model explains, or that is far off, is a
-    warning."""
+    """The findings of `diagnose`; an unusual scale that a size of the model explains is a warning."""
     modules = dict(flight.model.named_modules())
     records = {record.module: record for record in run.latest}
     result, wrong = [], []
     for one in found:
         record = records.get(one.module)
-        if one.kind == UNUSUAL and one.severity == "note" and record is not None:
-            one = _named(one, record, modules.get(one.module))
-        result.append(one)
-        if one.kind in (UNUSUAL, WRONG) and one.severity != "note":
-            wrong.append(one)
+        known = one.kind == UNUSUAL and record is not None
+        better = _named(one, record, modules.get(one.module)) if known and record is not None else one
+        result.append(better)
+        if better.kind in (UNUSUAL, WRONG) and better.severity != "note":
+            wrong.append(better)
     judged = [r for r in run.latest if r.facts.effective_scale is not None]
     name, changed = "effective scale", "the factor from projections to logits"
     if wrong:
@@ -53,49 +52,33 @@ def named(flight: Flight, run: Run, found: Sequence[Finding]) -> list[Finding]:
 
 
 def _named(one: Finding, record: Record, module: nn.Module | None) -> Finding:
-    ratio = one.evidence.get("ratio", 1.0)
     scale, d_k = one.evidence.get("effective_scale", 0.0), record.facts.d_k
-    if settings.yarn_explains(module, ratio) or scale <= 0:
+    if settings.yarn_explains(module, one.evidence.get("ratio", 1.0)):
+        return replace(one, severity="note", why="Not 1/√d_k, but meant: YaRN's factor is set.")
+    name = next((words for words, x in _candidates(record, module) if scale > 0 and _same(scale, x)), None)
+    if name is None or one.severity != "note":
         return one
-    name = next((words for words, x in _candidates(record, module) if _same(scale, x)), None)
-    if name is not None:
-        why = f"The scale is {name}, not 1/√d_k with d_k = {d_k}."
-        return replace(one, severity="warning", why=why, advice="Take the root of the width of a head's keys.")
-    if max(ratio, 1 / ratio) < _FAR:
-        return one
-    why = (
-        f"The scale is {ratio:.3g} times 1/√d_k, and no rule gives it: a temperature, a second factor or a missing one."
-    )
-    advice = "If it is meant, pass it as expected_scale; if not, look for a second factor."
-    return replace(one, severity="warning", why=why, advice=advice)
+    why = f"The scale is {name}, not 1/√d_k with d_k = {d_k}."
+    return replace(one, severity="warning", why=why, advice="Take the root of the width of a head's keys.")
 
 
 def _candidates(record: Record, module: nn.Module | None) -> Iterator[tuple[str, float]]:
-    """Mistakes by their number."""
+    """Mistakes by their number, from sizes that only the model knows."""
     facts, H = record.facts, len(record.tally)
-    d_k, G = facts.d_k, facts.kv_heads
-    yield f"d_k^-¼ = {d_k**-0.25:.3g}: the root is taken on one side only, q or k", d_k**-0.25
-    groups = _sizes(module, ("kv_head", "key_value_head", "n_kv"))
-    for n in {G, *groups} - {H, 0}:
-        width = facts.model_width or H * d_k
-        for total in {width, H * d_k}:
-            yield f"1/√{total / n:g}, a head's width as if there were only the {n} kv heads", (total / n) ** -0.5
-    if facts.model_width and H and facts.model_width / H != d_k:
+    if facts.model_width and H and facts.model_width / H != facts.d_k:
         each = facts.model_width / H
         yield f"1/√{each:g}, the model's width over {H} heads, which is not the width of a head (pruned?)", each**-0.5
-    for name, n in _widths(module):
-        if n != d_k:
-            yield f"1/√{name} ({n})", n**-0.5
-
-
-def _widths(module: nn.Module | None) -> Iterator[tuple[str, int]]:
+    for n in _kv_heads(module):
+        width = H * facts.d_k / n
+        yield f"1/√{width:g}, a width computed with the {n} key/value heads, not with the query heads", width**-0.5
     for holder in (module, getattr(module, "config", None)):
-        for name, value in vars(holder).items() if holder is not None else ():
-            if isinstance(value, int) and not isinstance(value, bool) and value > 1 and "dim" in name:
-                yield name, value
+        for name, n in vars(holder).items() if holder is not None else ():
+            if isinstance(n, int) and not isinstance(n, bool) and n > 1 and n != facts.d_k and "dim" in name:
+                yield f"1/√{name} ({n})", n**-0.5
 
 
-def _sizes(module: nn.Module | None, words: Sequence[str]) -> list[int]:
+def _kv_heads(module: nn.Module | None) -> list[int]:
+    words = ("kv_head", "key_value_head", "n_kv", "kv_groups")
     found = vars(module).items() if module is not None else ()
     return [n for name, n in found if isinstance(n, int) and n > 0 and any(word in name for word in words)]
 
@@ -115,7 +98,13 @@ def norms(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> None:
     found, seen = [], 0
     for call in calls:
         module, record = modules.get(call.module), records.get(call.module)
-        if module is None or record is None or len(effective_scale.qk_norms(module)) < 2 or record.facts.norms_idle:
+        if (
+            module is None
+            or record is None
+            or not call.whole
+            or len(effective_scale.qk_norms(module)) < 2
+            or record.facts.norms_idle
+        ):
             continue
         scale = record.facts.scale
         if scale is None or record.facts.softcap:
@@ -124,7 +113,8 @@ def norms(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> None:
         groups = call.q.shape[1] // call.k.shape[1]
         q, k = (x.double().norm(dim=-1).nan_to_num().amax((0, 2)) for x in (call.q, call.k))
         bound = float((q * k.repeat_interleave(groups)).max()) * abs(scale)
-        if bound >= thresholds.CLIPPED:
+        gains = bound / (abs(scale) * call.q.shape[3])  # 1: norms without gains, at any scale
+        if bound >= thresholds.CLIPPED and gains >= _GAINS:
             why = "The gains of the QK-norms let logits reach this number: the norm bounds nothing, the softmax can "
             why += "saturate at any time."
             advice = (
@@ -136,6 +126,32 @@ def norms(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> None:
     if not seen:
         return flight.unknown(name, changed, "no module has norms of q and k whose scale is known")
     return flight.passed(name, changed, f"{seen} modules stay below {thresholds.CLIPPED:g}")
+
+
+# ---- the type of the product
+
+
+def half_products(flight: Flight, calls: Sequence[SeenCall]) -> None:
+    """Products in float16 of projections in a wider type."""
+    name, looked = "type of the product", "the type of q and k at the product, and of their projections"
+    found = []
+    for call in calls:
+        prefix = f"{call.module}." if call.module else ""
+        wide = [
+            x.dtype
+            for (inner, _), entry in flight.tape.entries.items()
+            if inner.startswith(prefix) and effective_scale.role(inner) in ("q", "k", "qkv")
+            for x in entry.outputs
+        ]
+        narrow = call.call.ready and call.q.dtype is torch.float16
+        if narrow and wide and all(dtype is torch.float32 for dtype in wide):
+            why = "q and k are cast to float16 for their product, which is scaled afterwards: it overflows at 65,504, "
+            why += "and the softmax then gives NaN."
+            advice = "Scale q before the product, or form the logits in float32 or bfloat16."
+            found.append(finding("fp16 product", "warning", call.module, why, advice))
+    if found:
+        return flight.failed(name, looked, "float16 of float32", *found)
+    return flight.passed(name, looked, "no product is narrower than its projections")
 
 
 # ---- against an earlier checkpoint

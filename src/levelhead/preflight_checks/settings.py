@@ -54,6 +54,8 @@ def check(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> None:
 
 def _number(module: nn.Module, names: Sequence[str]) -> float | None:
     """A setting above 0 of the module, else of its configuration."""
+    if names is _WINDOWS and not _slides(module, getattr(module, "config", None)):
+        return None
     for name in names:
         if hasattr(module, name):
             value = getattr(module, name)
@@ -61,16 +63,18 @@ def _number(module: nn.Module, names: Sequence[str]) -> float | None:
             whole = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
             return float(value) if whole else None
     config = getattr(module, "config", None)
-    if config is None or (names is _WINDOWS and not _slides(module, config)):
+    if config is None:
         return None
     value = getattr(config, names[0], None)
     return float(value) if isinstance(value, int | float) and value and value > 0 else None
 
 
 def _slides(module: nn.Module, config: Any) -> bool:
-    """Whether a configuration's window is that of this layer."""
+    """Whether a window is that of this layer: of some layers configurations say that they see everything."""
+    if config is None:
+        return True
     kinds, layer = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
-    if getattr(config, "use_sliding_window", True) is False:
+    if getattr(config, "use_sliding_window", True) is False or getattr(module, "is_sliding", True) is False:
         return False
     if kinds is None or not isinstance(layer, int) or layer >= len(kinds):
         return kinds is None
@@ -85,7 +89,7 @@ def _windows(flight: Flight, own: Mapping[str, nn.Module], calls: Sequence[SeenC
     tokens = flight.grid(stream).tokens if stream is not None else -1
     for call in calls:
         window = _number(own[call.module], _WINDOWS) if call.module in own else None
-        shown = call.shown() if window and call.square and call.q.shape[2] == tokens else None
+        shown = call.shown() if window and call.square and call.queries == tokens else None
         if window is None or shown is None or tokens < window + 2:
             continue
         i, j = torch.arange(tokens)[:, None], torch.arange(tokens)[None]

@@ -119,7 +119,9 @@ def heads_out(batch: Batch, tape: Tape, chosen: Sequence[Site], values: Values) 
 
 
 def _replace(site: Site, values: Tensor) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor):
+            return None
         turned = output.dim() == 3 and output.shape[0] == site.keys and site.keys != site.rows
         new = values.transpose(0, 1) if turned else values
         changed = output.clone()
@@ -162,11 +164,13 @@ def _attending(modules: dict[str, nn.Module], calls: Sequence[SeenCall]) -> Iter
     seen = [call.module for call in calls]
     for call in calls:
         if seen.count(call.module) == 1:
-            yield call.module, call.q.shape[1]
+            yield call.module, call.heads
     for name, module in modules.items():
         around = any(other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in seen)
-        heads = number_of_heads(module)
-        if name not in seen and not around and heads and sounds_like_attention(module):
+        roles = {effective_scale.role(child) for child, _ in module.named_children()}
+        heads = number_of_heads(module) or (1 if {"q", "k", "v"} <= roles else None)
+        projects = bool(roles & {"v", "kv", "qkv"})
+        if name not in seen and not around and heads and (projects or sounds_like_attention(module)):
             yield name, heads
 
 
