@@ -321,3 +321,19 @@ def test_mistakes_are_explained(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(lh.LevelheadError) as caught:
         lh.attention_backward(**given)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_types_a_bias_that_is_constant_along_keys_has_no_gradient(isa: str, dtype: str) -> None:  # noqa: F811
+    """It cannot change a softmax. What the output was rounded by must not appear instead."""
+    q, k, v = qkv((4,), 33, 130, 16, dtype=dtype)
+    options: dict[str, Any] = {"mask": np.zeros((4, 33, 1), np.float32), "causal": True}
+    seen = lh.observe(q, k, v, **options)
+    (dmask,) = lh.attention_backward(q, q, k, v, seen.output, seen.logsumexp, wrt=("mask",), **options)
+    assert np.abs(dmask).max() < 2e-5
+    full = {"mask": np.random.default_rng(1).normal(size=(4, 33, 130)).astype(np.float32)}
+    seen = lh.observe(q, k, v, **full)
+    (found,) = lh.attention_backward(q, q, k, v, seen.output, seen.logsumexp, wrt=("mask",), **full)
+    truth = reference.attention_backward(q, q, k, v, **full)["mask"]
+    assert np.abs(found.sum(-1)).max() < 2e-5
+    np.testing.assert_allclose(found, truth, atol=2e-5)

@@ -356,3 +356,11 @@ def gradients(call: Any, given: list[Tensor], dout: Tensor, options: dict[str, A
 
 def _wide(mask: Tensor) -> Tensor:
     return mask.double() if mask.is_floating_point() else mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_a_bias_that_is_constant_along_keys_has_no_gradient(dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(2, 4, 64, 16, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3))
+    bias = torch.zeros(4, 64, 1, requires_grad=True)
+    lh.attention(q, k, v, mask=bias).float().square().sum().backward()
+    assert bias.grad is not None and bias.grad.abs().max() < 1e-4

@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from levelhead import reference
 from levelhead.runs import tally
 from levelhead.torch import masks
-from levelhead.watching import documents, measure
+from levelhead.watching import mask_functions, measure
 from levelhead.watching.measure import Call, call_of
 
 B, H, G, T, D = 2, 4, 2, 96, 8
@@ -63,7 +63,7 @@ def _document(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 @PATHS
 @pytest.mark.parametrize("blocks", [None, 32, (16, 48)], ids=str)
 def test_a_mask_given_as_a_function(by_torch: bool, blocks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_MASK_AT_A_TIME", 20 * B * T)  # 20 rows at a time
+    monkeypatch.setattr(mask_functions, "AT_A_TIME", 20 * T)  # 20 rows at a time
     q, k = inputs()
     dense = (DOCUMENT[:, None, :, None] == DOCUMENT[:, None, None, :]) & torch.ones(T, T).tril().bool()
     mod: Any = _document
@@ -73,6 +73,7 @@ def test_a_mask_given_as_a_function(by_torch: bool, blocks: Any, monkeypatch: py
         assert mod.full_kv_num_blocks.sum() > 0
     call = replace(call_of(q, k, 0.3), mask_mod=mod)
     first = torch.tensor([[0] * 30 + [30] * 50 + [80] * 16, [0] * 64 + [64] * 32])
+    k[1, :, 70] *= 20  # the largest logit is in the second batch row
     same(measured(call, by_torch), defined(call, first=first, mask=dense.numpy()))
     some = measured(call, by_torch, sample=7)
     assert (some["rows"] == 7 * B).all()
@@ -294,8 +295,7 @@ def test_the_keys_of_another_sequence_may_be_as_many(by_torch: bool) -> None:
 
 @PATHS
 def test_a_large_mask_is_measured_in_parts(by_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_MASK_AT_A_TIME", 7 * T)
-    monkeypatch.setattr(documents, "_AT_A_TIME", 5 * T)
+    monkeypatch.setattr(mask_functions, "AT_A_TIME", 7 * T)
     monkeypatch.setattr(masks, "_AT_A_TIME", 11 * T)
     q, k = inputs()
     mask = torch.randn(B, 1, T, T).masked_fill(~CAUSAL, -1e9)

@@ -174,6 +174,12 @@ def stretched(x: Array, shape: tuple[int, ...]) -> Array:
     return np.lib.stride_tricks.as_strided(x, shape, np.broadcast_to(x, shape).strides)
 
 
+def as_float32(x: Array) -> Array:
+    """Half types in float32, exactly; bfloat16 comes as its bits."""
+    bits = x.dtype == UINT16
+    return (x.astype(np.uint32) << 16).view(np.float32) if bits else x.astype(np.float32, copy=False)
+
+
 def _floats(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin]:
     looked = _look(name, x, in_place=in_place)
     if looked is None:

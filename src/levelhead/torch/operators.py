@@ -177,6 +177,7 @@ def _attend_backward(*inputs: Any) -> tuple[Tensor, ...]:
     pairs = zip(WANTED, gradients, wanted, strict=True)
     into: dict[str, Any] = {f"d{name}": memory(x) for name, x, want in pairs if want}
     if "dmask" in into:
+        out = _unrounded(q, k, v, out, scoring, threads)
         gradients[WANTED.index("mask")].zero_()
         into["dmask"] = stretched(into["dmask"], (*q.shape[:-1], k.shape[-2]))
     per_row = None if dlogsumexp is None else memory(dlogsumexp.to(logsumexp.dtype).contiguous())
@@ -185,6 +186,15 @@ def _attend_backward(*inputs: Any) -> tuple[Tensor, ...]:
     keywords = for_core(scoring, q, k, threads) | into
     _core.backward(*tensors, dlogsumexp=per_row, **keywords)
     return gradients
+
+
+def _unrounded(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scoring: Scoring, threads: int | None) -> Tensor:
+    """The output in float32, computed once more if it was rounded to a half type. Each gradient of a logit has dout·out
+    subtracted; a mask's gradient is a sum of many, in which the rounding would add up instead of cancelling."""
+    if wide(q.dtype) is q.dtype:
+        return out
+    q, k, v = (x.float() for x in (q, k, v))
+    return forward(q, k, v, None, for_core(scoring._replace(mask=scoring.mask.float()), q, k, threads))[0]
 
 
 def _backward_shapes(*inputs: Any) -> tuple[Tensor, ...]:

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from levelhead.torch.masks import hides
 from levelhead.watching.described import Call
-from levelhead.watching.mask_functions import visible
+from levelhead.watching.mask_functions import key_range, row_parts, visible
 
-_AT_A_TIME = 1 << 22  # entries of a mask that are read at a time
 _NO_ID = torch.iinfo(torch.int64).max
 
 
@@ -68,45 +67,57 @@ def _seen(call: Call, below: Tensor | None) -> _Seen | None:
         return None
     device = call.q.device
     keys = torch.zeros((B, S), dtype=torch.bool, device=device)
-    lowest, highest = (torch.zeros((B, T), dtype=torch.int64, device=device) for _ in range(2))
-    for rows, shown in _shown(call, below):
-        shown = shown.any(1).expand(B, -1, -1)
-        keys |= shown.any(1)
-        some = shown.any(-1)
-        low = shown.view(torch.uint8).argmax(-1).masked_fill(~some, S)
-        high = (S - 1 - shown.flip(-1).view(torch.uint8).argmax(-1)).masked_fill(~some, -1)
-        lowest[:, rows], highest[:, rows] = low, high
+    lowest = torch.full((B, T), S, device=device)
+    highest = torch.full((B, T), -1, device=device)
+    for batch, rows, start, shown in _shown(call, below):
+        shown = shown.any(1)
+        end = start + shown.shape[-1]
+        keys[batch, start:end] |= shown.any(1)
+        if end > start:
+            some = shown.any(-1)
+            low = start + shown.view(torch.uint8).argmax(-1)
+            high = end - 1 - shown.flip(-1).view(torch.uint8).argmax(-1)
+            lowest[batch, rows], highest[batch, rows] = low.masked_fill(~some, S), high.masked_fill(~some, -1)
     return _Seen(keys, lowest, highest)
 
 
-def _shown(call: Call, below: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    """What the mask shows of some rows at a time, (B or 1, H or 1, rows or 1, S)."""
-    (B, H, T, _), S = call.q.shape, call.k.shape[2]
+def _shown(call: Call, below: Tensor | None) -> Iterator[tuple[slice, slice, int, Tensor]]:
+    """What the mask shows in parts: batch rows, rows, the first key, and (B or 1, H or 1, rows or 1, keys)."""
+    (B, _, T, _), S = call.q.shape, call.k.shape[2]
     mask = call.scoring.mask
     if mask is not None:
         mask = mask.reshape(*(1,) * (4 - mask.dim()), *mask.shape)
-        for d in range(2):
+        for d in range(3):
             mask = mask.narrow(d, 0, 1) if mask.stride(d) == 0 else mask
         mask = mask.expand(-1, -1, -1, S)
-    stretched = call.mask_mod is None and mask is not None and (mask.shape[2] == 1 or mask.stride(2) == 0)
-    if stretched and mask is not None:
-        yield slice(0, T), _not_hidden(mask[:, :, :1], below)
-        return
-    per_row = S * max(B, 1 if mask is None else mask.shape[0] * mask.shape[1])
-    step = max(1, _AT_A_TIME // per_row)
-    device = call.q.device
-    for start in range(0, T, step):
-        rows = slice(start, min(start + step, T))
-        shown = None
+    if call.mask_mod is not None:
+        for b in range(B):
+            yield from _shown_by_function(
+                call, b, None if mask is None else mask[b : b + 1] if len(mask) > 1 else mask, below
+            )
+    elif mask is not None and mask.shape[2] == 1:
+        yield slice(0, B), slice(0, T), 0, _not_hidden(mask, below)
+    elif mask is not None:
+        for rows in row_parts(None, T, S * mask.shape[0] * mask.shape[1]):
+            here = slice(int(rows[0]), int(rows[-1]) + 1)
+            yield slice(0, B), here, 0, _not_hidden(mask[:, :, here], below)
+
+
+def _shown_by_function(
+    call: Call, b: int, mask: Tensor | None, below: Tensor | None
+) -> Iterator[tuple[slice, slice, int, Tensor]]:
+    (_, H, T, _), S, device = call.q.shape, call.k.shape[2], call.q.device
+    for rows in row_parts(call.mask_mod, T, S):
+        here = slice(int(rows[0]), int(rows[-1]) + 1)
+        index = rows.to(device)
+        low, high = key_range(call.mask_mod, b, index, S)
+        batch = torch.tensor([b], device=device)
+        shown = visible(call.mask_mod, batch, H, index, torch.arange(low, high, device=device))
+        shown = shown.narrow(1, 0, 1) if shown.stride(1) == 0 else shown
         if mask is not None:
-            shown = _not_hidden(mask[:, :, rows] if mask.shape[2] > 1 else mask, below)
-        if call.mask_mod is not None:
-            b, i, j = (torch.arange(*r, device=device) for r in ((0, B), (rows.start, rows.stop), (0, S)))
-            mod = visible(call.mask_mod, b, H, i, j)
-            mod = mod.narrow(1, 0, 1) if mod.stride(1) == 0 else mod
-            shown = mod if shown is None else mod & shown
-        assert shown is not None
-        yield rows, shown
+            part = mask[:, :, here] if mask.shape[2] > 1 else mask
+            shown = shown & _not_hidden(part[..., low:high], below)
+        yield slice(b, b + 1), here, low, shown
 
 
 def _not_hidden(mask: Tensor, below: Tensor | None) -> Tensor:

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Entries of a mask that is made at a time.
+AT_A_TIME = 1 << 22
+
 
 def visible(mask_mod: Any, batch: Tensor, heads: int, rows: Tensor, keys: Tensor) -> Tensor:
     """Which of the keys (S,) the queries (T,) of these batch rows (B,) see, (B, H, T, S). `mask_mod` is a function of
@@ -53,6 +56,15 @@ def key_range(mask_mod: Any, batch: int, rows: Tensor, S: int) -> tuple[int, int
             low = min(low, int(indices[listed].min()) * size)
             high = max(high, (int(indices[listed].max()) + 1) * size)
     return min(low, high), min(high, S)
+
+
+def row_parts(mask_mod: Any, rows: int, S: int) -> tuple[Tensor, ...]:
+    """The indices of so many rows in parts, small enough for a mask of S keys; under a `BlockMask` a few blocks each,
+    because the keys that rows see differ from block to block."""
+    step = max(1, AT_A_TIME // max(S, 1))
+    if hasattr(mask_mod, "kv_indices"):
+        step = min(step, max(mask_mod.BLOCK_SIZE[0], 256))
+    return torch.split(torch.arange(rows), step)
 
 
 def _mapped(function: Callable[..., Any], *first: int) -> Callable[..., Any]:

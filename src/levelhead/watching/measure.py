@@ -9,6 +9,7 @@ masks that are functions. Modules and steps are unknown here.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,17 +22,15 @@ from levelhead.runs import tally
 from levelhead.state import unwritten
 from levelhead.torch.masks import hides, hiding
 from levelhead.torch.operators import for_core, memory
+from levelhead.watching import mask_functions
 from levelhead.watching.described import Call as Call
 from levelhead.watching.described import call_of as call_of
 from levelhead.watching.described import from_scores as from_scores
 from levelhead.watching.described import plain as plain
 from levelhead.watching.described import wide
 from levelhead.watching.documents import Layout, layout
-from levelhead.watching.mask_functions import key_range, visible
+from levelhead.watching.mask_functions import key_range, row_parts, visible
 from levelhead.watching.rows_by_torch import Fields, joined, rows_by_torch
-
-# Entries of a mask that is made or changed at a time: 4 MiB of bool. Larger ones are measured in parts.
-_MASK_AT_A_TIME = 1 << 22
 
 
 def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = None) -> Tensor:
@@ -56,7 +55,7 @@ def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
         part = call.of_rows(rows)
         used, first = (None if x is None else x.index_select(1, rows) for x in (used, first))
     if elsewhere or call.score_mod is not None:
-        fields = rows_by_torch(_hidden(part, below), index, used, first)
+        fields = iter([rows_by_torch(_hidden(part, below), index, used, first)])
     else:
         fields = _by_core(part, index, below, Layout(used, first))
     return summed(fields, rows, call, whole)
@@ -86,18 +85,18 @@ def from_core(
     shape = call.q.shape[:3]
     sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (sums, counts))
     used = None if exists is None else torch.from_numpy(np.broadcast_to(exists, shape)[:, 0].copy())
-    return summed(_as_fields(stats.rows(sums, counts, sinks, exists), used), positions, call, used)
+    return summed(iter([_as_fields(stats.rows(sums, counts, sinks, exists), used)]), positions, call, used)
 
 
 def fill_squares(heads: Tensor, q: Tensor, k: Tensor, used: Tensor | None = None) -> None:
     """Sets the sums of q² and k² of all heads of a tally; `used` (B, T): the queries that count."""
     for name, x, kept in (("q", q.detach(), used), ("k", k.detach(), None)):
-        squares = x.to(wide(x)).square()
+        squares = torch.linalg.vector_norm(x, dim=-1, dtype=wide(x)).square()  # of rows: no copy of x
         count: Any = x.shape[0] * x.shape[2]
         if kept is not None:
-            squares, count = squares.masked_fill(~kept[:, None, :, None], 0.0), kept.sum()
+            squares, count = squares.masked_fill(~kept[:, None], 0.0), kept.sum()
         shared = heads.shape[0] // max(x.shape[1], 1)
-        heads[:, tally.INDEX[f"{name}_squares"]] = squares.sum((0, 2, 3)).repeat_interleave(shared).to(heads)
+        heads[:, tally.INDEX[f"{name}_squares"]] = squares.sum((0, 2)).repeat_interleave(shared).to(heads)
         heads[:, tally.INDEX[f"{name}_count"]] = count * x.shape[3]
 
 
@@ -148,23 +147,21 @@ def _counted(call: Call, index: Tensor, used: Tensor | None) -> Tensor | None:
 # ---- by the core
 
 
-def _by_core(call: Call, index: Tensor, below: Tensor | None, rows: Layout) -> Fields:
-    """In one call, or in parts where a mask must be made or changed that is large."""
+def _by_core(call: Call, index: Tensor, below: Tensor | None, rows: Layout) -> Iterator[Fields]:
+    """In one call, or by batch rows and in parts of these where a mask must be made or changed that is large."""
     mask = call.scoring.mask
-    if call.mask_mod is None and (mask is None or mask.dtype is torch.bool):
-        return _by_core_at_once(call, index, rows)
     (B, _, T, _), S = call.q.shape, call.k.shape[2]
-    if B * T * S == 0 or (call.mask_mod is None and mask.numel() <= _MASK_AT_A_TIME):
-        return _by_core_at_once(replace(_hidden(call, below), mask_mod=None), index, rows)
-    each = S if mask is None or mask.dim() < 3 else S * mask.shape[-3]
-    step = max(1, _MASK_AT_A_TIME // each)
-    by_batch = []
+    small = mask is None or mask.dtype is torch.bool or mask.numel() <= mask_functions.AT_A_TIME
+    if B * T * S == 0 or (call.mask_mod is None and small):
+        yield _by_core_at_once(replace(_hidden(call, below), mask_mod=None), index, rows)
+        return
+    heads = 1 if mask is None or mask.dim() < 3 else mask.shape[-3]
     for b in range(B):
         here = Layout(*(None if x is None else x[b : b + 1] for x in rows))
         whole = call.of_batch(b)
-        parts = [_part(whole, b, chosen, index, below, here) for chosen in torch.split(torch.arange(T), step)]
-        by_batch.append(joined(parts))
-    return {name: torch.cat([fields[name] for fields in by_batch]) for name in by_batch[0]}
+        chosen = row_parts(call.mask_mod, T, S * heads)
+        parts = [_part(whole, b, each, index, below, here) for each in chosen]
+        yield joined(parts)
 
 
 def _part(call: Call, b: int, chosen: Tensor, index: Tensor, below: Tensor | None, rows: Layout) -> Fields:
@@ -219,14 +216,21 @@ _ROW_FIELDS = ("mean", "var", "min", "max", "logsumexp", "entropy", "top1", "sum
 # ---- rows to heads
 
 
-def summed(fields: Fields, sampled: Tensor | None, call: Call, used: Tensor | None = None) -> Tensor:
-    """The tally (H, columns) of a call's rows (B, H, T); `sampled`: the positions of the rows; `used` (B, T): those
-    of all queries that count."""
-    B, H, T = fields["count"].shape
-    if B * T:
-        heads: Tensor = tally.of_rows(fields, torch, positions=sampled)
-    else:
-        heads = torch.from_numpy(tally.nothing(H)).to(fields["mean"])
+def summed(parts: Iterator[Fields], sampled: Tensor | None, call: Call, used: Tensor | None = None) -> Tensor:
+    """The tally (H, columns) of a call's rows, in parts (B, H, T) of its batch rows; `sampled`: the positions of the
+    rows; `used` (B, T): those of all queries that count."""
+    heads: Tensor | None = None
+    before = 0
+    for fields in parts:
+        B, H, T = fields["count"].shape
+        if B * T:
+            part: Tensor = tally.of_rows(fields, torch, positions=sampled)
+            batch = part[:, tally.INDEX["max_batch"]]
+            batch += before * (batch >= 0)
+        else:
+            part = torch.from_numpy(tally.nothing(H)).to(fields["mean"])
+        heads, before = part if heads is None else tally.merge(heads, part, torch), before + B
+    assert heads is not None
     fill_squares(heads, call.q, call.k, used)
     return heads
 
