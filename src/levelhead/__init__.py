@@ -14,7 +14,7 @@ from levelhead.additive import additive_attention
 from levelhead.attention import attention, observe
 from levelhead.call import options as scoring
 from levelhead.call import scaling
-from levelhead.errors import LevelheadError
+from levelhead.errors import LevelheadError, bad_value
 from levelhead.gradients import attention_backward
 from levelhead.info import info
 from levelhead.multihead import KeyValueCache, MultiHeadAttention
@@ -83,8 +83,18 @@ def __getattr__(name: str) -> Any:
     if name in _ON_DEMAND or f"{__name__}.{name}" in old_paths.NEW_PATHS:
         return import_module(f"{__name__}.{name}")
     if name in _FUNCTIONS:
-        return getattr(import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
+        return getattr(_imported(name), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _imported(name: str) -> Any:
+    try:
+        return import_module(f"{__name__}.{_FUNCTIONS[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        advice = 'pip install "levelhead[torch]"'
+        raise bad_value(f"levelhead.{name}", "PyTorch to be installed", error, advice) from error
 
 
 def __dir__() -> list[str]:

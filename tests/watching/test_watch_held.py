@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -262,3 +263,49 @@ def test_an_export_has_nothing_of_the_watch_in_it(name: str) -> None:
         assert EXPORTS[name](model) == alone
         model(X)
     assert [line.seen for line in w.coverage()] == [True]
+
+
+# ---- code that is no Python
+
+
+OPERATORS: dict[str, Callable[..., Tensor]] = {
+    "operator": lambda *qkv: torch.ops.aten.scaled_dot_product_attention(*qkv),
+    "where it is defined": lambda *qkv: torch._C._nn.scaled_dot_product_attention(*qkv),
+    "kernel": lambda *qkv: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*qkv)[0],
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_kernels_that_no_wrapper_reaches_are_seen_deep_down(name: str) -> None:
+    model = nn.Sequential(Part(OPERATORS[name]))
+    alone = model(X)
+    with lh.watch(model, deep=True) as w:
+        assert torch.equal(model(X), alone)
+    agrees(w.last["0"], truth(split(X), 2 * split(X)))
+
+
+@pytest.mark.parametrize("make", [torch.fx.symbolic_trace, lambda model: torch.export.export(model, (X,)).module()])
+def test_graphs_are_seen(make: Callable[[nn.Module], nn.Module]) -> None:
+    model = nn.ModuleDict({"graph": make(Part(ORIGINAL))})["graph"]
+    alone = model(X)
+    with lh.watch(model) as w:
+        assert torch.equal(model(X), alone)
+    agrees(w.last.records[0], truth(split(X), 2 * split(X)))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_torchscript_is_named(inside: bool) -> None:
+    script = torch.jit.trace(Part(ORIGINAL), X)
+    model = nn.Sequential(script) if inside else script
+    with lh.watch(model, deep=False) as w:
+        model(X)
+    (line,) = w.coverage()
+    assert (line.module, line.seen) == ("0" if inside else "", False)
+    assert "TorchScript" in line.how
+
+
+def test_without_torch_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "levelhead.watching.watch")
+    with pytest.raises(lh.LevelheadError, match=r'pip install "levelhead\[torch\]"'):
+        lh.watch  # noqa: B018

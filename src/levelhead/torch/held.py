@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from levelhead.torch.swap import Function
 
@@ -98,9 +98,6 @@ def _held_by(value: Any, place: _Place) -> Iterator[tuple[Any, _Place]]:
     elif isinstance(value, nn.Module):
         yield from ((x, at) for x, at in _entries(vars(value)) if at.name not in _OWN)
         yield type(value), _Place(None, None, _ignore)
-        if isinstance(value, fx.GraphModule):  # its code is made, in a class of its own
-            made: Any = type(value).forward
-            yield from _of_function(made, made=True)
     elif isinstance(value, SimpleNamespace) or not _is_of_library(type(value)):
         yield from _entries(getattr(value, "__dict__", {}))
         for name in _slots(type(value)):
@@ -140,8 +137,8 @@ def _of_partial(value: functools.partial[Any]) -> Iterator[tuple[Any, _Place]]:
     yield from _entries(value.keywords)
 
 
-def _of_function(function: FunctionType, *, made: bool = False) -> Iterator[tuple[Any, _Place]]:
-    if not made and is_of_library(str(function.__globals__.get("__name__"))):
+def _of_function(function: FunctionType) -> Iterator[tuple[Any, _Place]]:
+    if is_of_library(str(function.__globals__.get("__name__"))):
         return
     if function.__defaults__:
         yield function.__defaults__, _Place(function, "__defaults__", lambda new: _set(function, "__defaults__", new))

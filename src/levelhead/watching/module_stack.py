@@ -22,6 +22,7 @@ from levelhead.observation import Observation
 from levelhead.torch.operators import Pass
 from levelhead.watching.effective_scale import Ran, columns, ran
 from levelhead.watching.functions.transformers import eager_is_understood, forms_softmax_by_hand
+from levelhead.watching.graph_calls import Operators, calls_operator
 from levelhead.watching.measure import Call, plain
 from levelhead.watching.own_weights import own_weights, products
 from levelhead.watching.undisturbed import undisturbed
@@ -111,6 +112,7 @@ class WatchedModule:
         # Whether attention is called in it or in a module inside; None: not known yet. Then what runs in it matters.
         self.feeds: bool | None = None
         self.weights = own_weights(module)
+        self.calls_operator = calls_operator(module)
         self.calls = 0
         self.runs = 0
         self.lost_fast_path = False  # its native fast path would have run
@@ -138,6 +140,7 @@ class Frame:
         self.busy = False  # inside a call that is being measured already
         self.softmax_is_call = False  # inside a function whose softmax is the call
         self.via = ""  # path of the transformers function that is running
+        self.mode: Operators | None = None  # active while a graph runs
         self.kv_heads = 0  # passed to that function, before it repeated them; 0: not known
 
     @property
@@ -164,6 +167,8 @@ def clean(name: str) -> str:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model itself, without wrappers that compile or distribute it."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return model
     for name in _WRAPPERS:
         inner = model._modules.get(name)
         known = name != "module" or type(model).__module__.startswith(_DISTRIBUTORS)
@@ -250,6 +255,9 @@ def enter(module: nn.Module, args: Any) -> None:
         watched.lost_fast_path = True
     frame = Frame(watched)
     _stack.frames.append(frame)
+    if watched.calls_operator:
+        frame.mode = Operators()
+        frame.mode.__enter__()  # type: ignore[no-untyped-call]
     if watched.weights and _matters(frame) and watched.watch.wanted():
         with undisturbed():
             frame.inputs = [columns("input", None, None, x) for x in args if _is_output(x)]
@@ -266,6 +274,8 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
     if watched is None or not _stack.frames or _stack.frames[-1].watched is not watched:
         return
     frame = _stack.frames.pop()
+    if frame.mode is not None:
+        frame.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     if output is not None and watched.watch.wanted():  # ran whole
         watched.attends = watched.attends or False
         watched.feeds = watched.feeds or False

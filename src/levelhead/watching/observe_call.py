@@ -85,4 +85,6 @@ def _kind(x: Tensor) -> str:
         return "nested tensors"
     if x.layout is not torch.strided:
         return "sparse tensors"
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return "tensors inside a transformation of torch.func"
     return "meta tensors" if x.is_meta else f"tensors of type {type(x).__name__}"
