@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from levelhead.attention import attention
 from levelhead.call.options import PER_CALL, Options, documented, known
+from levelhead.call.prepare import existing_tokens
 from levelhead.errors import bad_value
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ class MultiHeadAttention:
         v = self._heads("v_proj", value, groups)
         q, k, v = continued(q, k, v, cache, self.rotary, np)
         out = attention(q, k, v, sinks=self.weights.get("sinks"), **{**self.options, **options})
-        return self._projected("out_proj", np.swapaxes(out, -3, -2).reshape(*query.shape[:-1], -1))
+        projected = self._projected("out_proj", np.swapaxes(out, -3, -2).reshape(*query.shape[:-1], -1))
+        exists = existing_tokens("query_lengths", options.get("query_lengths"), query.shape[:-2], query.shape[-2])
+        return projected if exists is None else np.where(exists, projected, projected.dtype.type(0))
 
     def _projected(self, name: str, x: Array) -> Array:
         bias = self.weights.get(f"{name}.bias")

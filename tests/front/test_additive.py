@@ -130,3 +130,21 @@ def test_mistakes(index: int, shape: tuple[int, ...], says: str) -> None:
         lh.additive_attention(*given)
     with pytest.raises(lh.LevelheadError, match=says):
         lh.additive_attention(*(x.numpy() for x in given))
+
+
+@pytest.mark.parametrize("hides", ["query_lengths", "key_lengths", "mask"])
+def test_nothing_of_what_is_hidden_reaches_the_weights(hides: str) -> None:
+    q, k, v, *weights = arrays(2, 2, dtype=torch.float64)
+    T, S = q.shape[-2], k.shape[-2]
+    lengths = torch.tensor([9, 20])
+    beyond = torch.arange(T if hides == "query_lengths" else S) >= lengths[:, None]
+    options: dict[str, Any] = {hides: ~beyond[:, None, None] if hides == "mask" else lengths}
+    spoiled = [0] if hides == "query_lengths" else [1, 2]
+    gradients = []
+    for wild in (0.0, torch.nan):
+        given = [x.clone().requires_grad_() for x in weights]
+        qkv = [x.masked_fill(beyond[:, None, :, None], wild) if i in spoiled else x for i, x in enumerate((q, k, v))]
+        out = lh.additive_attention(*qkv, *given, **options)
+        gradients.append(torch.autograd.grad(out.square().sum(), given))
+    for clean, dirty in zip(*gradients, strict=True):
+        assert torch.isfinite(dirty).all() and torch.equal(clean, dirty)

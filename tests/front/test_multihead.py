@@ -168,3 +168,47 @@ def test_mistakes_in_numpy() -> None:
     del weights["v_proj.weight"]
     with pytest.raises(lh.LevelheadError, match=r"v_proj\.weight"):
         lh.MultiHeadAttention(weights, heads=2)
+
+
+# ---- tokens beyond the lengths
+
+LENGTHS = [2, 5]
+BEYOND = torch.arange(5) >= torch.tensor(LENGTHS)[:, None]  # (2, 5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "normalised", "cosine", "all"])
+def test_queries_beyond_the_length_are_zero_and_give_no_gradient(kind: str) -> None:
+    module = made(**KINDS[kind])
+    x = torch.randn(2, 5, 32, dtype=torch.float64)
+    wild = x.masked_fill(BEYOND[..., None], torch.nan)
+    whole, part = module(x), module(wild, x, x, query_lengths=LENGTHS)
+    assert torch.equal(part[~BEYOND], whole[~BEYOND])
+    assert not part[BEYOND].any()
+    same = module.to_numpy()(wild.numpy(), x.numpy(), x.numpy(), query_lengths=LENGTHS)
+    np.testing.assert_allclose(same, part.detach().numpy(), atol=1e-12)
+    assert not same[BEYOND.numpy()].any()
+
+    dout = torch.randn_like(part)
+    wanted = torch.autograd.grad(whole, list(module.parameters()), dout.masked_fill(BEYOND[..., None], 0.0))
+    gradients = torch.autograd.grad(part, list(module.parameters()), dout.masked_fill(BEYOND[..., None], torch.nan))
+    for (name, _), a, b in zip(module.named_parameters(), gradients, wanted, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-12), name
+
+
+def test_nothing_of_a_key_beyond_the_length_reaches_the_weights() -> None:
+    module = made()
+    x = torch.randn(2, 5, 32, dtype=torch.float64)
+    wild = x.masked_fill(BEYOND[..., None], torch.nan)
+    results = [module(x, keys, keys, key_lengths=torch.tensor(LENGTHS)) for keys in (x, wild)]
+    assert torch.equal(*results)
+    clean, dirty = (torch.autograd.grad(y.square().sum(), list(module.parameters())) for y in results)
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(clean, dirty, strict=True))
+
+
+def test_tokens_first_and_wrong_lengths() -> None:
+    module = made(batch_first=False)
+    x = torch.randn(5, 2, 32, dtype=torch.float64)
+    assert not module(x, query_lengths=LENGTHS).transpose(0, 1)[BEYOND].any()
+    for wrong in ([2, 6], [1, 2, 3], [0.5, 1.0]):
+        with pytest.raises(lh.LevelheadError, match="query_lengths: expected"):
+            module(x, query_lengths=wrong)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -263,6 +264,53 @@ def test_second_derivatives_of_half_types() -> None:
     (found,) = torch.autograd.grad(gradient.sum(), k)
     assert found.dtype is torch.bfloat16
     assert torch.isfinite(found).all()
+
+
+QUERIES, KEYS = torch.arange(5) >= torch.tensor([[2], [5]]), torch.arange(7) >= torch.tensor([[3], [7]])
+HIDING: dict[str, dict[str, Any]] = {
+    "q": dict(query_lengths=[2, 5]),
+    "dout": dict(query_lengths=[2, 5]),
+    "k": dict(key_lengths=[3, 7]),
+    "v": dict(mask=~KEYS[:, None, None]),
+}
+SPOILED = {"k": KEYS, "v": KEYS}
+
+
+def _second(name: str, wild: float, hide: bool = True, **options: Any) -> list[Tensor]:
+    """Second derivatives of a call in which hidden rows of one input hold `wild`."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"q": 5, "k": 7, "v": 7, "dout": 5}
+    x = {name: torch.randn(2, 2, n, 4, dtype=torch.float64, generator=generator) for name, n in sizes.items()}
+    x[name] = x[name].masked_fill(SPOILED.get(name, QUERIES)[:, None, :, None], wild)
+    q, k, v, dout = (tensor.requires_grad_() for tensor in x.values())
+    out = lh.attention(q, k, v, **options, **(HIDING[name] if hide else {}))
+    first = torch.autograd.grad(out, (q, k, v), dout, create_graph=True)
+    loss = torch.stack([part.square().sum() for part in first]).sum()
+    return list(torch.autograd.grad(loss, (q, k, v, dout)))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"scale": "cosine"}, {"sinks": torch.ones(2)}], ids=["plain", "cosine", "sinks"]
+)
+@pytest.mark.parametrize("name", HIDING)
+def test_nothing_hidden_reaches_second_derivatives(name: str, options: dict[str, Any]) -> None:
+    clean, dirty = (_second(name, wild, **options) for wild in (1.0, torch.nan))
+    for a, b in zip(clean, dirty, strict=True):
+        assert torch.isfinite(b).all() and torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+    for x in _second(name, torch.nan, hide=False, **options)[:3]:
+        assert x[0].isnan().any()  # what is visible is not hidden
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_nothing_hidden_reaches_forward_mode(name: str) -> None:
+    x = {name: torch.randn(2, 2, n, 4, dtype=torch.float64) for name, n in (("q", 5), ("k", 7), ("v", 7))}
+    results = []
+    for wild in (1.0, torch.nan):
+        qkv = tuple((x | {name: x[name].masked_fill(KEYS[:, None, :, None], wild)}).values())
+        call = partial(scaled_dot_product_attention, attn_mask=~KEYS[:, None, None])
+        results.append(torch.func.jvp(call, qkv, tuple(map(torch.ones_like, qkv))))
+    for a, b in zip(*results, strict=True):
+        assert torch.isfinite(b).all() and torch.allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("loss", [torch.sum, lambda out: out.square().sum()])

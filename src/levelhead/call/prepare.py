@@ -10,8 +10,8 @@ import numpy as np
 
 from levelhead import _core, checks
 from levelhead.call import arrays, options
-from levelhead.call.arrays import Origin
-from levelhead.call.options import Scoring, Shape
+from levelhead.call.arrays import Array, Origin
+from levelhead.call.options import Scoring, Shape, shape_of
 
 _MOST_THREADS = 2**15  # a C int in the core, which itself stops at far fewer
 
@@ -22,6 +22,19 @@ def described(shape: Shape, origin: Origin, given: Mapping[str, Any], *, queries
     for name in options.ARRAYS:
         views[name] = arrays.option(name, given.get(name))
     return options.describe(shape, dtype_name=origin.dtype, queries=queries, **views)
+
+
+def existing_tokens(argument: str, lengths: Any, batch: tuple[int, ...], tokens: int) -> Array | None:
+    """Which tokens exist by `key_lengths` or `query_lengths`, batch + (tokens, 1); None: all.
+
+    For code that works on tokens before they are divided into heads.
+    """
+    if lengths is None:
+        return None
+    shape = shape_of((*batch, 1, tokens, 1), (*batch, 1, tokens, 1), None)
+    checked = getattr(options.describe(shape, **{argument: arrays.option(argument, lengths)}), argument)
+    exists = np.arange(tokens) < checked[:, None]
+    return None if exists.all() else exists.reshape((*batch, tokens, 1))
 
 
 def for_core(scoring: Scoring, shape: Shape) -> dict[str, Any]:

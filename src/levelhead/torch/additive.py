@@ -29,12 +29,30 @@ def additive_attention(
         check_weights(*(tuple(x.shape) for x in (q, k, w_q, w_k, w_v)))
     real = wide(q.dtype)
     with torch.autocast("cpu", enabled=False):  # it would round what is computed in `real`
-        projected_q, projected_k = q.to(real) @ w_q.to(real).mT, k.to(real) @ w_k.to(real).mT
+        pairs = ((q.to(real), w_q.to(real)), (k.to(real), w_k.to(real)))
+        projected_q, projected_k = (_Projection.apply(*pair) for pair in pairs)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         views = (memory(projected_q), memory(projected_k), memory(v))
         keywords = keywords_of(*views, origin, options) | team_for(threads, origin)
     out: Tensor = _Additive.apply(projected_q, projected_k, v.to(real), w_v.to(real), keywords)  # type: ignore[no-untyped-call]
     return out.to(q.dtype)
+
+
+class _Projection(torch.autograd.Function):
+    """x wᵀ. A row without gradient gives none to w, whatever it holds: a hidden NaN times 0 would be NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w.mT
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        x = x.masked_fill((dout == 0).all(-1, keepdim=True), 0.0)
+        with torch.autocast("cpu", enabled=False):
+            return dout @ w, dout.flatten(0, -2).mT @ x.flatten(0, -2)
 
 
 class _Additive(torch.autograd.Function):

@@ -24,9 +24,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | Non
     """Output and logsumexp, differentiable by q, k, v, scale, a float mask and sinks."""
     compiling = torch.compiler.is_compiling()
     if not compiling and _has_tangents(q, k, v, scoring.scale, scoring.mask, scoring.sinks):
-        out, logsumexp = second_order.attend(
-            q, k, v, scoring, second_order.kept(scoring, q, k), operators.wide(q.dtype)
-        )
+        out, logsumexp = second_order.forward_mode(q, k, v, scoring, operators.wide(q.dtype))
         return out.to(q.dtype), logsumexp
     out, logsumexp = (torch.ops.levelhead.attend if compiling else _attend)(q, k, v, *scoring, threads)
     return out, logsumexp

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from levelhead import multihead
 from levelhead.attention import attention
 from levelhead.call.options import PER_CALL, Options, documented, known
+from levelhead.call.prepare import existing_tokens
 from levelhead.errors import bad_value
 from levelhead.multihead import KeyValueCache, continued
+from levelhead.torch.functorch import untraced
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -107,6 +109,12 @@ class MultiHeadAttention(nn.Module):
         turned = not self.batch_first and query.dim() > 2
         if turned:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        # Selected before and after the projections: nothing of such a row reaches their weights, and it is 0.
+        absent = _absent("query_lengths", options.get("query_lengths"), query)
+        query = query if absent is None else query.masked_fill(absent, 0.0)
+        if cache is None:  # a cache keeps keys that a later call may see
+            absent_keys = _absent("key_lengths", options.get("key_lengths"), key)
+            key, value = (x if absent_keys is None else x.masked_fill(absent_keys, 0.0) for x in (key, value))
         q = self.q_norm(self._heads(self.q_proj(query), self.num_heads))
         k = self.k_norm(self._heads(self.k_proj(key), self.kv_heads))
         v = self._heads(self.v_proj(value), self.kv_heads)
@@ -116,6 +124,7 @@ class MultiHeadAttention(nn.Module):
         own = {**self.options, "sinks": self.sinks, "dropout": drops, "seed": seed}
         out: Tensor = attention(q, k, v, **own, **options)
         out = self.out_proj(out.transpose(-3, -2).flatten(-2))
+        out = out if absent is None else out.masked_fill(absent, 0.0)
         return out.transpose(0, 1) if turned else out
 
     @staticmethod
@@ -157,3 +166,10 @@ class MultiHeadAttention(nn.Module):
         """The same for NumPy: the weights are copies, dropout is off."""
         weights = {name: x.detach().numpy().copy() for name, x in self.state_dict().items()}
         return multihead.MultiHeadAttention(weights, self.num_heads, self.kv_heads, self.rotary, dict(self.options))
+
+
+@untraced
+def _absent(argument: str, lengths: Any, x: Tensor) -> Tensor | None:
+    """Tokens of x (..., T, width) beyond the lengths, (..., T, 1); None: there are none."""
+    exists = existing_tokens(argument, lengths, tuple(x.shape[:-2]), x.shape[-2])
+    return None if exists is None else torch.from_numpy(~exists).to(x.device)

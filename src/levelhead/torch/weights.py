@@ -8,7 +8,7 @@ meanwhile; attention itself never forms them.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,24 +38,50 @@ def weights(q: Tensor, k: Tensor, scoring: Scoring, rows: Tensor | None = None) 
     return w.to(q.dtype).reshape(*q.shape[:-2], *w.shape[-2:])
 
 
+class Spoiled(NamedTuple):
+    """Which queries (..., H, T) and which keys (..., G, S) are not finite. Their logits are NaN."""
+
+    queries: Tensor
+    keys: Tensor
+
+
+def finite(x: Tensor) -> Tensor:
+    """With 0 for what is not finite: 0 times NaN is NaN, also where the NaN is hidden."""
+    return x.where(x.isfinite(), 0.0)
+
+
 def weights_and_logsumexp(
-    q: Tensor, k: Tensor, scoring: Scoring, real: torch.dtype, rows: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    scoring: Scoring,
+    real: torch.dtype,
+    rows: Tensor | None = None,
+    spoiled: Spoiled | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Both computed in `real`, (..., H, T, S) and (..., H, T); q and k of two dimensions are one head."""
+    """Both computed in `real`, (..., H, T, S) and (..., H, T); q and k of two dimensions are one head.
+
+    `spoiled`: for a q and k that are finite already.
+    """
     index = torch.arange(q.shape[-2], device=q.device) if rows is None else rows
     if rows is not None:
         q, scoring = q.index_select(-2, rows), _of_rows(scoring, rows)
+    if spoiled is None:
+        spoiled = Spoiled(*(~x.isfinite().all(-1) for x in (q, k)))
+        q, k = finite(q), finite(k)
     q, k = (x.to(real) if x.dim() > 2 else x.to(real)[None] for x in (q, k))
-    k = k.repeat_interleave(q.shape[-3] // max(k.shape[-3], 1), -3)
+    groups = q.shape[-3] // max(k.shape[-3], 1)
+    k = k.repeat_interleave(groups, -3)
+    wild_queries, wild_keys = (torch.where(x if x.dim() > 1 else x[None], math.nan, 0.0).to(real) for x in spoiled)
     if scoring.cosine:
         q, k = _unit(q), _unit(k)
     exists = scoring.exists(index)
     if exists is not None:
         exists = exists.reshape(*q.shape[:-3], 1, -1, 1)
-        q = q.masked_fill(~exists, 0.0)
     floats = {name: x.to(real) for name, x in scoring._asdict().items() if is_float(x)}
     keys = torch.arange(k.shape[-2], device=q.device)
-    logits = reference.score(scoring._replace(**floats), q @ k.mT, index, keys)
+    # Added, not selected: the gradient of what sees a NaN is NaN too.
+    products = q @ k.mT + (wild_queries[..., :, None] + wild_keys.repeat_interleave(groups, -2)[..., None, :])
+    logits = reference.score(scoring._replace(**floats), products, index, keys)
     return _softmax(logits, scoring.sinks, exists)
 
 
@@ -73,8 +99,9 @@ def _of_rows(scoring: Scoring, rows: Tensor) -> Scoring:
 
 def _unit(x: Tensor) -> Tensor:
     """Rows of norm 1; a zero row stays zero, with zero gradient."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / norm.masked_fill(norm == 0, math.inf)
+    zero = (x == 0).all(-1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(x.masked_fill(zero, 1.0), dim=-1, keepdim=True)  # smooth where it is taken
+    return (x / norm.masked_fill(norm == 0, math.inf)).masked_fill(zero, 0.0)
 
 
 def _softmax(s: Tensor, sinks: Tensor | None, exists: Tensor | None) -> tuple[Tensor, Tensor]:
