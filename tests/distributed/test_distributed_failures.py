@@ -101,6 +101,30 @@ MISTAKES = {
 }
 
 
+# One value, as two ranks may write it.
+SPELLINGS: dict[str, list[Any]] = {
+    "integers": [torch.tensor([8, 5]), torch.tensor([8, 5], dtype=torch.int32), np.array([8, 5], np.uint8)],
+    "sequences": [[8, 5], (8, 5), np.array([8, 5])],
+    "one for all": [[8, 8], 8, torch.tensor(8)],
+}
+
+
+def spelled(rank: int, name: str, values: list[Any]) -> torch.Tensor:
+    x = torch.ones(2, 2, 4, 8)
+    return lh.distributed.attention(x, x, x, **{name: values[rank]})
+
+
+@pytest.mark.parametrize("name", ["key_lengths", "query_lengths", "query_start"])
+def test_ranks_agree_on_equal_values_whatever_their_spelling(ranks: Ranks, name: str) -> None:
+    for values in SPELLINGS.values():
+        assert all(isinstance(x, torch.Tensor) for x in ranks.run(spelled, name, values))
+    assert all(isinstance(x, torch.Tensor) for x in ranks.run(spelled, "seed", [3, np.int64(3), torch.tensor(3)]))
+    (first, *_) = ranks.failures(spelled, name, [[8, 5], [8, 4], [8, 5]])
+    assert f"{name}: expected the same on every rank" in first.message
+    wrong = ranks.failures(spelled, name, [[8, 5], [1.5, 2.5], [8, 5]])  # refused before any message
+    assert f"{name}: expected integers" in wrong[1].message and "error on ranks [1]" in wrong[0].message
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_mistake_is_an_error_on_every_rank(ranks: Ranks, plan: str) -> None:
     for mistake, message in MISTAKES.items():

@@ -22,6 +22,7 @@ from levelhead.call.arrays import Array, Origin
 from levelhead.call.options import DEFAULTS, Options, Scoring, Shape, fields, shape_of
 from levelhead.call.prepare import described, for_core, team_for
 from levelhead.call.segments import segment_pair
+from levelhead.checks import integers
 from levelhead.distributed import counted
 from levelhead.distributed.agree import Table, agree, bits, mark, next_call, number
 from levelhead.distributed.local import QueryRows
@@ -126,6 +127,10 @@ def check(q: Any, k: Any, v: Any, passed: Options, spread: Spread, world: int) -
     with torch.no_grad():
         *views, origin = arrays.take(q, k, v)
         shape = shape_of(*(tuple(x.shape) for x in views))
+        for name in fields(options.BATCH):  # ranks compare them in their normal form
+            if given[name] is not None:
+                value, advice = arrays.option(name, given[name]), "Give one, or one per batch row"
+                given[name] = integers(name, value, shape.batch or (1,), "integers", advice)
         ids = None if given["segments"] is None else segment_pair(given["segments"], shape)
         columns = 1 if given["mask"] is None else np.shape(given["mask"])[-1]
         whole = replace(shape, S=columns if columns > 1 else shape.S)
@@ -177,6 +182,7 @@ def _message(checked: Checked) -> tuple[dict[str, int], dict[str, int]]:
     tensors = (checked.q, checked.k, checked.v, *(given[x] for x in ("scale", "mask", "sinks")))
     enabled = torch.is_grad_enabled()
     mask = given["mask"]
+    dtype = str(getattr(mask, "dtype", None)).removeprefix("torch.")
     same = {
         "plan": mark(checked.spread.plan),
         "dtype": mark(checked.origin.dtype),
@@ -188,15 +194,15 @@ def _message(checked: Checked) -> tuple[dict[str, int], dict[str, int]]:
         "requires_grad": mark([enabled and isinstance(x, Tensor) and x.requires_grad for x in tensors]),
         "verify": int(checked.spread.verify),
         # a mask without its number of rows, which differs between ranks
-        "mask": mark(None if mask is None else (str(mask.dtype), len(mask.shape), *mask.shape[:-2], *mask.shape[-1:])),
+        "mask": mark(None if mask is None else (dtype, len(mask.shape), *mask.shape[:-2], *mask.shape[-1:])),
         "segments": int(checked.ids is not None),
         "split": mark([x.fingerprint if isinstance(x, Split) else x is not None for x in splits]),
-        "seed": mark(given["seed"]),
+        "seed": mark(None if given["seed"] is None else scoring.seed),
         "window": mark(scoring.left, scoring.right),
     }
     kinds = (options.HEADS, options.FLAG, options.NUMBER, options.RATE)
     same |= {name: _option(getattr(scoring, name)) for name in fields(*kinds)}
-    same |= {name: _option(arrays.option(name, given[name])) for name in _WHOLE if name != "segments"}
+    same |= {name: _option(given[name]) for name in fields(options.BATCH)}
     if checked.spread.plan == "decode":
         same["queries"] = shape.T
     runs = [len(x) if isinstance(x, tuple) else 0 for x in splits]
