@@ -14,7 +14,7 @@ import numpy as np
 from levelhead import _core, front_ends
 from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
-from levelhead.call.options import ADDITIVE, Options, documented, known, shape_of
+from levelhead.call.options import ADDITIVE, AdditiveOptions, documented, known, shape_of
 from levelhead.call.prepare import described, for_core, team_for
 from levelhead.errors import bad_type, bad_value
 from levelhead.observation import ArrayT, Unpack
@@ -35,9 +35,9 @@ def additive_attention(
     w_v: ArrayT,
     *,
     threads: int | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[AdditiveOptions],
 ) -> ArrayT:
-    """softmax(s) v with s_ij = w_v · tanh(w_q q_i + w_k k_j).
+    """softmax(s) v with s_ij = w_v · tanh(w_q q_i + w_k k_j). Query i is at position p = S - T + i.
 
     Args:
         q: queries (..., H, T, D), or (T, D).
@@ -74,7 +74,7 @@ def additive_attention(
     return cast(ArrayT, origin.give(out.astype(origin.storage, copy=False)))
 
 
-def keywords_of(q: Array, k: Array, v: Array, origin: Origin, options: Options) -> dict[str, Any]:
+def keywords_of(q: Array, k: Array, v: Array, origin: Origin, options: AdditiveOptions) -> dict[str, Any]:
     """The core's keywords; additive scores are not scaled."""
     shape = shape_of(q.shape, k.shape, v.shape)
     return for_core(described(shape, origin, {**options, "scale": 1.0}), shape)

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.attention import attention
-from levelhead.call.options import PER_CALL, Options, documented, known
+from levelhead.call.options import PER_CALL, PerCallOptions, documented, known
 from levelhead.call.prepare import existing_tokens
 from levelhead.errors import bad_value
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from levelhead.observation import Unpack
 
 Array = NDArray[Any]
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -75,7 +73,7 @@ class MultiHeadAttention:
         value: Array | None = None,
         *,
         cache: KeyValueCache | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[PerCallOptions],
     ) -> Array:
         """(..., T, in) to (..., T, out); keys and values are the query's unless given.
 

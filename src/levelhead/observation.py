@@ -8,6 +8,7 @@ The formulas of the statistics are in `stats`; this file only prints them.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, cast
@@ -29,7 +30,16 @@ else:
     from typing import TypeVar
 
     ArrayT = TypeVar("ArrayT")
-    Unpack = Any  # only annotations use it
+    if sys.version_info >= (3, 11):
+        from typing import Unpack
+    else:
+
+        class Unpack:
+            """Stands for `typing.Unpack`, so that `typing.get_type_hints` works on Python 3.10."""
+
+            def __class_getitem__(cls, item: Any) -> Any:
+                return item
+
 
 SHOWN = 32  # heads printed; a longer table would push its own titles off a terminal
 

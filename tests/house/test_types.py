@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import typing
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import levelhead as lh
 from levelhead.call import options
@@ -31,6 +34,10 @@ reveal_type(lh.explain(a, a, a))
 plain: lh.Observation = lh.observe(a, a)
 lh.attention(a, a, a, casual=True)
 lh.attention(a, a, a, window=3)
+lh.additive_attention(t, t, t, t, t, t, softcap=3.0)
+lh.MultiHeadAttention({}, 2)(a, causal=True)
+lh.torch.MultiHeadAttention(8, 2).forward(t, sinks=t)
+lh.explain(a, a, a, dropout=0.5)
 """
 REVEALED = [
     "ndarray[tuple[Any, ...], dtype[floating[_typing._nbit_base._32Bit]]]",
@@ -56,7 +63,9 @@ def test_a_checker_knows_what_comes_back_and_which_options_there_are(root: Path,
     for note, wanted in zip(notes, REVEALED, strict=True):
         assert wanted in note.replace("numpy.", ""), note
     errors = [line for line in done.stdout.splitlines() if "error:" in line]
-    assert len(errors) == 2 and "casual" in errors[0] and "window" in errors[1], done.stdout
+    refused = ("casual", "window", "softcap", "causal", "sinks", "dropout")
+    assert len(errors) == len(refused), done.stdout
+    assert all(f'"{name}"' in error for name, error in zip(refused, errors, strict=True)), done.stdout
 
 
 def test_help_lists_every_option_with_its_default() -> None:
@@ -69,9 +78,41 @@ def test_help_lists_every_option_with_its_default() -> None:
 
 def test_the_description_names_every_field_and_option_once() -> None:
     assert set(options.KINDS) == set(options.Scoring._fields)
-    assert tuple(options.Options.__annotations__) == options.NAMES
+    assert set(options.Options.__annotations__) == set(options.NAMES)
     tensors = options.fields(options.HEADS, options.MASK, options.BATCH, options.TOKENS, options.SEED)
     assert options.Scoring._fields[: len(tensors)] == tensors  # the operators' order
+
+
+def public_functions() -> dict[str, Callable[..., Any]]:
+    """Every public function and method, also of the public modules, by its name."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name in lh.__all__:
+        public = getattr(lh, name)
+        members = [(name, public)]
+        if inspect.ismodule(public):
+            members = [(f"{name}.{x}", getattr(public, x)) for x in getattr(public, "__all__", [])]
+        for path, x in members:
+            if inspect.isclass(x) and x.__module__.startswith("levelhead"):
+                found |= {f"{path}.{key}": y for key, y in vars(x).items() if inspect.isfunction(y)}
+            elif inspect.isfunction(x):
+                found[path] = x
+    return found
+
+
+def test_type_hints_of_every_public_function_resolve() -> None:
+    functions = public_functions()
+    assert {"attention", "explain", "torch.MultiHeadAttention.forward", "distributed.observe"} <= functions.keys()
+    for path, function in functions.items():
+        if function.__module__.startswith("levelhead"):
+            hints = typing.get_type_hints(function)
+            assert hints.keys() == function.__annotations__.keys(), path
+
+
+def test_every_front_end_names_the_options_it_takes_and_speaks_of_no_others() -> None:
+    words = lh.additive_attention.__doc__ or ""
+    assert "p = S - T + i" in words and "query_start" not in words
+    assert set(options.PER_CALL) == {"mask", "key_lengths", "query_lengths", "segments"}
+    assert set(options.ADDITIVE) == {"mask", "causal", "key_lengths", "query_lengths"}
 
 
 def test_every_public_name_is_listed_and_there() -> None:

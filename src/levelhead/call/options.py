@@ -40,20 +40,39 @@ _TINY = float(np.finfo(np.float32).tiny)
 _HUGE = float(np.finfo(np.float32).max)
 
 
-class Options(TypedDict, total=False):
-    """What callers pass, by keyword; what is left out has the default of `DEFAULTS`."""
+class _Hiding(TypedDict, total=False):
+    mask: Any
+    key_lengths: Any
+    query_lengths: Any
+
+
+class AdditiveOptions(_Hiding, total=False):
+    """Those of additive attention, which has no scale."""
+
+    causal: bool
+
+
+class PerCallOptions(_Hiding, total=False):
+    """Those of a module's call; the module itself has the others."""
+
+    segments: Any
+
+
+class CertainOptions(AdditiveOptions, total=False):
+    """Those without chance, which `explain` takes."""
 
     scale: Any
-    causal: bool
     window: tuple[int | None, int | None] | None
-    mask: Any
     softcap: float | None
     sinks: Any
     alibi: Any
-    key_lengths: Any
-    query_lengths: Any
     segments: Any
     query_start: Any
+
+
+class Options(CertainOptions, total=False):
+    """What callers pass, by keyword; what is left out has the default of `DEFAULTS`."""
+
     dropout: float
     seed: int | None
 
@@ -61,7 +80,7 @@ class Options(TypedDict, total=False):
 # How `help()` documents each option.
 _MEANING = {
     "scale": "None for 1/√d_k, a number, one per head, or a rule of `levelhead.scaling`.",
-    "causal": "hide keys after the query's position p = query_start + i.",
+    "causal": "hide keys after the query's position p.",
     "window": "(left, right), keep p - left <= j <= p + right; None on a side: no limit.",
     "mask": "bool (True: may attend) or additive float, broadcastable to (..., H, T, S).",
     "softcap": "c > 0 bounds the scaled logits, c · tanh(s / c).",
@@ -70,13 +89,15 @@ _MEANING = {
     "key_lengths": "how many keys of each batch row exist.",
     "query_lengths": "how many queries of each batch row exist; rows beyond are 0 and count nowhere.",
     "segments": "(query ids, key ids) or one array for both; attention stays within an id.",
-    "query_start": "position of the first query, one or per batch row; default S - T.",
+    "query_start": "position p of the first query, one or per batch row; default S - T.",
     "dropout": "share of weights dropped, a function of `seed` and positions alone.",
     "seed": "makes dropout reproducible.",
 }
 NAMES = tuple(_MEANING)
-PER_CALL = ("mask", "key_lengths", "query_lengths", "segments")  # of a module: these change from call to call
-ADDITIVE = ("mask", "causal", "key_lengths", "query_lengths")  # of additive attention, which has no scale
+PER_CALL, ADDITIVE, CERTAIN = (
+    tuple(name for name in NAMES if name in kind.__annotations__)
+    for kind in (PerCallOptions, AdditiveOptions, CertainOptions)
+)
 ARRAYS = ("scale", "sinks", "alibi", "key_lengths", "query_lengths", "segments", "query_start")  # may be arrays
 DEFAULTS: Mapping[str, Any] = dict.fromkeys(NAMES) | {"causal": False, "dropout": 0.0}
 

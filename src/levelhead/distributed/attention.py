@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,13 +21,10 @@ from levelhead.distributed.local import KeyBlock, OutputGradients
 from levelhead.distributed.plan import ForwardResult
 from levelhead.distributed.trace import Trace
 from levelhead.distributed.wire import Wire
-from levelhead.observation import Observation
+from levelhead.observation import Observation, Unpack
 from levelhead.state import State
 from levelhead.torch.functorch import untraced
 from levelhead.torch.operators import first_order
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _PLANS: Mapping[str, ModuleType] = {"all-gather": gathered, "ring": ring, "decode": decode, "ulysses": ulysses}
 _INPUTS = ("q", "k", "v", "scale", "mask", "sinks")  # of `_Attend` that may need gradients

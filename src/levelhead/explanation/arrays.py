@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from levelhead import _core, stats
 from levelhead.attention import attention
-from levelhead.call.options import NAMES, Options, Scoring, Shape, describe, documented, known, shape_of
+from levelhead.call.options import CERTAIN, CertainOptions, Scoring, Shape, describe, documented, known, shape_of
 from levelhead.call.prepare import for_core
 from levelhead.errors import bad_type, bad_value
 from levelhead.explanation import option_words
@@ -22,12 +22,9 @@ from levelhead.explanation.forward_pass import AttentionCall
 from levelhead.explanation.head_report import HeadReport
 from levelhead.explanation.head_steps import Array, Gauge, Head, StepArrays
 from levelhead.explanation.renderable import Renderable
+from levelhead.observation import Unpack
 from levelhead.state import unwritten
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-_OPTIONS = tuple(name for name in NAMES if name not in ("dropout", "seed"))
 LIMIT = 512  # tokens
 
 
@@ -73,7 +70,7 @@ class Explanation(Renderable, StepArrays):
         return {"heads": [self.head(h).to_json() for h in range(len(self.names))]}
 
 
-@documented(_OPTIONS)
+@documented(CERTAIN)
 def explain(
     q: Any,
     k: Any,
@@ -81,7 +78,7 @@ def explain(
     *,
     labels: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
     names: Sequence[str] | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[CertainOptions],
 ) -> Explanation:
     """Attention on one sequence with every step kept: scores, scaled, weights, output.
 
@@ -97,7 +94,7 @@ def explain(
     >>> explain(q, q, q, labels=["a", "b", "c"]).weights.shape
     (3, 3)
     """
-    known("explain", options, _OPTIONS)
+    known("explain", options, CERTAIN)
     q, k, v = (x.detach() if hasattr(x, "detach") else x for x in (q, k, v))
     sizes = shape_of(_shape("q", q), _shape("k", k), _shape("v", v))
     _check(sizes)

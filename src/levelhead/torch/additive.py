@@ -11,7 +11,7 @@ from torch import Tensor
 from levelhead import _core
 from levelhead.additive import OCTAVES, check_weights, keywords_of
 from levelhead.call import arrays
-from levelhead.call.options import Options
+from levelhead.call.options import AdditiveOptions
 from levelhead.call.prepare import team_for
 from levelhead.torch.functorch import untraced
 from levelhead.torch.operators import first_order, memory, wide
@@ -19,7 +19,15 @@ from levelhead.torch.operators import first_order, memory, wide
 
 @untraced
 def additive_attention(
-    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, options: Options, *, threads: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w_q: Tensor,
+    w_k: Tensor,
+    w_v: Tensor,
+    options: AdditiveOptions,
+    *,
+    threads: int | None,
 ) -> Tensor:
     """As `levelhead.additive_attention`."""
     with torch.no_grad():

@@ -6,21 +6,19 @@ True may attend.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from levelhead import multihead
 from levelhead.attention import attention
-from levelhead.call.options import PER_CALL, Options, documented, known
+from levelhead.call.options import PER_CALL, PerCallOptions, documented, known
 from levelhead.call.prepare import existing_tokens
 from levelhead.errors import bad_value
 from levelhead.multihead import KeyValueCache, continued
+from levelhead.observation import Unpack
 from levelhead.torch.functorch import untraced
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class MultiHeadAttention(nn.Module):
@@ -94,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         *,
         cache: KeyValueCache | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[PerCallOptions],
     ) -> Tensor:
         """The result, of the query's shape; keys and values are the query's unless given.
 
