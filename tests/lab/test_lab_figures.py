@@ -18,7 +18,7 @@ import pytest
 import levelhead as lh
 from levelhead import stats
 from levelhead.errors import LevelheadError, LevelheadValueError
-from levelhead.lab import measure, recorded, registry, theory
+from levelhead.lab import measure, recorded, registry, settings, theory
 from levelhead.lab.figure import Axis, Chart, Figure, Series
 from levelhead.lab.figures import NEEDS, OLD_SCALES, PANELS, additive, claims, figure, heads, jacobian, parameters
 from levelhead.lab.measure import Setting
@@ -551,6 +551,29 @@ def test_the_old_names_of_scales_are_accepted(old: str, new: str) -> None:
 def test_an_old_name_that_never_was_is_refused() -> None:
     with pytest.raises(LevelheadValueError, match="divide: expected one of none, sqrt"):
         figure("walk", divide="1/d_k")
+    with pytest.raises(LevelheadValueError, match="divide: expected one of none, sqrt"):
+        figure("walk", divide=["sqrt"])
+    with pytest.raises(LevelheadValueError, match="divide: expected no scale beside it, got 'none'"):
+        figure("walk", divide="sqrt", scale="none")
+
+
+def test_a_claim_takes_no_parameters_and_says_who_does() -> None:
+    assert parameters("C5") == {}
+    with pytest.raises(LevelheadValueError, match=r"seed: expected no parameters with C5, .*lab\.run\(\"C5\"\)"):
+        figure("C5", seed=0)
+    for wrong in (["C5"], "c99", None):
+        with pytest.raises(LevelheadValueError, match="id: expected one of logits, "):
+            figure(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_SCALES.items())
+def test_claims_accept_the_old_names_of_scales(old: str, new: str) -> None:
+    chosen = registry.chosen(["C4", "C5"])
+    changed = settings.applied(chosen, {"divide": old}, full=False)
+    assert changed["C5"] == dict(settings.applied(chosen, {}, full=False)["C5"]) | {"scale": new}
+    assert changed["C4"] == settings.applied(chosen, {}, full=False)["C4"]  # its scale is a number
+    with pytest.raises(LevelheadValueError, match="divide: expected no scale beside it"):
+        settings.applied(chosen, {"divide": old, "scale": new}, full=False)
 
 
 # ---- recorded ---------------------------------------------------------------

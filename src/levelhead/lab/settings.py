@@ -13,12 +13,27 @@ from typing import Any
 from levelhead.errors import LevelheadValueError, bad_value
 from levelhead.lab.claim import Claim, Params
 
+# The names of scales before they were those of `levelhead.call.scaling`; saved snippets, links and scripts have them.
+OLD_SCALES = {"none": "none", "sqrt": "1/sqrt(d_k)", "d_k": "1/d_k", "width": "1/sqrt(d)", "power": "1/d_k^p"}
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With `scale` for `divide`, its name in version 0.1, which had names of its own for the rules."""
+    if "divide" not in values:
+        return dict(values)
+    if "scale" in values:
+        raise bad_value("divide", "no scale beside it", repr(values["scale"]), "It is the old name of scale: give one")
+    rule = OLD_SCALES[choice("divide", values["divide"], tuple(OLD_SCALES))]
+    return {**{name: value for name, value in values.items() if name != "divide"}, "scale": rule}
+
 
 def applied(claims: Sequence[Claim], changes: Params, *, full: bool) -> Mapping[str, Params]:
     """Parameters by the claim's id."""
     chosen = {claim.id: dict(claim.quick) | (dict(claim.full) if full else {}) for claim in claims}
-    for name, value in changes.items():
+    for name, value in renamed(changes).items():
         having = [params for params in chosen.values() if name in params]
+        if "divide" in changes and name == "scale":  # of a claim whose scale is a number there was no other name
+            having = [params for params in having if isinstance(params[name], str)]
         if not having:
             known = sorted({name for params in chosen.values() for name in params})
             advice = f"Choose from {', '.join(known)}" if known else "These claims have none"

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
+from levelhead.errors import bad_value
 from levelhead.lab import recorded, registry
 from levelhead.lab.figure import Figure
 from levelhead.lab.figures import (
@@ -29,7 +30,7 @@ from levelhead.lab.figures import (
 )
 from levelhead.lab.measure import Setting
 from levelhead.lab.result import Result
-from levelhead.lab.settings import refused
+from levelhead.lab.settings import OLD_SCALES, choice, refused, renamed
 
 __all__ = ["IDS", "NEEDS", "OLD_SCALES", "PANELS", "claims", "figure", "parameters"]
 
@@ -50,8 +51,6 @@ PANELS: tuple[str, ...] = tuple(_FIGURES)
 IDS: tuple[str, ...] = (*PANELS, *registry.MODULES)  # panels, and claims, whose figures are drawn from recorded results
 NEEDS: Mapping[str, tuple[str, ...]] = dict.fromkeys(IDS, ()) | {id: one.NEEDS for id, one in _FIGURES.items()}
 _SHARED = tuple(field.name for field in fields(Setting))
-# The names of scales before they were those of `levelhead.call.scaling`; saved snippets and links have them.
-OLD_SCALES = {"none": "none", "sqrt": "1/sqrt(d_k)", "d_k": "1/d_k", "width": "1/sqrt(d)", "power": "1/d_k^p"}
 
 
 def figure(id: str, **parameters: Any) -> Figure:
@@ -62,13 +61,12 @@ def figure(id: str, **parameters: Any) -> Figure:
     >>> figure("C5").extra["verdict"]
     'confirmed'
     """
-    if id in registry.MODULES and not parameters:
+    if choice("id", id, IDS) in registry.MODULES:
+        for name, value in parameters.items():
+            advice = f'Measure it anew: next(levelhead.lab.run("{id}")).figure(); run takes seed and params'
+            raise bad_value(name, f"no parameters with {id}, a claim's recorded result", repr(value), advice)
         return _recorded_claim(id)
-    if "divide" in parameters:  # the old name of `scale`
-        old = parameters.pop("divide")
-        if old not in OLD_SCALES:
-            raise refused("divide", f"one of {', '.join(OLD_SCALES)}", old)
-        parameters["scale"] = OLD_SCALES[old]
+    parameters = renamed(parameters)
     own = _own(id)
     unknown = [name for name in parameters if name not in (*_SHARED, *own)]
     if unknown:
@@ -103,7 +101,9 @@ def _recorded_claim(id: str) -> Figure:
 
 
 def parameters(id: str) -> dict[str, Any]:
-    """Names and defaults of all that `figure(id, …)` takes."""
+    """Names and defaults of all that `figure(id, …)` takes: nothing for a claim, whose result is recorded."""
+    if id in registry.MODULES:
+        return {}
     shared = Setting()
     return {name: getattr(shared, name) for name in _SHARED} | _own(id)
 
@@ -115,7 +115,5 @@ def _own(id: str) -> dict[str, Any]:
 
 
 def _maker(id: str) -> Callable[..., Figure]:
-    if id not in _FIGURES:
-        raise refused("id", f"one of {', '.join(IDS)}", id)
     maker: Callable[..., Figure] = _FIGURES[id].figure
     return maker
