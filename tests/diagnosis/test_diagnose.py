@@ -126,6 +126,7 @@ def test_saturated_heads_alone_are_no_finding() -> None:
 def test_a_fresh_model_with_flat_heads_is_noted_and_no_more() -> None:
     found = diagnose(a_run(a_record(normalised_entropy=0.995, max_logit=0.4, min_logit=-0.4)))
     assert [(f.kind, f.severity, f.head) for f in found] == [("flat heads", "note", (0, 1, 2, 3))]
+    assert found[0].numbers.startswith("4 of 4 heads, H/ln n ")
 
 
 def test_a_healthy_but_large_logit_is_no_finding() -> None:

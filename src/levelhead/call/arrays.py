@@ -260,7 +260,8 @@ def _torch(name: str, t: Any, torch: Any, in_place: bool) -> tuple[Array, Origin
     except (TypeError, RuntimeError) as error:
         advice = f"torch says: {str(error).splitlines()[0]}"
         if torch._C._functorch.is_functorch_wrapped_tensor(t):
-            advice = "Inside torch.func use levelhead.torch.scaled_dot_product_attention"
+            instead = "levelhead.torch.scaled_dot_product_attention"
+            advice = f"Inside torch.func use {instead}; lengths, windows and segments are an attn_mask there"
         raise bad_type(name, f"a dense tensor of {_FLOATS}", _tensor(t), advice) from error
     dtype = _dtype(t)
     if dtype not in _TORCH:

@@ -48,7 +48,9 @@ class Finding:
     @property
     def numbers(self) -> str:
         """The evidence in words."""
-        return ", ".join(f"{_WORDS.get(name, name.replace('_', ' '))} {number(x)}" for name, x in self.evidence.items())
+        rest = dict(self.evidence)
+        words = [f"{number(rest.pop('heads'))} of {number(rest.pop('of'))} heads"] if "of" in rest else []
+        return ", ".join(words + [f"{_WORDS.get(x, x.replace('_', ' '))} {number(y)}" for x, y in rest.items()])
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.kind}: {self.where} ({self.numbers}). {self.why}"

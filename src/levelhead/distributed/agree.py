@@ -74,7 +74,7 @@ def agree(
     names = ["refused", "step", *same, *own]
     table = [dict(zip(names, row, strict=False)) for row in heard]
     for name in same:
-        _alike(name, [row[name] for row in table], "give every rank the same")
+        _alike(name, [row[name] for row in table], "Give every rank the same")
     return table
 
 

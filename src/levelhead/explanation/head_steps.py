@@ -104,7 +104,7 @@ class Head(StepArrays):
         shapes = {"Q": self.q.shape, "K": self.k.shape, "V": self.v.shape}
         if len(set(shapes.values())) == 1:
             return [Step("Q K V", self.q.shape, "queries, keys and values of this head")]
-        abouts = {"Q": "what each token asks for", "K": "what it is asked by", "V": "what it says"}
+        abouts = {"Q": "what each token asks for", "K": "what each token offers", "V": "what it says"}
         return [Step(name, shape, abouts[name]) for name, shape in shapes.items()]
 
     @property

@@ -106,8 +106,10 @@ class Swap:
 
 
 class Layer:
-    """A wrapper over an attribute of a class or module, until `undo`: `wrap` is given what lies
-    below. When a layer goes, those above it are laid anew on what is left."""
+    """A wrapper around an attribute of a class or module, until `undo`. `wrap` gets the value that it wraps.
+
+    Layers of one attribute wrap each other. When one is undone, the others wrap each other again without it.
+    """
 
     def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         self._at = (owner, name)
@@ -115,9 +117,9 @@ class Layer:
         self._base = owner.__dict__.get(name, _MISSING)
         self._below = getattr(owner, name)
         same = [layer for layer in _layers if layer._at == self._at]
-        if same and self._base is same[0]._shown:  # the ground is what the lowest of them found
+        if same and self._base is same[0]._shown:  # all layers have the value below the first of them
             self._base, self._below = same[0]._base, same[0]._below
-        self._shown: Any = None  # what all layers on the same ground show together
+        self._shown: Any = None  # the attribute's value now: that of the last layer
         _layers.append(self)
         self._lay()
 
