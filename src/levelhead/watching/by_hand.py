@@ -8,7 +8,6 @@ followed. The mode is active only while an observed step runs.
 
 from __future__ import annotations
 
-import copy
 import threading
 from dataclasses import replace
 from typing import Any
@@ -223,10 +222,8 @@ class Deep(TorchDispatchMode):
             column = arranged.scores(sink.column.expand(*x.shape[:axis], 1, *x.shape[axis + 1 :]))[..., 0]
             if bool((column == column[:1, :, :1]).all()):
                 call = replace(call, scoring=call.scoring._replace(sinks=column[0, :, 0].to(call.q.dtype)))
-        still = copy.copy(frame)
-        still.ran = list(frame.ran)
-        enter = frame.watch.measure_call(still, PATH, call, product)
-        pending = Pending(still, lambda facts: enter(**{k: v for k, v in (facts | told).items() if v is not None}))
+        enter = frame.watch.measure_call(frame, PATH, call, product)
+        pending = Pending(frame, lambda facts: enter(**{k: v for k, v in (facts | told).items() if v is not None}))
         self._pending.append(pending)
         self._later[weights] = hand_weights.of_softmax(pending, weights.shape, axis)
 

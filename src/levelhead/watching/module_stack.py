@@ -188,7 +188,7 @@ def frame_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _is_one_weight(module: nn.Module) -> bool:
     """Whether it is a projection or a norm outside torch, such as transformers' Conv1D."""
-    names = module._parameters.keys()
+    names = set(module._parameters.keys())  # a list in a scripted module
     return "weight" in names and names <= {"weight", "bias"} and not sounds_like_attention(module)
 
 

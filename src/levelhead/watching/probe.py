@@ -58,7 +58,7 @@ class Probe:
             self._nothing_before = not any(watched.calls for watched in modules)
             self._due = self._nothing_before or missed()
             for watched in modules if self._due else ():
-                watched.attends = watched.attends or None  # what runs inside is measured again
+                watched.attends, watched.feeds = watched.attends or None, watched.feeds or None  # not known again
 
     def told(self, *, seen: bool, compiled: bool) -> str:
         """What happened, in a sentence; "" if nothing was missed. `seen`: whether any call was observed."""

@@ -7,7 +7,7 @@ calls attention with different numbers of heads has a record for each.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from levelhead.runs import tally
 from levelhead.runs.record import MENTIONED, Facts, Record, mentioned
 from levelhead.torch.operators import Pass
 from levelhead.watching import configuration, effective_scale, measure, scale_reader
-from levelhead.watching.effective_scale import Reading
+from levelhead.watching.effective_scale import Ran, Reading
 from levelhead.watching.intercept_softmax import WEIGHTS
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import Frame, Observed, Product, WatchedModule, fed
@@ -103,7 +103,8 @@ class Ledger:
             measure.fill_squares(tallied, product.q, product.k)
         sampled = rows is not None and rows < call.q.shape[2]
         rules = self._rules(product.q, at)
-        return partial(self._enter, frame, path, call, product, tallied, rules, sampled=sampled)
+        before = fed(frame)  # later, more will have run
+        return partial(self._enter, frame, path, call, product, tallied, rules, before=before, sampled=sampled)
 
     def add_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """A call that levelhead computed."""
@@ -134,9 +135,18 @@ class Ledger:
         self._enter(frame, observed.path, call, product, tallied(observed.observation), rules, fused=True, **whole)
 
     def _enter(
-        self, frame: Frame, path: str, call: Call, product: Product, tallied: Tensor, rules: _Rules, **known: Any
+        self,
+        frame: Frame,
+        path: str,
+        call: Call,
+        product: Product,
+        tallied: Tensor,
+        rules: _Rules,
+        *,
+        before: Sequence[Ran] | None = None,
+        **known: Any,
     ) -> None:
-        """Adds a measured call to its sheet; `known`: further facts of it."""
+        """Adds a measured call to its sheet; `before`: what ran before it; None: ask now; `known`: further facts."""
         watched, (q, k, scale) = self.watched, product
         for listener in self.watch.listeners:
             listener(watched, call, tallied, q, k)
@@ -152,7 +162,9 @@ class Ledger:
         }
         facts |= mentioned(call.scoring, ready=call.ready) | known
         sheet = _Sheet(tallied, rules, Facts(**facts), scale, q.shape[0])
-        noted = scale_reader.note(fed(frame), q, k, scale, effective_scale.parts_named(watched.module))
+        noted = scale_reader.note(
+            fed(frame) if before is None else before, q, k, scale, effective_scale.parts_named(watched.module)
+        )
         with self.watch.lock:
             watched.calls += 1
             watched.attends = True
