@@ -116,3 +116,15 @@ def test_every_spelling_has_the_statistics_of_torchs_function(spelling: str) -> 
     assert a.facts.effective_scale == pytest.approx(b.facts.effective_scale, rel=1e-4)
     assert (a.facts.d_k, a.facts.queries, a.facts.keys) == (b.facts.d_k, b.facts.queries, b.facts.keys)
     assert a.facts.softmax_axis in ("keys", None)
+
+
+def test_inference_mode_shows_the_same() -> None:
+    model = stack(by_hand(), depth=1)
+    with torch.inference_mode():
+        plain = model(batch())
+        with lh.watch(model, deep=True) as w:
+            assert torch.equal(model(batch()), plain)
+    with torch.no_grad(), lh.watch(model, deep=True) as known:
+        model(batch())
+    np.testing.assert_array_equal(w.last["blocks.0.attn"].tally, known.last["blocks.0.attn"].tally)
+    assert w.last["blocks.0.attn"].facts == known.last["blocks.0.attn"].facts

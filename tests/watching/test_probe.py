@@ -128,6 +128,39 @@ def test_what_happened_is_saved_with_the_run(tmp_path: Any) -> None:
     assert [f.why for f in lh.diagnose(tmp_path / "run.json")] == [f.why for f in lh.diagnose(w)]
 
 
+def test_scripted_parts_run_as_they_do_and_are_found() -> None:
+    model = nn.Sequential(torch.jit.trace(Head(), batch()), nn.Linear(WIDTH // HEADS, 4))
+    plain = outcome(model, lambda: model(batch()))
+    with lh.watch(model) as w:
+        for _ in range(2):
+            same(plain, outcome(model, lambda: model(batch())))
+    assert w.last.records[0].facts.how == "softmax by hand"
+    with pytest.raises(lh.LevelheadError, match="got the scripted"):
+        lh.watch(model[0])
+
+
+class ScriptedAttention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x @ x.transpose(-2, -1)) @ x
+
+
+def test_a_scripted_module_that_is_called_attention_is_named() -> None:
+    w = passes(nn.Sequential(torch.jit.trace(ScriptedAttention(), batch())), 1)
+    assert [(line.module, line.seen) for line in w.coverage()] == [("0", False)]
+    assert "scripted" in w.coverage()[0].how
+
+
+def test_a_compiled_model_stays_compiled_and_it_is_said() -> None:
+    model = heads()
+    compiled = torch.compile(model, backend="eager")
+    with lh.watch(model) as w:
+        for _ in range(3):
+            compiled(batch())
+    assert not w.last.records
+    with pytest.raises(LevelheadValueError, match="run it once without torch.compile"):
+        lh.diagnose(w)
+
+
 def test_a_part_called_by_itself_is_followed_too() -> None:
     model = nn.ModuleDict({"encoder": heads()})
     with lh.watch(model) as w:

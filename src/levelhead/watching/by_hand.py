@@ -56,10 +56,15 @@ class Deep(TorchDispatchMode):
         self._pending: list[Pending] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
         frame = current()
         if frame is None or frame.busy or not isinstance(func, OpOverload) or not frame.watch.wanted():
-            return out
+            return func(*args, **(kwargs or {}))
+        if torch.is_inference_mode_enabled():  # where operators that consist of others come as a whole
+            with self:
+                out = func.decompose(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **(kwargs or {}))
         frame.busy = True  # what follows is not followed
         try:
             self._see(frame, func, func.overloadpacket.__name__, args, kwargs or {}, out)

@@ -6,8 +6,9 @@ name, and was not observed, has the likely reason. None is left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch import nn
 
 from levelhead.runs.record import Seen
@@ -30,7 +31,19 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
             lines.append(line)
         elif watched.not_observed or _is_missing(watched, observed, by_code):
             lines.append(Seen(watched.name, watched.kind, False, _reason(watched, compiled, probe), 0))
-    return tuple(lines)
+    return (*lines, *_scripted(model, modules))
+
+
+def _scripted(model: nn.Module, modules: Sequence[WatchedModule]) -> Iterator[Seen]:
+    """Scripted modules that are called attention: no hook runs in them. Followed passes see them in the module around,
+    if at all."""
+    seen = [watched.name for watched in modules if watched.calls]
+    for name, module in model.named_modules():
+        kind = getattr(module, "original_name", "")
+        if isinstance(module, torch.jit.ScriptModule) and any(word in kind.lower() for word in ("attention", "attn")):
+            around = name.rpartition(".")[0]
+            if not any(around == one or around.startswith(f"{one}.") for one in seen):
+                yield Seen(clean(name), kind, False, "is scripted; a call in it is seen with deep=True at best", 0)
 
 
 def _is_missing(watched: WatchedModule, observed: list[str], by_code: set[int]) -> bool:

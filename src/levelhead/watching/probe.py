@@ -63,7 +63,8 @@ class Probe:
     def told(self, *, seen: bool, compiled: bool) -> str:
         """What happened, in a sentence; "" if nothing was missed. `seen`: whether any call was observed."""
         if compiled and not seen:
-            return "no attention function was called in the compiled model; a softmax by hand in it is not looked for"
+            before = "no attention function was called in the compiled model"
+            return f"{before}; a softmax by hand is not looked for in it: run it once without torch.compile"
         if self._found:
             before = "no attention function was called" if self._nothing_before else "not all attention was seen"
             what = f"{'a ' * self._what.startswith('softmax')}{self._what}"

@@ -71,8 +71,9 @@ class Watch:
         on_finding: Any = None,
         resume: str | os.PathLike[str] | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise bad_type("model", "a torch.nn.Module", type(model).__name__, "Give the model itself")
+        if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+            given = f"the scripted {model.original_name}" if isinstance(model, nn.Module) else type(model).__name__
+            raise bad_type("model", "a torch.nn.Module", given, "Give the model itself, before torch.jit")
         for name, number in (("every", every), ("rows", rows), ("history", history)):
             if number is not None or name != "rows":
                 checks.integer(name, number, "an integer of at least 1", "Leave it out for the usual", lambda n: n >= 1)
@@ -128,7 +129,7 @@ class Watch:
         framed = {id(watched.module) for watched in self.watched_modules}
         for name, module in self.model.named_modules():
             self.child_names[id(module)] = name.rsplit(".", 1)[-1]
-            if id(module) not in framed:
+            if id(module) not in framed and not isinstance(module, torch.jit.ScriptModule):  # which take no hooks
                 self._hooks.append(_hooked(module.register_forward_hook, module_stack.child_ran))
         for watched in self.watched_modules:
             WATCHED_MODULES[watched.number] = watched
