@@ -615,7 +615,7 @@ def tiny_llama() -> Any:
     return LlamaForCausalLM(config)
 
 
-def hf_trainer(model: Any, path: Path, data: Any = None, **options: Any) -> Any:
+def hf_trainer(model: Any, path: Path, data: Any = None, callbacks: Any = None, **options: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
     rng = np.random.default_rng(0)
@@ -633,7 +633,8 @@ def hf_trainer(model: Any, path: Path, data: Any = None, **options: Any) -> Any:
         "seed": 1,
         **options,
     }
-    return Trainer(model, TrainingArguments(str(path), **arguments), train_dataset=given, eval_dataset=given)
+    made = TrainingArguments(str(path), **arguments)
+    return Trainer(model, made, train_dataset=given, eval_dataset=given, callbacks=callbacks)
 
 
 MODULES = {f"model.layers.{i}.self_attn" for i in range(2)}
@@ -682,6 +683,65 @@ def test_hugging_face_trains_with_a_watch(tmp_path: Path, monkeypatch: pytest.Mo
     scalars = events(tmp_path / "board")
     board = scalars.Scalars("train/attention/all/max_logit")
     assert [event.step for event in board] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_hugging_face_in_its_natural_form(quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainer(callbacks=[...]), as docs/watch.md has it: reporters get the metrics, printed logs only if wanted."""
+    from transformers import PrinterCallback
+
+    printed: list[dict[str, Any]] = []
+    monkeypatch.setattr(PrinterCallback, "on_log", lambda self, *a, logs=None, **kw: printed.append(dict(logs)))
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    callback = hf_callback(sinks=[JSONL(tmp_path / "run.jsonl")], **({} if quiet else {"quiet": False}))
+    trainer = hf_trainer(tiny_llama(), tmp_path, report_to="tensorboard", callbacks=[callback])
+    trainer.train()
+    board = events(tmp_path / "board").Scalars("train/attention/all/max_logit")
+    assert [event.step for event in board] == [1, 2, 3]
+    history = [row for row in trainer.state.log_history if "loss" in row]
+    assert all("attention/all/max_logit" in row for row in history) and len(history) == 3
+    assert {"attention/all/max_logit" in row for row in printed if "loss" in row} == {not quiet}
+    run = read(tmp_path / "run.jsonl")
+    assert [snapshot.step for snapshot in run.snapshots] == [1, 2, 3] and hooks(trainer.model) == 0
+    assert run.logged["loss"] == tuple((row["step"], row["loss"]) for row in history)
+
+
+def test_the_class_is_a_callback_too(tmp_path: Path) -> None:
+    trainer = hf_trainer(tiny_llama(), tmp_path, callbacks=[hf_callback])
+    trainer.train()
+    history = [row for row in trainer.state.log_history if "loss" in row]
+    assert all("attention/all/max_logit" in row for row in history) and len(history) == 3
+
+
+def test_a_finding_asks_for_a_checkpoint(tmp_path: Path) -> None:
+    model, told = tiny_llama(), []
+    for layer in model.model.layers:
+        layer.self_attn.scaling = 1.0  # forgotten
+    trainer = hf_trainer(
+        model, tmp_path, save_strategy="steps", save_steps=99, callbacks=[hf_callback(on_finding=["save", told.append])]
+    )
+    trainer.train()
+    assert {finding.kind for finding in told} == {"wrong scale"}
+    assert (tmp_path / "checkpoint-1").is_dir() and not (tmp_path / "checkpoint-2").exists()
+    trainer = hf_trainer(model, tmp_path, callbacks=[hf_callback(on_finding="stop")])
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_a_finding_is_an_alert_of_a_wandb_run() -> None:
+    from levelhead.diagnosis.findings import Finding
+    from levelhead.sinks import wandb_alert
+
+    class Alerted:
+        def alert(self, **given: Any) -> None:
+            self.given = given
+
+    run = Alerted()
+    wandb_alert(run)(Finding("logit growth", "error", "layers.3", 1, {"max_logit": 9e3}, "why.", "advice.", ""))
+    assert run.given["level"] == "ERROR" and "layers.3 head 1" in run.given["text"]
+    assert run.given["title"] == "attention: logit growth"
+    with pytest.raises(LevelheadValueError, match="wandb_alert: expected a run that is active"):
+        wandb_alert()(Finding("k", "error", "m", None, {}, "w", "a", ""))
 
 
 def test_a_resumed_training_goes_on_counting(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from levelhead.runs.parquet import Parquet
 from levelhead.sinks.huggingface import hf_callback
 from levelhead.sinks.lightning import lightning_callback
 from levelhead.sinks.tensorboard import TensorBoard
-from levelhead.sinks.wandb import WandB
+from levelhead.sinks.wandb import WandB, wandb_alert
 
 __all__ = [
     "JSONL",
@@ -24,4 +24,5 @@ __all__ = [
     "hf_callback",
     "lightning_callback",
     "read",
+    "wandb_alert",
 ]

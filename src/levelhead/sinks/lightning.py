@@ -29,7 +29,8 @@ def lightning_callback(
     not looked at, unless training_only=False.
 
     The metrics of each new snapshot go through the module's `log_dict`, so loggers get them, and callbacks may monitor
-    them. `after_step(watch)` runs after each step of the optimiser.
+    them. The loss of observed steps is recorded beside the statistics. `after_step(watch)` runs after each step of the
+    optimiser. `on_finding` may also be "stop", which ends the training.
 
         trainer = Trainer(callbacks=[lightning_callback(every=50)])
     """
@@ -43,6 +44,7 @@ def lightning_callback(
 class LightningHooks(Training):
     """What the trainer calls; joined with Lightning's base class by `lightning_callback`."""
 
+    words = ("stop",)
     _done = 0  # steps of the optimiser that were counted
 
     # Not in `setup`: a checkpoint is read, and the module tried on validation data, after it.
@@ -54,7 +56,12 @@ class LightningHooks(Training):
         if trainer.global_step == self._done:  # gradients still accumulate
             return
         self._done = trainer.global_step
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is not None and getattr(self.watch, "observing", False):  # reading it waits for the device
+            self.keep(self._done, loss=loss)
         self.step()
+        if self.asked():
+            trainer.should_stop = True
         if new := self.fresh():
             pl_module.log_dict(new, on_step=True, on_epoch=False)
 

@@ -37,11 +37,11 @@ class Training:
 
     def __init__(
         self,
-        make: Callable[..., Watcher],
-        after_step: Callable[[Any], object] | None,
-        prefix: str,
-        heads: bool,
-        options: dict[str, Any],
+        make: Callable[..., Watcher] = watch,
+        after_step: Callable[[Any], object] | None = None,
+        prefix: str = "attention",
+        heads: bool = False,
+        options: dict[str, Any] | None = None,
     ) -> None:
         if after_step is not None and not callable(after_step):
             advice = "It is called with the watch after each step"
@@ -50,9 +50,35 @@ class Training:
         self.watch: Any = None  # readable after the training too
         self.after_step = after_step
         self.prefix, self.heads = prefix, heads
-        self._make, self._options = make, options
+        self._asked: list[str] = []
+        self._make, self._options = make, self._with_words(options or {})
         self._attached = False
         self._reported: Snapshot | None = None
+
+    words: tuple[str, ...] = ("save", "stop")  # of on_finding, that the trainer answers
+
+    def _with_words(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The watch's options, with a function for each word that asks something of the trainer."""
+        if "on_finding" not in options:
+            return options
+        given = options["on_finding"]
+        listed = list(given) if isinstance(given, list | tuple) else [given]
+
+        def asking(word: str) -> Callable[[Any], None]:
+            return lambda finding: self._asked.append(word)
+
+        tell = [asking(x) if isinstance(x, str) and x in self.words else x for x in listed]
+        return {**options, "on_finding": tell if isinstance(given, list | tuple) else tell[0]}
+
+    def asked(self) -> list[str]:
+        """What findings have asked of the trainer since the last time."""
+        asked, self._asked = self._asked, []
+        return asked
+
+    def keep(self, step: int, **numbers: Any) -> None:  # not "log": Lightning gives callbacks its own
+        """Numbers of a step, such as its loss, beside the statistics."""
+        if self._attached and hasattr(self.watch, "log"):
+            self.watch.log(step=step, **numbers)
 
     def begin(self, model: Any, done: int) -> None:
         """Starts a watch after `done` steps; one that an exception left behind is detached first.

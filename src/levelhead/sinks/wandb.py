@@ -6,6 +6,7 @@ head. Names share one axis of their own, the watch's steps; the run's step belon
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from levelhead.errors import bad_value
@@ -69,3 +70,22 @@ class WandB:
         if self._own:
             self.run.finish()
             self._own = False
+
+
+def wandb_alert(run: Any = None) -> Callable[[Any], None]:
+    """For `on_finding`: sends each finding as an alert of a W&B run, the one given or the one that is active then.
+
+    lh.watch(model, on_finding=lh.sinks.wandb_alert())
+    """
+    wandb = need("wandb_alert", "wandb")
+
+    def alert(finding: Any) -> None:
+        active = run if run is not None else wandb.run
+        if active is None:
+            advice = "Call wandb.init first, or pass a run"
+            raise bad_value("wandb_alert", "a run that is active", "none", advice)
+        level = "ERROR" if finding.severity == "error" else "WARN"
+        text = f"{finding.where}: {finding.numbers}. {finding.why} Try: {finding.advice}"
+        active.alert(title=f"attention: {finding.kind}", text=text, level=level)
+
+    return alert
