@@ -77,6 +77,7 @@ _FUNCTIONS = {  # and where each lives
 old_paths.install()
 front_ends.register("torch", "attention", lambda: import_module("levelhead.torch.autograd"))
 front_ends.register("torch", "additive", lambda: import_module("levelhead.torch.additive"))
+front_ends.register("run", "html", lambda: import_module("levelhead.show.html"))
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Which code serves the arrays of a family that differentiates. The layers above register; the front looks up.
+"""Which code serves what a lower layer cannot: arrays that differentiate, a run as HTML. The layers above register.
 
 So `attention.py` and `additive.py` import nothing above them, and a front end is loaded when its arrays first arrive.
 """
@@ -12,7 +12,8 @@ _LOADERS: dict[tuple[str, str], Callable[[], ModuleType]] = {}
 
 
 def register(family: str, function: str, load: Callable[[], ModuleType]) -> None:
-    """`load` imports the module that serves `function` ("attention", "additive") for arrays of `family`."""
+    """`load` imports the module that serves `function` ("attention", "additive", "html") for a `family` of arrays, or a
+    "run"."""
     _LOADERS[family, function] = load
 
 

@@ -329,7 +329,7 @@ def test_a_page_marks_what_was_found_where_it_was() -> None:
 
 def test_bubbles_stand_where_the_level_says() -> None:
     parsed = Page(html.notebook(runs.run(runs.record("a", (0.05, 1.0, 60.0)))))
-    flat, level, saturated = (float(x["cx"] or "nan") for x in parsed.of("ellipse"))
+    flat, level, saturated = (float(x["cx"] or "nan") for x in [*parsed.of("ellipse")][:3])
     assert flat < 24 - 8 < level < 24 + 8 < saturated
 
 

@@ -48,3 +48,11 @@ def write(option: str, file: str, content: str) -> None:
     except OSError as error:
         given, advice = f"{file!r}: {error.strerror}", "Make room there, or name another file"
         raise bad_value(option, "a place to write", given, advice) from None
+
+
+def number_or_rule(scale: str | None) -> float | str | None:
+    """A scale from the command line: a number, or else a rule's name."""
+    try:
+        return None if scale is None else float(scale)
+    except ValueError:
+        return scale

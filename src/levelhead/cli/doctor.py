@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
+from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, number_or_rule, write
 from levelhead.errors import bad_value
 from levelhead.terminal import StatusLine, colour_wanted
 
@@ -89,7 +89,7 @@ def _examined(
 
     options: dict[str, Any] = {name: getattr(arguments, name) for name in ("rows", "threads", "deep")}
     options["tokens"] = TOKENS if arguments.tokens is None else arguments.tokens
-    options |= dict(expected_scale=_number(arguments.scale), tell=tell)
+    options |= dict(expected_scale=number_or_rule(arguments.scale), tell=tell)
     model, against = arguments.model, arguments.against
     if arguments.preflight:  # opened once for both
         model, against = models.open(model), None if against is None else models.open(against)
@@ -106,14 +106,6 @@ def _flown(model: Opened, against: Opened | None, text: str | None, options: dic
     options["tell"]("pre-flight")
     scale = options["expected_scale"]
     return preflight_opened(model, sample() if text is None else text, against=against, expected_scale=scale)
-
-
-def _number(scale: str | None) -> float | str | None:
-    """A scale from the command line: a number, or else a rule's name."""
-    try:
-        return None if scale is None else float(scale)
-    except ValueError:
-        return scale
 
 
 def _contents(
@@ -148,6 +140,7 @@ def _report(examined: Examination, comparison: Comparison | None, table: bool) -
     if comparison is not None:
         yield "\n" + "\n".join(comparison.lines())
     yield f"\n{examined.run.model}: {counted(examined.findings)}"
+    yield from examined.findings.verdict_lines()
 
 
 def _read(file: str) -> str:

@@ -1,7 +1,8 @@
 """The command line: parses, runs one command and prints what it yields. `info` is here, other commands in own files.
 
 Commands call the public API and compute nothing else. Stdout is for data: errors go to stderr. Exit codes: 0 fine, 1
-failed, 2 wrong usage or bad input; `doctor`: 1 if it found something, `lab`: 1 if a verdict is not as expected.
+failed, 2 wrong usage or bad input; `doctor`, `diagnose`: 1 if they found something, `lab`: 1 if a verdict is not as
+expected.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import levelhead as lh
-from levelhead.cli import bench, cluster_bench, doctor, explain, lab, page, tour
+from levelhead.cli import bench, cluster_bench, diagnose, doctor, explain, lab, page, tour
 from levelhead.terminal import message
 
 _EXAMPLES = """examples:
@@ -22,6 +23,7 @@ _EXAMPLES = """examples:
   levelhead tour
   levelhead bench --quick
   levelhead doctor minilm
+  levelhead diagnose run.jsonl --html run.html
   levelhead explain "The dog chased the ball because it was fast." --token it
   levelhead lab run all
   levelhead page
@@ -73,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="for programs")
     info.set_defaults(run=_info)
     tour.add(commands, parser)
-    for command in (bench, doctor, explain, lab, page, cluster_bench):
+    for command in (bench, diagnose, doctor, explain, lab, page, cluster_bench):
         command.add(commands)
     return parser
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from levelhead import front_ends
 from levelhead._version import __version__
 from levelhead.cache import write_whole
 from levelhead.errors import bad_value
@@ -163,6 +164,10 @@ class Run:
         """The last record of every module: not each of them runs in every step."""
         by_module = {record.module: record for snapshot in self.snapshots for record in snapshot.records}
         return tuple(by_module.values())
+
+    def _repr_html_(self) -> str:
+        shown: str = front_ends.serving("run", "html").notebook_of(self)
+        return shown
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything as JSON, whole or not at all."""

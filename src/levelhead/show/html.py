@@ -12,10 +12,11 @@ from html import escape
 from pathlib import Path
 
 from levelhead.diagnosis.compare import Comparison
+from levelhead.diagnosis.diagnose import diagnose
 from levelhead.diagnosis.findings import SHOWN, Finding, Group, counted, groups
 from levelhead.runs.counterfactual import AS_IT_IS, counterfactual
 from levelhead.runs.record import Record, Run
-from levelhead.show import gauge_svg, view
+from levelhead.show import curves_svg, gauge_svg, view
 from levelhead.words import module_title
 
 _OPEN = 100  # heads up to which every table starts unfolded
@@ -29,7 +30,8 @@ def style() -> str:
 
 def html(run: Run, findings: Sequence[Finding] = (), comparison: Comparison | None = None) -> str:
     """The whole page."""
-    opening = _header(run, findings) + _maps(run, findings, linked=True) + _findings(findings)
+    opening = _header(run, findings) + _verdict(findings) + _history(run) + _maps(run, findings, linked=True)
+    opening += _findings(findings)
     numbers = _compared(comparison) + _scales(run) + _tables(run) + _coverage(run)
     return document(run.model, style(), f"{opening}{numbers}\n{_footer(run)}")
 
@@ -52,8 +54,39 @@ def notebook(run: Run, findings: Sequence[Finding] = ()) -> str:
     return (
         f'<div class="lh note"><style>\n{style()}</style>'
         f"<p><b>{escape(run.model)}</b>: {escape(view.opening(run))}</p>"
-        f"{_maps(run, findings, linked=False)}<p>{_legend(run)}</p><ul>{items}</ul>{closing}</div>"
+        f"{_verdict(findings)}{curves_svg.charts(run)}"
+        f"{_maps(run, findings, linked=False)}<p>{_legend(run)}</p><ul>{items}</ul>{_numbers(run)}{closing}</div>"
     )
+
+
+def notebook_of(run: Run) -> str:
+    """The same with the findings that `diagnose` has."""
+    return notebook(run, diagnose(run) if run.latest else ())
+
+
+def _numbers(run: Run) -> str:
+    """Every number of every head, folded."""
+    tables = "".join(
+        f"<p>{escape(module_title(record.module))}</p>"
+        f'<div class="scroll">{_table(record, anchor="", linked=False)}</div>'
+        for record in run.latest
+    )
+    return f"<details><summary>every number</summary>{tables}</details>" if tables else ""
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    """What to think of it, and what was not judged; nothing for findings that come without one."""
+    said = getattr(findings, "verdict", None)
+    if said is None:
+        return ""
+    worst = getattr(findings, "worst", None) or "note"
+    limits = f"<details><summary>not judged</summary>{_items(said.not_judged)}</details>\n" if said.not_judged else ""
+    return f'<p class="verdict {escape(worst)}">{escape(said.sentence[:1].upper() + said.sentence[1:])}.</p>\n{limits}'
+
+
+def _history(run: Run) -> str:
+    drawn = curves_svg.charts(run)
+    return f"<section>\n<h2>Over the steps</h2>\n{drawn}</section>\n" if drawn else ""
 
 
 def _legend(run: Run) -> str:
@@ -181,13 +214,18 @@ def _tables(run: Run) -> str:
     return f"<section>\n<h2>Every number</h2>\n{tables}</section>\n" if tables else ""
 
 
-def _table(record: Record, anchor: str) -> str:
+def _table(record: Record, anchor: str, *, linked: bool = True) -> str:
     columns = view.columns(record)
     titles = "".join(f'<th scope="col"{_word(title)}>{escape(title)}</th>' for title in columns)
     rows = "".join(
-        f'<tr id="{anchor}h{h}">{"".join(_cells(columns, record, h))}</tr>\n' for h in range(len(record.tally))
+        f"<tr{_id(anchor, h) if linked else ''}>{''.join(_cells(columns, record, h))}</tr>\n"
+        for h in range(len(record.tally))
     )
     return f"<table><thead><tr>{titles}</tr></thead>\n<tbody>{rows}</tbody></table>"
+
+
+def _id(anchor: str, head: int) -> str:
+    return f' id="{anchor}h{head}"'
 
 
 def _cells(columns: Mapping[str, Sequence[str]], record: Record, head: int) -> Iterator[str]:

@@ -397,9 +397,9 @@ class Watch:
         return f"<Watch of {type(self.model).__name__}: {len(self.last.records)} modules seen, {state}>"
 
     def _repr_html_(self) -> str:
-        from levelhead.show.html import notebook
+        from levelhead.show.html import notebook_of
 
-        return notebook(self.run())
+        return notebook_of(self.run())
 
 
 watch = Watch
