@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
+import levelhead as lh
 from levelhead import reference
 from levelhead.runs import tally
 from levelhead.torch import masks
@@ -302,3 +305,82 @@ def test_a_large_mask_is_measured_in_parts(by_torch: bool, monkeypatch: pytest.M
     call = call_of(q, k, 0.3, mask=mask)
     hard = mask.double().masked_fill(~CAUSAL, -math.inf).numpy()
     same(measured(call, by_torch), defined(call, mask=hard))
+
+
+_PEAK = """
+import resource, torch
+from dataclasses import replace
+from torch.nn.attention.flex_attention import create_block_mask
+from levelhead.watching import measure
+B, H, T = 2, 2, 4096
+document = (torch.arange(T) // 300).expand(B, T)
+mod = lambda b, h, q, k: (document[b, q] == document[b, k]) & (q >= k)
+mask = create_block_mask(mod, B, None, T, T, device="cpu")
+q, k = torch.randn(B, H, T, 16), torch.randn(B, H, T, 16)
+small = measure.call_of(q[:, :, :128], k[:, :, :128], 0.25)
+measure.tallied(replace(small, mask_mod=mod))
+open("/proc/self/clear_refs", "w").write("5")  # the peak starts again
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+before = peak()
+tally = measure.tallied(replace(measure.call_of(q, k, 0.25), mask_mod=mask))
+print(peak() - before, tally[0, 0].item())
+"""
+
+
+def test_a_document_mask_is_never_built_as_a_whole() -> None:
+    """Dense it takes 32 MiB, and as many again to be read; the rows' statistics take 4."""
+    done = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, check=True)
+    kibibytes, rows = done.stdout.split()
+    assert int(kibibytes) < 24 * 1024 and float(rows) == 2 * 4096
+
+
+def test_sinks_of_packed_documents_are_noted() -> None:
+    """A head that rests on each document's first token, 0.6 of the weight: key 0 of the row has next to none."""
+    torch.manual_seed(0)
+    lengths = [24, 40, 32]
+    ids = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None]
+    starts = torch.tensor([0, 24, 64])
+    bias = torch.zeros(96, 96)
+    bias[:, starts] = math.log(30.0)
+    mask = torch.where((ids[0][:, None] == ids[0]) & CAUSAL, bias, -math.inf)
+
+    class Attention(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            q = x.view(1, 96, 2, 8).transpose(1, 2)
+            return torch.nn.functional.scaled_dot_product_attention(q * 0.01, q, q, attn_mask=mask)
+
+    with lh.watch(Attention()) as w:
+        w.model(torch.randn(1, 96, 16))
+    assert (w.last.records[0].heads.mean_first > 0.55).all()
+    assert [finding.kind for finding in lh.diagnose(w)].count("sink heads") >= 1
+    with lh.watch(Attention()) as w:  # equal weights over documents of six tokens are no sinks
+        mask = torch.where((torch.arange(96)[:, None] // 6 == torch.arange(96) // 6) & CAUSAL, 0.0, -math.inf)
+        w.model(torch.randn(1, 96, 16))
+    assert w.last.records[0].heads.mean_first[0] > 0.3
+    assert "sink heads" not in [finding.kind for finding in lh.diagnose(w)]
+
+
+def test_a_call_of_levelhead_is_counted_alike() -> None:
+    """Padding and documents of `lh.attention` under a watch, and finite stand-ins through the drop-in."""
+    real, used = _padded(left=True), int(_padded(left=True).sum())
+    q, k = inputs()
+    mask = real[:, None, None] & CAUSAL
+    finite = torch.zeros(mask.shape).masked_fill(~mask, -1e9)
+    first = torch.tensor([17, 0])[:, None].expand(B, T)
+    truth = defined(call_of(q, k, D**-0.5), used=real, first=first, mask=mask.numpy())
+
+    class Attention(torch.nn.Module):
+        def forward(self, kind: str) -> Any:
+            if kind == "attention":
+                return lh.attention(q, k, k, mask=mask, threads=1)
+            if kind == "finite":
+                return lh.attention(q, k, k, mask=finite)
+            return lh.torch.scaled_dot_product_attention(q, k, k, attn_mask=finite, enable_gqa=True)
+
+    for kind in ("attention", "finite", "drop-in"):
+        with lh.watch(Attention()) as w:
+            w.model(kind)
+        found = tally.values(w.last.records[0].heads)
+        assert (found["rows"] == used).all(), kind
+        same(found, truth)

@@ -111,9 +111,14 @@ def sink_heads(record: Record) -> Iterator[Finding]:
     """Heads that rest on the first key, or on a learned sink."""
     facts, heads = record.facts, record.heads
     maybe_causal = (facts.causal or facts.masked) and facts.queries == facts.keys
-    uniform = _uniform_first(facts.keys, maybe_causal)
-    least = max(thresholds.SINK, thresholds.SINK_OVER_UNIFORM * uniform)
-    first = (heads.mean_first > least) & (facts.keys >= thresholds.SINK_KEYS)
+    keys = np.full(len(record.tally), facts.keys)
+    if maybe_causal and not facts.sampled:
+        # Only the first token of a causal document sees a single key: packed documents are shorter than the row.
+        documents = np.maximum(heads.lone_rows - heads.empty_rows, 1)
+        keys = np.minimum(keys, -(-heads.rows // documents))
+    uniform = np.array([_uniform_first(int(n), maybe_causal) for n in keys])
+    least = np.maximum(thresholds.SINK, thresholds.SINK_OVER_UNIFORM * uniform)
+    first = (heads.mean_first > least) & (keys >= thresholds.SINK_KEYS)
     weight, chosen = np.maximum(heads.mean_first, heads.mean_sink), first | (heads.mean_sink > thresholds.SINK)
     yield from _finding("sink heads", "note", record, chosen, heads=chosen.sum(), of=len(chosen), weight=weight)
 

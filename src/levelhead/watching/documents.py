@@ -98,8 +98,7 @@ def _shown(call: Call, below: Tensor | None) -> Iterator[tuple[slice, slice, int
     elif mask is not None and mask.shape[2] == 1:
         yield slice(0, B), slice(0, T), 0, _not_hidden(mask, below)
     elif mask is not None:
-        for rows in row_parts(None, T, S * mask.shape[0] * mask.shape[1]):
-            here = slice(int(rows[0]), int(rows[-1]) + 1)
+        for here in row_parts(None, T, S * mask.shape[0] * mask.shape[1]):
             yield slice(0, B), here, 0, _not_hidden(mask[:, :, here], below)
 
 
@@ -107,9 +106,8 @@ def _shown_by_function(
     call: Call, b: int, mask: Tensor | None, below: Tensor | None
 ) -> Iterator[tuple[slice, slice, int, Tensor]]:
     (_, H, T, _), S, device = call.q.shape, call.k.shape[2], call.q.device
-    for rows in row_parts(call.mask_mod, T, S):
-        here = slice(int(rows[0]), int(rows[-1]) + 1)
-        index = rows.to(device)
+    for here in row_parts(call.mask_mod, T, S):
+        index = torch.arange(here.start, here.stop, device=device)
         low, high = key_range(call.mask_mod, b, index, S)
         batch = torch.tensor([b], device=device)
         shown = visible(call.mask_mod, batch, H, index, torch.arange(low, high, device=device))

@@ -58,13 +58,13 @@ def key_range(mask_mod: Any, batch: int, rows: Tensor, S: int) -> tuple[int, int
     return min(low, high), min(high, S)
 
 
-def row_parts(mask_mod: Any, rows: int, S: int) -> tuple[Tensor, ...]:
+def row_parts(mask_mod: Any, rows: int, S: int) -> list[slice]:
     """The indices of so many rows in parts, small enough for a mask of S keys; under a `BlockMask` a few blocks each,
     because the keys that rows see differ from block to block."""
     step = max(1, AT_A_TIME // max(S, 1))
     if hasattr(mask_mod, "kv_indices"):
         step = min(step, max(mask_mod.BLOCK_SIZE[0], 256))
-    return torch.split(torch.arange(rows), step)
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def _mapped(function: Callable[..., Any], *first: int) -> Callable[..., Any]:

@@ -159,7 +159,7 @@ def _by_core(call: Call, index: Tensor, below: Tensor | None, rows: Layout) -> I
     for b in range(B):
         here = Layout(*(None if x is None else x[b : b + 1] for x in rows))
         whole = call.of_batch(b)
-        chosen = row_parts(call.mask_mod, T, S * heads)
+        chosen = [torch.arange(x.start, x.stop) for x in row_parts(call.mask_mod, T, S * heads)]
         parts = [_part(whole, b, each, index, below, here) for each in chosen]
         yield joined(parts)
 

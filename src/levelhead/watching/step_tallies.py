@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.call import scaling
-from levelhead.call.options import Scoring
+from levelhead.call.options import NAMES, Scoring
 from levelhead.observation import Observation
 from levelhead.runs import tally
 from levelhead.runs.record import MENTIONED, Facts, Record, mentioned
+from levelhead.torch.autograd import scoring_of
 from levelhead.torch.operators import Pass
 from levelhead.watching import configuration, effective_scale, measure, scale_reader
 from levelhead.watching.effective_scale import Ran, Reading
@@ -122,8 +123,14 @@ class Ledger:
         own: dict[str, Any] = {name: options[name] for name in MENTIONED if options.get(name) is not None}
         call = Call(q, k, Scoring(torch.from_numpy(rule.factor), cosine=rule.cosine, log_n=rule.log_n, **own))
 
+        if shard is None and observed.q.dim() <= 4:
+            given: Any = {name: x for name, x in options.items() if name in NAMES}
+            call = replace(call, scoring=scoring_of(observed.q.detach(), observed.k.detach(), None, None, given)[0])
+
         def tallied(observation: Observation) -> Tensor:
             state, positions = observation.state, None if shard is None else torch.from_numpy(shard.positions)
+            if shard is None and observed.q.dim() <= 4 and observation is observed.observation:
+                return measure.from_pass(state.sums, state.counts, observation.sinks, call)
             whole = measure.from_core(state.sums, state.counts, observation.sinks, call, positions, observation.exists)
             # Where every rank has all rows, the first one counts them.
             elsewhere = shard is not None and shard.plan == "decode" and shard.wire.rank != 0
