@@ -1,4 +1,4 @@
-"""28 realistic attention bugs, each a few lines of one small transformer, with its corrected twin beside it.
+"""Realistic attention bugs, each a few lines of one small transformer, with its corrected twin beside it.
 
 `BUGS[name]` makes the model (wrong or right) and says the batch and which words the warning must have. The model writes
 its attention out by hand, as people do; every option of it is right unless `bug` names it.
@@ -18,10 +18,10 @@ from torch.nn import functional
 WORDS, TOKENS, ROWS = 50, 13, 3
 
 
-def rotate(x: Tensor, reset: int = 0) -> Tensor:
-    """RoPE on (B, H, T, D), halves."""
+def rotate(x: Tensor, first: int = 0, reset: int = 0) -> Tensor:
+    """RoPE on (B, H, T, D), halves; positions from `first` on, again from 0 after `reset` of them."""
     T, D = x.shape[-2:]
-    positions = torch.arange(T) % reset if reset else torch.arange(T)
+    positions = torch.arange(T) % reset if reset else torch.arange(T) + first
     angles = positions[:, None] / 100 ** (torch.arange(0, D, 2) / D)
     cos, sin = angles.cos().to(x), angles.sin().to(x)
     a, b = x.chunk(2, -1)
@@ -62,6 +62,7 @@ class Attention(nn.Module):
         D = self.head_dim
         if self.rope and context is None:
             q, k = self._rotated(q, k)
+            v = rotate(v) if self.bug == "RoPE on values" else v
         scale = self._scale(context is not None)
         if self.bug == "d_k^-1/4 on q only":
             q, scale = q * D**-0.25, 1.0
@@ -97,6 +98,8 @@ class Attention(nn.Module):
             return rotate(q), k
         if self.bug == "positions reset on k":
             return rotate(q), rotate(k, reset=4)
+        if self.bug == "k one position late":
+            return rotate(q), rotate(k, first=1)
         factor = 0.1 * math.log(self.yarn_factor) + 1 if self.yarn_factor and self.bug != "YaRN factor missing" else 1.0
         return rotate(q) * factor, rotate(k) * factor
 
@@ -124,6 +127,8 @@ class Attention(nn.Module):
             hidden = torch.ones(T, S, dtype=torch.bool).triu(first)
             if self.bug == "inverted mask":
                 hidden = ~hidden
+            elif self.bug == "transposed mask":
+                hidden = hidden.mT
         if self.window and self.bug != "window missing":
             hidden = hidden | torch.ones(T, S, dtype=torch.bool).tril(-self.window)
         hidden = hidden[None, None]
@@ -296,6 +301,9 @@ BUGS: dict[str, Bug] = {
     "scale from kv heads": _of("scale from kv heads", "key/value heads", kv_heads=2),
     "inverted mask": _of("inverted mask", "inverted"),
     "token that does not see itself": _of("token that does not see itself", "see itself"),
-    "softmax over heads": _of("softmax over heads", "over the heads"),
+    "softmax over heads": _of("softmax over heads", "heads or the batch"),
+    "transposed mask": _of("transposed mask", "inverted or transposed"),
+    "k one position late": _of("k one position late", "offset", rope=True),
+    "RoPE on values": _of("RoPE on values", "applied to v", rope=True),
     "positions reset on k": _of("positions reset on k", "rotated differently", rope=True),
 }

@@ -13,12 +13,14 @@ from levelhead.diagnosis.findings import Finding, worst_heads
 from levelhead.preflight_checks.calls import SeenCall
 from levelhead.preflight_checks.independence import Flight
 from levelhead.preflight_checks.operators import called
-from levelhead.preflight_checks.result import finding
+from levelhead.preflight_checks.result import PAGE, finding
 from levelhead.preflight_checks.value_probe import Site, heads_out, sites
+from levelhead.runs.record import Record, Run
 
 _GROUPS = 6  # key/value heads that are tried at most
 _COLUMNS = 6  # keys that are tried at most
 _NEAR = 5e-3
+_AXIS = "softmax-over-the-wrong-axis"
 
 
 @dataclass(frozen=True)
@@ -52,17 +54,28 @@ class Applied:
         return share, rest
 
 
-def check(flight: Flight, calls: Sequence[SeenCall]) -> str | None:
+def check(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> str | None:
     """Reads all sites and judges them; returns why the model should be causal, if the weights say so."""
+    wrong = [_over(record.module, axis) for record in run.latest if (axis := wrong_axis(record)) is not None]
+    return _check(flight, calls, wrong)
+
+
+def wrong_axis(record: Record) -> str | None:
+    """What the softmax of a module runs over, as its code shows, if that is not the keys."""
+    words = {"queries": "queries", "batch": "heads or the batch"}
+    return words.get(record.facts.softmax_axis or "")
+
+
+def _check(flight: Flight, calls: Sequence[SeenCall], wrong: list[Finding]) -> str | None:
     name, changed = "applied weights", "the values, behind their projections"
     found = sites(flight.batch, flight.tape, calls)
-    if not found:
+    if not found and not wrong:
         flight.unknown(name, changed, "no module whose value and output projections are known")
         return None
     by_module = {call.module: call for call in calls}
-    wrong: list[Finding] = []
+    known = {one.module for one in wrong}
     claim = None
-    for one in _read(flight, found):
+    for one in _read(flight, [site for site in found if site.module not in known]):
         here = [*_groups(one), *_mixing(one, by_module.get(one.site.module)), *_idle(one, flight)]
         if not here:
             behind = _behind_softmax(one)
@@ -82,6 +95,8 @@ def check(flight: Flight, calls: Sequence[SeenCall]) -> str | None:
 
 def _read(flight: Flight, found: Sequence[Site]) -> list[Applied]:
     batch, tape = flight.batch, flight.tape
+    if not found:
+        return []
     by_group: dict[str, list[Tensor]] = {site.module: [] for site in found}
     tried = {site.module: _spread(site.kv_heads, _GROUPS) for site in found}
     for n in range(max(len(groups) for groups in tried.values())):
@@ -209,12 +224,15 @@ def _axis(one: Applied) -> list[Finding]:
     columns = torch.stack([one.weights(out)[0] for out in one.columns.values()], -1)  # (B, T, H, keys)
     for axis, words in ((1, "queries"), (2, "heads"), (0, "batch")):
         if columns.shape[axis] > 1 and float((columns.sum(axis) - 1).abs().max()) < _NEAR:
-            why = f"The weights sum to 1 over the {words}, not over the keys of a query: the softmax runs along the "
-            why += "wrong axis."
             worst = float(share.reshape(-1)[(share - 1).abs().argmax()])
-            advice = "Use softmax(dim=-1) on logits (..., queries, keys)."
-            return [finding("softmax over the wrong axis", "error", one.site.module, why, advice, row_sum=worst)]
+            return [_over(one.site.module, words, row_sum=worst)]
     return []
+
+
+def _over(module: str, words: str, **evidence: float) -> Finding:
+    why = f"The weights sum to 1 over the {words}, not over the keys of a query: the softmax runs along the wrong axis."
+    advice = "Use softmax(dim=-1) on logits (..., queries, keys)."
+    return Finding("softmax over the wrong axis", "error", module, None, evidence, why, advice, f"{PAGE}#{_AXIS}")
 
 
 def _rotated(one: Applied) -> list[Finding]:

@@ -54,11 +54,11 @@ def _odd(call: SeenCall, scales: Tensor) -> Iterator[Finding]:
 
 def of_heads(call: SeenCall, tape: Tape) -> Tensor | None:
     """(H,): the slope of the line, by head; None: it is no line, or the projections are not known."""
-    projected = _projected(call, tape)
+    both = projected(call, tape)
     hidden = call.hidden()
-    if projected is None or call.logits is None or hidden is None or not call.square:
+    if both is None or call.logits is None or hidden is None or not call.square:
         return None
-    q, k = projected
+    q, k = both
     x = (q * k).sum(-1).transpose(0, 1).flatten(1)  # (H, B · T)
     y = call.logits.double().diagonal(dim1=-2, dim2=-1).transpose(0, 1).flatten(1)
     if bool(hidden.diagonal(dim1=-2, dim2=-1).any()) or not bool(torch.isfinite(x + y).all()) or x.shape[1] < 6:
@@ -69,7 +69,7 @@ def of_heads(call: SeenCall, tape: Tape) -> Tensor | None:
     return slope if bool((gap < _FITS).all()) else None
 
 
-def _projected(call: SeenCall, tape: Tape) -> tuple[Tensor, Tensor] | None:
+def projected(call: SeenCall, tape: Tape) -> tuple[Tensor, Tensor] | None:
     """What the projections of q and k gave, (B, H, T, D) each."""
     B, H, T = call.call.q.shape[:3]
     D = call.q.shape[3]

@@ -317,10 +317,11 @@ def padding(flight: Flight, attending: Collection[str]) -> None:
 def _hides(batch: Batch, module: str, real: torch.Tensor) -> bool:
     """Whether all calls of a module hide all padded keys."""
     calls = [call for call in seen_calls(batch)[1] if call.module == module]
-    hidden = [call.hidden() for call in calls if call.keys == real.shape[1]]
+    hidden = [call.hidden() for call in calls if call.keys >= real.shape[1]]
     padded = ~real
     return bool(hidden) and all(
-        x is not None and x.shape[0] == len(real) and bool(x.transpose(1, 3)[padded].all()) for x in hidden
+        x is not None and x.shape[0] == len(real) and bool(x.transpose(1, 3)[:, : real.shape[1]][padded].all())
+        for x in hidden
     )
 
 

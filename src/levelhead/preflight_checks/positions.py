@@ -12,11 +12,13 @@ from torch import Tensor
 from levelhead.diagnosis.findings import Finding
 from levelhead.errors import LevelheadError
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
+from levelhead.preflight_checks.head_scales import projected
 from levelhead.preflight_checks.independence import Flight
 from levelhead.preflight_checks.inputs import Batch, Key
 from levelhead.preflight_checks.passes import Tape, taped
 from levelhead.preflight_checks.places import Grid
 from levelhead.preflight_checks.result import finding
+from levelhead.watching import effective_scale
 
 _NEAR = 2e-3
 _TURNED = 0.1  # own: RoPE turns its fastest pair by a radian for every token
@@ -37,7 +39,7 @@ def check(flight: Flight) -> None:
         return flight.unknown(name, changed, str(error))
     grid = flight.grid(stream)
     judged = [call for call in calls if call.square and call.whole and _constant_inside(call.module, tape, grid)]
-    states = {call.module: _judged(call) for call in judged}
+    states = {call.module: _judged(call, tape) for call in judged}
     wrong = [f for f in states.values() if isinstance(f, Finding)]
     relative = [module for module, state in states.items() if state == "relative"]
     if wrong:
@@ -62,15 +64,19 @@ def _constant(batch: Batch, stream: Key) -> Batch:
 
 
 def _constant_inside(module: str, tape: Tape, grid: Grid) -> bool:
-    """Whether the tokens that enter the module, or one around it, are all equal."""
+    """Whether the tokens that enter the module's projections, the module, or one around it, are all equal."""
+    prefix = f"{module}." if module else ""
+    for (name, _), entry in tape.entries.items():
+        own = name.startswith(prefix) and effective_scale.role(name) in ("q", "qkv") and entry.inputs
+        tokens = grid.by_token(entry.inputs[0]) if own else None
+        if tokens is not None:
+            return _varies(tokens) < _NEAR
     while True:
-        entry = tape.entries.get((module, 0))
-        for x in entry.inputs if entry is not None and module else ():
+        ran = tape.entries.get((module, 0))
+        for x in ran.inputs if ran is not None and module else ():
             tokens = grid.by_token(x)
             if tokens is not None and grid.rows > 1 and x.dim() == 3:
-                if _varies(tokens) < _NEAR:
-                    return True
-                break
+                return _varies(tokens) < _NEAR
         if not module:
             return False
         module = module.rpartition(".")[0]
@@ -82,7 +88,7 @@ def _varies(x: Tensor) -> float:
     return float((y - y[:, :1]).abs().max()) / max(float(y.abs().max()), 1e-30)
 
 
-def _judged(call: SeenCall) -> Finding | str:
+def _judged(call: SeenCall, tape: Tape) -> Finding | str:
     q, k = (x.double().transpose(1, 2) for x in (call.q, call.k))  # (B, T, heads, D)
     lengths = (_varies(x.norm(dim=-1)) for x in (q, k))
     if max(lengths) > _NEAR:
@@ -102,10 +108,27 @@ def _judged(call: SeenCall) -> Finding | str:
     groups = call.q.shape[1] // call.k.shape[1]
     products = call.q.double() @ call.k.double().repeat_interleave(groups, 1).mT
     gap = (products[..., 1:, 1:] - products[..., :-1, :-1]).abs().max()
-    if float(gap) <= _NEAR * float(products.abs().max()):
-        return "relative"
+    size = float(gap) / float(products.abs().max())
     why = "q and k are rotated differently: the product of the same two tokens changes when both move by one place. "
     why += "Their positions, frequencies or the pairing of columns differ."
+    if size <= _NEAR:
+        size = _offset(call, tape, products)
+        if size <= 10 * _NEAR:
+            return "relative"
+        why = "q and k are rotated differently: a token's product with itself is not that of its projections. The "
+        why += "positions of q and k differ by an offset."
     advice = "Rotate q and k by one function with the same positions (the offset of a cache, too)."
-    size = float(gap) / float(products.abs().max())
     return finding("q and k rotated differently", "error", call.module, why, advice, change=size)
+
+
+def _offset(call: SeenCall, tape: Tape, products: Tensor) -> float:
+    """How far a token's product with itself is from that of its projections, where q and k are only rotated."""
+    both = projected(call, tape)
+    if both is None:
+        return 0.0
+    ours = (call.q.double(), call.k.double().repeat_interleave(call.q.shape[1] // call.k.shape[1], 1))
+    lengths = [float((a.norm(dim=-1) / b.norm(dim=-1) - 1).abs().max()) for a, b in zip(ours, both, strict=True)]
+    if max(lengths) > _NEAR:
+        return 0.0
+    gap = products.diagonal(dim1=-2, dim2=-1) - (both[0] * both[1]).sum(-1)
+    return float(gap.abs().max()) / float(products.abs().max())

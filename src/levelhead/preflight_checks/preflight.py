@@ -71,10 +71,12 @@ def preflight(
     with held_still(model):
         flight = independence.begin(given)
         run, calls = _seen(flight, expected_scale)
+        turned = {record.module for record in run.latest if applied_weights.wrong_axis(record) is not None}
+        calls = [seen for seen in calls if seen.module not in turned]  # their logits have other axes
         modules = {seen.module for seen in calls}
         claims: list[str | None] = []
         flight.attempt("form of masks", lambda: claims.append(masks.forms(flight, calls)))
-        flight.attempt("applied weights", lambda: claims.append(applied_weights.check(flight, calls)))
+        flight.attempt("applied weights", lambda: claims.append(applied_weights.check(flight, run, calls)))
         flight.attempt("relative positions", lambda: positions.check(flight))
         flight.attempt("configuration", lambda: settings.check(flight, run, calls))
         flight.attempt("QK-norm gains", lambda: scales.norms(flight, run, calls))
