@@ -212,3 +212,11 @@ def test_tokens_first_and_wrong_lengths() -> None:
     for wrong in ([2, 6], [1, 2, 3], [0.5, 1.0]):
         with pytest.raises(lh.LevelheadError, match="query_lengths: expected"):
             module(x, query_lengths=wrong)
+
+
+def test_compiled_modules_take_lengths_and_break_no_graph_without_them() -> None:
+    module, x = made(), torch.randn(2, 5, 32, dtype=torch.float64)
+    compiled = torch.compile(module, backend="eager")
+    for options in ({"query_lengths": torch.tensor(LENGTHS)}, {"key_lengths": LENGTHS}, {}):
+        assert torch.equal(compiled(x, **options), module(x, **options))
+    assert torch._dynamo.explain(module)(x).graph_break_count == 1  # that of attention itself

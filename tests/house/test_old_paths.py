@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import levelhead as lh
 from levelhead import old_paths
@@ -80,4 +81,6 @@ def test_names_that_left_their_module_are_still_found_there() -> None:
     for module, names in old_paths.NEW_NAMES.items():
         for name, (home, new) in names.items():
             assert getattr(importlib.import_module(module), name) is getattr(importlib.import_module(home), new)
+    report = importlib.import_module("levelhead.health.report")
+    assert "\n".join(report.lines(lh.watch(torch.nn.Linear(1, 1)).run(), width=90)).startswith("Linear: no attention")
     assert lh.scoring.Scale is lh.scaling.Scale and lh.scoring.ScaleLike is lh.scaling.ScaleLike

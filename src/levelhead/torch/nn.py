@@ -166,8 +166,12 @@ class MultiHeadAttention(nn.Module):
         return multihead.MultiHeadAttention(weights, self.num_heads, self.kv_heads, self.rotary, dict(self.options))
 
 
-@untraced
 def _absent(argument: str, lengths: Any, x: Tensor) -> Tensor | None:
     """Tokens of x (..., T, width) beyond the lengths, (..., T, 1); None: there are none."""
+    return None if lengths is None else _beyond(argument, lengths, x)  # without lengths no graph is broken
+
+
+@untraced
+def _beyond(argument: str, lengths: Any, x: Tensor) -> Tensor | None:
     exists = existing_tokens(argument, lengths, tuple(x.shape[:-2]), x.shape[-2])
     return None if exists is None else torch.from_numpy(~exists).to(x.device)
