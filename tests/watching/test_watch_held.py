@@ -6,7 +6,7 @@ import functools
 import pickle
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -293,6 +293,19 @@ def test_graphs_are_seen(make: Callable[[nn.Module], nn.Module]) -> None:
     agrees(w.last.records[0], truth(split(X), 2 * split(X)))
 
 
+def test_functions_of_unknown_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = ModuleType("swiftattention")
+    exec("def swiftattn(q, k, v): return q\ndef make_attn_mask(n): return n", vars(library))
+    monkeypatch.setitem(sys.modules, "swiftattention", library)
+    vars(library)["swiftattn"].__module__ = vars(library)["make_attn_mask"].__module__ = "swiftattention"
+    model = nn.Sequential(Part(ORIGINAL), Part(library.swiftattn))
+    with lh.watch(model, deep=False) as w:
+        model(X)
+    seen, missed = w.coverage()
+    assert (seen.seen, missed.seen, missed.module) == (True, False, "1")
+    assert "swiftattention.swiftattn is not described: teach it with lh.watch(model, describe=" in missed.how
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_torchscript_is_named(inside: bool) -> None:
     script = torch.jit.trace(Part(ORIGINAL), X)
@@ -301,7 +314,7 @@ def test_torchscript_is_named(inside: bool) -> None:
         model(X)
     (line,) = w.coverage()
     assert (line.module, line.seen) == ("0" if inside else "", False)
-    assert "TorchScript" in line.how
+    assert "is scripted" in line.how
 
 
 def test_without_torch_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

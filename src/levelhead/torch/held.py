@@ -151,13 +151,14 @@ def _of_function(function: FunctionType) -> Iterator[tuple[Any, _Place]]:
         yield inside, _Place(cell, "", functools.partial(_set, cell, "cell_contents"))
     yield from _entries(vars(function))
     known = getattr(sys.modules.get(function.__module__ or ""), "__dict__", None) is function.__globals__
-    for name in _names(function):
+    for name in names_in(function):
         if name in function.__globals__:
             put = _ignore if known else functools.partial(function.__globals__.__setitem__, name)
             yield function.__globals__[name], _Place(None if known else function.__globals__, name, put)
 
 
-def _names(function: FunctionType) -> set[str]:
+def names_in(function: FunctionType) -> set[str]:
+    """The names that its code looks up."""
     codes = [function.__code__]
     for code in codes:  # grows as nested functions join
         codes += [constant for constant in code.co_consts if hasattr(constant, "co_names")]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import nn
 
 from levelhead.runs.record import Seen
 from levelhead.torch.huggingface.survey import attending_modules
+from levelhead.watching.functions.unknown import called_by
+from levelhead.watching.graph_calls import attending_script
+from levelhead.watching.intercept_known import not_described
 from levelhead.watching.module_stack import ATTRIBUTE, WatchedModule, clean
 from levelhead.watching.probe import Probe
 
@@ -22,6 +24,8 @@ _FAST_PATH = "its native fast path was switched off while watching: results diff
 def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool, probe: Probe) -> tuple[Seen, ...]:
     """A line for every module that was observed or should have been."""
     by_code = {id(attending.module) for attending in attending_modules(model)}
+    unknown = {id(w.module): names for w in modules if w.runs and not w.calls and (names := called_by(w.module))}
+    by_code |= unknown.keys()
     observed = [watched.name for watched in modules if watched.calls]
     lines = []
     for watched in modules:
@@ -30,20 +34,20 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
             line = Seen(watched.name, watched.kind, True, ", ".join(watched.paths), watched.calls, "; ".join(notes))
             lines.append(line)
         elif watched.not_observed or _is_missing(watched, observed, by_code):
-            lines.append(Seen(watched.name, watched.kind, False, _reason(watched, compiled, probe), 0))
+            names = unknown.get(id(watched.module), []) if not watched.not_observed else []
+            reason = not_described(", ".join(names)) if names else _reason(watched, compiled, probe)
+            lines.append(Seen(watched.name, watched.kind, False, reason, 0))
     return (*lines, *_scripted(model, modules))
 
 
 def _scripted(model: nn.Module, modules: Sequence[WatchedModule]) -> Iterator[Seen]:
-    """Scripted modules that are called attention: no hook runs in them. Followed passes see them in the module around,
-    if at all."""
+    """Scripted modules that attend: no hook runs in them. Followed passes see them in the module around, if at all."""
     seen = [watched.name for watched in modules if watched.calls]
-    for name, module in model.named_modules():
-        kind = getattr(module, "original_name", "")
-        if isinstance(module, torch.jit.ScriptModule) and any(word in kind.lower() for word in ("attention", "attn")):
-            around = name.rpartition(".")[0]
-            if not any(around == one or around.startswith(f"{one}.") for one in seen):
-                yield Seen(clean(name), kind, False, "is scripted; a call in it is seen with deep=True at best", 0)
+    for name, module in attending_script(model):
+        around = name.rpartition(".")[0]
+        if not any(around == one or around.startswith(f"{one}.") for one in seen):
+            kind = getattr(module, "original_name", type(module).__name__)
+            yield Seen(clean(name), kind, False, "is scripted; a call in it is seen with deep=True at best", 0)
 
 
 def _is_missing(watched: WatchedModule, observed: list[str], by_code: set[int]) -> bool:

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention
 _TARGETS = (_OPERATOR, _OPERATOR.default, torch._C._nn.scaled_dot_product_attention)
-SCRIPT = "it is TorchScript, which runs outside of Python: its attention is not observed"
 
 
 class Operators(TorchFunctionMode):
@@ -37,21 +36,18 @@ def calls_operator(module: nn.Module) -> bool:
 
 
 def attending_script(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The outermost TorchScript modules of a model that attend, by name."""
+    """The outermost TorchScript modules of a model that attend, by their name or their graph."""
     found: list[tuple[str, nn.Module]] = []
     for name, module in model.named_modules():
-        inside = any(is_inside(name, outer) for outer, _ in found)
+        inside = any(not outer or name.startswith(f"{outer}.") for outer, _ in found)
         if isinstance(module, torch.jit.ScriptModule) and not inside and _attends(module):
             found.append((name, module))
     return found
 
 
-def is_inside(name: str, outer: str) -> bool:
-    """Whether a module's name lies below another's."""
-    return not outer or name.startswith(f"{outer}.")
-
-
 def _attends(module: Any) -> bool:
+    if any(word in str(getattr(module, "original_name", "")).lower() for word in ("attention", "attn")):
+        return True
     try:
         text = str(module.inlined_graph)
     except (AttributeError, RuntimeError):  # without a forward

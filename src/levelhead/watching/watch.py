@@ -27,7 +27,6 @@ from levelhead.torch.operators import Pass
 from levelhead.watching import alerts, by_hand, compiled, coverage, module_stack
 from levelhead.watching.alerts import Alerts
 from levelhead.watching.functions import taught
-from levelhead.watching.graph_calls import SCRIPT, attending_script, is_inside
 from levelhead.watching.history import History
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call
@@ -96,7 +95,6 @@ class Watch:
         self._carried: Snapshot | None = None  # passes before the first `step()`, as one step
         self._ledgers: dict[int, Ledger] = {}  # by the number of the watched module
         self.watched_modules: list[WatchedModule] = []
-        self.scripts: list[WatchedModule] = []  # of TorchScript: no hook runs there
         self.child_names: dict[int, str] = {}
         self._hooks: list[Any] = []
         self._step, self._forwards, self._by_hand = 0, 0, False
@@ -123,9 +121,6 @@ class Watch:
             self.watched_modules = [
                 WatchedModule(module_stack.clean(n), m, self) for n, m in module_stack.frame_modules(self.model)
             ]
-            self.scripts = [WatchedModule(module_stack.clean(n), m, self) for n, m in attending_script(self.model)]
-            for script in self.scripts:
-                script.not_observed[SCRIPT] = None
         framed = {id(watched.module) for watched in self.watched_modules}
         for name, module in self.model.named_modules():
             self.child_names[id(module)] = name.rsplit(".", 1)[-1]
@@ -336,10 +331,7 @@ class Watch:
 
     def coverage(self) -> tuple[Seen, ...]:
         """Which modules attend, and whether and how each was observed."""
-        around = [watched.name for watched in self.watched_modules if watched.calls]
-        missed = [script for script in self.scripts if not any(is_inside(script.name, name) for name in around)]
-        modules = [*self.watched_modules, *missed]
-        return coverage.report(self.model, modules, compiled=self.compiled, probe=self.probe)
+        return coverage.report(self.model, self.watched_modules, compiled=self.compiled, probe=self.probe)
 
     @property
     def cost(self) -> dict[str, float]:
