@@ -72,6 +72,18 @@ def divided_at_the_end(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Te
     return weights @ v / weights.sum(-1, keepdim=True)
 
 
+def off_by_one(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = scores(q, k).exp()
+    return weights / (1 + weights.sum(-1, keepdim=True)) @ v
+
+
+def off_by_one_stable(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = scores(q, k)
+    largest = s.amax(-1, keepdim=True)
+    weights = (s - largest).exp()
+    return weights / (weights.sum(-1, keepdim=True) + (-largest).exp()) @ v
+
+
 def sparse(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.sparse.softmax(scores(q, k).tril().to_sparse(), -1).to_dense() @ v
 
@@ -87,10 +99,12 @@ def linear(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (lambda module, q, k, v: scores(q, k).sigmoid() @ v, "a sigmoid over a product"),
         (online, "a softmax in pieces"),
         (divided_at_the_end, "a softmax in pieces"),
+        (off_by_one, "a softmax in pieces"),
+        (off_by_one_stable, "a softmax in pieces"),
         (sparse, "sparse tensors"),
         (linear, "no softmax over a product"),
     ],
-    ids=["sigmoid", "online", "divided at the end", "sparse", "linear"],
+    ids=["sigmoid", "online", "divided at the end", "off by one", "off by one, stable", "sparse", "linear"],
 )
 def test_what_is_no_softmax_over_scores_is_named(attend: Attend, words: str) -> None:
     w = watched(attend)
@@ -119,6 +133,15 @@ def test_a_column_beside_the_scores_is_a_sink() -> None:
     truth = lh.observe(q, k, causal=True, sinks=sinks.numpy()).heads
     np.testing.assert_allclose(got.heads.mean_sink, truth.mean_sink.mean(0), rtol=1e-4)
     np.testing.assert_allclose(got.heads.max_logit, truth.max_logit.max(0), rtol=1e-4)
+
+
+def test_the_difference_of_two_softmaxes_counts_both() -> None:
+    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        (a, b), (c, d) = q.chunk(2, -1), k.chunk(2, -1)
+        return (scores(a, c).softmax(-1) - 0.5 * scores(b, d).softmax(-1)) @ v
+
+    (line,) = watched(attend).coverage()
+    assert (line.calls, line.note) == (2, "")
 
 
 def test_a_soft_cap_is_a_fact_and_leaves_the_scale() -> None:

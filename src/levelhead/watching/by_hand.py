@@ -243,12 +243,17 @@ def _factors(known: Scores, arranged: Any, logits: Tensor, shape: torch.Size) ->
         each = arranged.scores(factor.expand(shape))
         heads = each[0, :, 0, 0]
         factor = heads if bool((each == heads[:, None, None]).all()) else None
-    return Product(q, k, factor)
+    return Product(_real(q), _real(k), factor)
+
+
+def _real(x: Tensor) -> Tensor:
+    """Complex numbers as pairs, which have the same squares."""
+    return torch.view_as_real(x.resolve_conj()).flatten(-2) if x.is_complex() else x
 
 
 def _some_factors(known: Scores, heads: int) -> Product:
     """All rows of the factors for every head, where it is not known which belong to it."""
-    flat = (x.reshape(1, 1, -1, known.left.shape[2]) for x in (known.left, known.right.mT))
+    flat = (_real(x.reshape(1, 1, -1, known.left.shape[2])) for x in (known.left, known.right.mT))
     q, k = (x.expand(1, heads, -1, -1) for x in flat)
     return Product(q, k, None)
 

@@ -28,12 +28,15 @@ _LOOKING_NAMES = (
 )
 _LOOKING = set(_LOOKING_NAMES.split())
 
+_SMALL = 1e-3
+
 
 class Pending:
     """A measured softmax, which counts once its weights meet values."""
 
     def __init__(self, frame: Frame, enter: Callable[[dict[str, Any]], None]) -> None:
         self.frame, self.done = frame, False
+        self.with_it: list[Pending] = []  # softmaxes whose weights were added to these
         self._enter: Callable[[dict[str, Any]], None] | None = enter
 
     def commit(self, axis: str | None) -> None:
@@ -41,6 +44,8 @@ class Pending:
         if self._enter is not None:
             enter, self._enter, self.done = self._enter, None, True
             enter({"softmax_axis": axis})
+            for other in self.with_it:
+                other.commit(axis)
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,8 @@ def after(
     if isinstance(told[0], Exponentials):
         return _of_exponentials(name, args, told, out)
     if isinstance(first, Reduced):
-        return first if name in VIEWS | SAME | {"add", "add_", "reciprocal"} and isinstance(out, Tensor) else None
+        kept = name in VIEWS | SAME | {"reciprocal"} or (name in ("add", "add_") and _is_small(args[1]))
+        return first if kept and isinstance(out, Tensor) else None
     if not isinstance(first, Weights):
         return None
     if name in VIEWS:
@@ -143,6 +149,7 @@ def after(
     values = out[0] if isinstance(out, tuple | list) and out else out
     if name in _KEEPING or name == "native_dropout":
         place = told.index(first)
+        first.pending.with_it += [x.pending for x in told if isinstance(x, Weights) and x is not first]
         if isinstance(values, Tensor) and values.shape == args[place].shape:
             return [first] + [None] * (len(out) - 1) if isinstance(out, tuple | list) else first
         if isinstance(values, Tensor) and values.numel() == args[place].numel():
@@ -155,21 +162,28 @@ def _of_exponentials(name: str, args: tuple[Any, ...], told: list[Any], out: Any
     mine = told[0]
     if reduced := reduction(name, args, out):
         return reduced.told if isinstance(out, Tensor) else None
-    other = told[1] if len(told) > 1 and mine.whole else None
-    if isinstance(other, Reduced) and name in ("div", "div_", "mul", "mul_") and other.kind == "sum":
-        known = other.source is args[0] and other.axis is not None
-        return Normalised(mine.source, mine.scores, other.axis) if known and other.axis is not None else None
+    other: Any = told[1] if len(told) > 1 and mine.whole else None
+    divided = isinstance(other, Reduced) and name in ("div", "div_", "mul", "mul_") and other.kind == "sum"
+    if divided and other.source is args[0] and other.axis is not None:
+        return Normalised(mine.source, mine.scores, other.axis)
     if name in SAME or name in VIEWS:
         if not isinstance(out, Tensor):
             return None
         return mine if out.shape == args[0].shape else replace(mine, whole=False)
     if not mine.whole:
-        return None
+        return mine if isinstance(out, Tensor) and out.shape == args[0].shape and out.is_floating_point() else None
     if name in ("masked_fill", "masked_fill_") and _is_zero(args[2]):
         return _shut(mine, args[1])
     if name in ("mul", "mul_") and isinstance(args[1], Tensor) and args[1].shape == args[0].shape:
         return _shut(mine, args[1] == 0)
-    return None
+    # Divided by more than their sum, say: no softmax, but weights all the same.
+    same = isinstance(out, Tensor) and out.shape == args[0].shape
+    return replace(mine, whole=False) if same and name in ("mul", "mul_", "div", "div_") else None
+
+
+def _is_small(x: Any) -> bool:
+    """Whether it only keeps a sum from being zero."""
+    return isinstance(x, int | float) and abs(x) <= _SMALL
 
 
 def _is_zero(x: Any) -> bool:
