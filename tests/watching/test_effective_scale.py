@@ -159,3 +159,51 @@ def test_runs_of_earlier_versions_are_read(tmp_path: Any) -> None:
             del record["facts"][name]
     (tmp_path / "old.json").write_text(json.dumps(content))
     assert lh.diagnose(tmp_path / "old.json") == lh.diagnose(tmp_path / "run.json")
+
+
+class ByImage(WithCore):
+    """One call for every image of a packed sequence, as Qwen2-VL's eager attention does it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(w(x)) for w in (self.wq, self.wk, self.wv))
+        parts = zip(*(y.chunk(2, 2) for y in (rotated(q), rotated(k), v)), strict=True)
+        return self.wo(join(torch.cat([self.inner(*part) for part in parts], 2)))
+
+
+def test_calls_on_parts_of_a_sequence_are_read() -> None:
+    torch.manual_seed(0)
+    got = facts(ByImage(3.0), tokens(batch=1, length=48))
+    assert got.effective_scale == pytest.approx(0.75, rel=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_few_tokens_are_enough(length: int) -> None:
+    torch.manual_seed(0)
+    got = facts(WithCore(3.0), tokens(batch=1, length=length))
+    assert got.effective_scale == pytest.approx(0.75, rel=1e-5)
+
+
+class AddsBias(Through):
+    """A bias that is added after the projection, as in Transformer-XL."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda module, x, q: q + module.u[:, None])
+        self.u = nn.Parameter(torch.randn(HEADS, D_K))
+
+
+def test_an_added_bias_does_not_count() -> None:
+    torch.manual_seed(0)
+    got = facts(AddsBias())
+    assert (got.scale_reading, got.effective_scale) == ("projections", pytest.approx(0.25, rel=1e-5))
+
+
+def test_a_norm_over_all_heads_is_a_norm() -> None:
+    """Then the norm of one head differs from token to token."""
+
+    class Wide(Through):
+        def __init__(self) -> None:
+            super().__init__(lambda module, x, q: split(module.whole(join(q))))
+            self.whole = nn.RMSNorm(WIDTH, eps=1e-2)
+
+    torch.manual_seed(0)
+    assert facts(Wide()).scale_reading == "normalised"

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from levelhead.watching import sampled
 
 FROM_PROJECTIONS, NORMALISED, BY_DEFINITION = "projections", "normalised", "torch's own module"
+NOTHING_RAN = "no layer ran before the call"
+NOT_FOLLOWED = "q and k are not seen where a softmax is formed by hand; deep=True follows them"
 BY_TOKEN = "its factor differs from token to token"
 
 # Names of projections, after the words around the letter are removed.

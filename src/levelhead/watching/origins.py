@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.intp]]"
 SAME = 0.998  # cosine of the proportions; rounding to bfloat16 leaves 0.9997, another layer has about 0.4
 STEADY = 0.02  # standard deviation over tokens of a logarithm of norms; rounding to bfloat16 leaves 0.003
 EVIDENCE = 16  # numbers that must agree: below, chance would do
+NAMED_EVIDENCE = 4  # the same for a layer whose name says that it is the projection
 _BLOCKS = 4096  # places in one layer that are tried at most
 
 
@@ -60,24 +61,29 @@ _KINDS: tuple[tuple[_Sums, _Sums], ...] = (
     (_pairs, _pairs),
     (_halves, _pairs),
 )
-WHOLE = len(_KINDS)  # only the norm stays
+# A constant was added to every token (a bias that the model keeps elsewhere): deviations from the mean stay in
+# proportion, with their signs. Or only the norm stays.
+CENTRED, WHOLE = len(_KINDS), len(_KINDS) + 1
 
 
-def find(heads: Floats, layers: Sequence[Floats], splits: Sequence[int] = ()) -> list[Origin | None]:
+def find(
+    heads: Floats, layers: Sequence[Floats], splits: Sequence[int] = (), named: Collection[int] = ()
+) -> list[Origin | None]:
     """The origin of every head.
 
     Args:
         heads: (n, H, D), at n tokens.
         layers: outputs (n, F) at the same tokens, in the order in which they ran.
         splits: widths at which a head may consist of two parts with origins of their own.
+        named: layers that are the projection by their names; for them less evidence will do.
     """
-    found = _whole_heads(heads, layers)
+    found = _whole_heads(heads, layers, named)
     width = heads.shape[-1]
     for at in dict.fromkeys(splits):
         missing = [h for h, origin in enumerate(found) if origin is None]
         if not missing or not 0 < at < width:
             continue
-        first, second = (_whole_heads(part, layers) for part in (heads[:, missing, :at], heads[:, missing, at:]))
+        first, second = (_whole_heads(part, layers, named) for part in (heads[:, missing, :at], heads[:, missing, at:]))
         for h, one, other in zip(missing, first, second, strict=True):
             if one is not None and other is not None:
                 found[h] = Origin(one.layers + other.layers, one.columns + other.columns, one.kinds + other.kinds)
@@ -86,10 +92,12 @@ def find(heads: Floats, layers: Sequence[Floats], splits: Sequence[int] = ()) ->
 
 def factor(head: Floats, layers: Sequence[Floats], origin: Origin) -> Factor:
     """Of a head (n, D) over its origin."""
-    of_head = (head * head).sum(-1)
-    of_layer = np.zeros(len(head))
-    for layer, columns in zip(origin.layers, origin.columns, strict=True):
-        of_layer += np.square(layers[layer][:, columns]).sum(-1)
+    found = np.concatenate([layers[n][:, c] for n, c in zip(origin.layers, origin.columns, strict=True)], axis=1)
+    if CENTRED in origin.kinds:
+        deviations = (float(np.square(x - x.mean(0)).sum()) for x in (head, found))
+        over, under = deviations
+        return Factor(math.sqrt(over / under) if under > 0 else math.nan, 0.0)
+    of_head, of_layer = (np.square(x).sum(-1) for x in (head, found))
     used = (of_head > 0) & (of_layer > 0) & np.isfinite(of_head) & np.isfinite(of_layer)
     if not used.any():
         return Factor(math.nan, math.nan)
@@ -123,11 +131,11 @@ def steady(head: Floats) -> bool:
 # ---- a head as a whole
 
 
-def _whole_heads(heads: Floats, layers: Sequence[Floats]) -> list[Origin | None]:
+def _whole_heads(heads: Floats, layers: Sequence[Floats], named: Collection[int]) -> list[Origin | None]:
     H, D = heads.shape[1:]
     found: list[Origin | None] = [None] * H
     distinct = len(np.unique(heads.reshape(len(heads), -1), axis=0))
-    for kinds in (range(WHOLE), (WHOLE,)):  # proportions are stronger evidence than norms
+    for kinds in (range(CENTRED), (CENTRED,), (WHOLE,)):  # the strongest evidence first
         for index, layer in enumerate(layers):
             for columns in _places(layer.shape[1], D):
                 blocks: Floats | None = None
@@ -135,7 +143,7 @@ def _whole_heads(heads: Floats, layers: Sequence[Floats]) -> list[Origin | None]
                     missing = [h for h, origin in enumerate(found) if origin is None]
                     if not missing:
                         return found
-                    if not _is_evidence(kind, distinct, D):
+                    if not _is_evidence(kind, distinct, D, NAMED_EVIDENCE if index in named else EVIDENCE):
                         continue
                     blocks = layer[:, columns] if blocks is None else blocks
                     agrees = _agrees(heads[:, missing], blocks, kind)
@@ -145,10 +153,12 @@ def _whole_heads(heads: Floats, layers: Sequence[Floats]) -> list[Origin | None]
     return found
 
 
-def _is_evidence(kind: int, distinct: int, width: int) -> bool:
+def _is_evidence(kind: int, distinct: int, width: int, needed: int) -> bool:
     if kind == WHOLE:
         return distinct >= 8
-    return (kind == 0 or width % 2 == 0) and distinct * ((width if kind == 0 else width // 2) - 1) >= EVIDENCE
+    if kind == CENTRED:
+        return distinct >= 4 and (distinct - 1) * width >= EVIDENCE
+    return (kind == 0 or width % 2 == 0) and distinct * ((width if kind == 0 else width // 2) - 1) >= needed
 
 
 def _agrees(heads: Floats, blocks: Floats, kind: int) -> Any:
@@ -158,8 +168,11 @@ def _agrees(heads: Floats, blocks: Floats, kind: int) -> Any:
             of_heads, of_blocks = (0.5 * np.log(np.square(x).sum(-1)) for x in (heads, blocks))
             off = (of_heads[:, :, None] - of_blocks[:, None, :]).std(0)
             varies = of_heads.std(0)[:, None]
-            good = (off < STEADY) & (5 * off < varies)
+            good = (off < STEADY / 3) & (10 * off < varies)
         closeness = -off
+    elif kind == CENTRED:
+        closeness = np.abs(_centred(heads) @ _centred(blocks).T)
+        good = closeness > SAME
     else:
         of_head, of_layer = _KINDS[kind]
         a, b = _proportions(of_head(np.square(heads))), _proportions(of_layer(np.square(blocks)))
@@ -167,6 +180,14 @@ def _agrees(heads: Floats, blocks: Floats, kind: int) -> Any:
         good = closeness > SAME
     best = np.where(good, closeness, -np.inf)
     return good & (best == best.max(1, keepdims=True))
+
+
+def _centred(x: Floats) -> Floats:
+    """(n, many, D) as (many, n·D) of length 1: deviations from the mean over tokens."""
+    flat = np.nan_to_num(x - x.mean(0)).transpose(1, 0, 2).reshape(x.shape[1], -1)
+    lengths = np.linalg.norm(flat, axis=1, keepdims=True)
+    unit: Floats = flat / np.where(lengths > 0, lengths, 1.0)
+    return unit
 
 
 def _proportions(squares: Floats) -> Floats:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 SAMPLE = 32  # tokens; fewer are repeated, so that a compiled graph has one shape
+_FEWEST = 2  # samples that can be compared
 HEADS_FIRST = "heads before the batch"
 
 
@@ -34,6 +35,7 @@ class Aligned(NamedTuple):
 
     tokens: int  # of the layer
     order: str
+    samples: tuple[int, int] = (0, SAMPLE)  # which of the layer's, if the call has a part of its tokens
 
 
 Views: TypeAlias = dict[Aligned, Tensor]  # (SAMPLE, heads, D) each
@@ -80,6 +82,15 @@ def views(x: Tensor, counts: set[int]) -> Views:
             own = n // B
             taken[Aligned(n, "the last keys")] = x[i // own, :, T - own + i % own]
             taken[Aligned(n, "the first keys")] = x[i // own, :, i % own]
+        elif n > B * T:  # a part of the tokens, as code has that attends image by image
+            skipped = n - B * T
+            first = sum(each * n // SAMPLE < B * T for each in range(SAMPLE)) if n >= SAMPLE else 0
+            after = sum(each * n // SAMPLE < skipped for each in range(SAMPLE)) if n >= SAMPLE else SAMPLE
+            if first >= _FEWEST:
+                taken[Aligned(n, "the first tokens", (0, first))] = x[i[:first] // T, :, i[:first] % T]
+            if SAMPLE - after >= _FEWEST:
+                j = i[after:] - skipped
+                taken[Aligned(n, "the last tokens", (after, SAMPLE))] = x[j // T, :, j % T]
     return taken
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from levelhead.watching import origins, sampled
-from levelhead.watching.effective_scale import BY_TOKEN, FROM_PROJECTIONS, NORMALISED, Ran, Reading
+from levelhead.watching.effective_scale import BY_TOKEN, FROM_PROJECTIONS, NORMALISED, Ran, Reading, role
 from levelhead.watching.origins import Floats, Origin
 from levelhead.watching.sampled import Aligned, Views
 
@@ -98,14 +98,15 @@ class Reader:
         best: tuple[int, Floats, list[Ran], list[Floats], list[Origin | None]] | None = None
         for aligned, view in views.items():
             layers = [one for one in noted.ran if one.tokens == aligned.tokens]
-            heads, outputs = _numbers(view), [_numbers(one.rows) for one in layers]
+            heads, outputs = _numbers(view), [_numbers(one.rows)[slice(*aligned.samples)] for one in layers]
             names = tuple(one.name for one in layers)
             known = self._known.get((name, heads.shape))
             found: list[Origin | None]
             if known is not None and known[:2] == (aligned, names) and origins.still(heads, outputs, known.found):
                 found = known.found
             else:
-                found = origins.find(heads, outputs, noted.splits)
+                named = [n for n, one in enumerate(layers) if name[0] in (role(one.name) or "")]
+                found = origins.find(heads, outputs, noted.splits, named)
             matched = sum(origin is not None for origin in found)
             if best is None or matched > best[0]:
                 best = matched, heads, layers, outputs, found
@@ -131,8 +132,11 @@ def _judged(
         return _Side(NORMALISED, reads=reads)
     factors = [origins.factor(heads[:, h], outputs, origin) for h, origin in enumerate(known)]
     if any(one.spread > origins.STEADY for one in factors):
-        how = NORMALISED if all(origins.steady(heads[:, h]) for h in range(len(known))) else f"{name}: {BY_TOKEN}"
-        return _Side(how, reads=reads)
+        norms = [output for one, output in zip(layers, outputs, strict=True) if one.norm]
+        normalised = all(origins.steady(heads[:, h]) for h in range(len(known))) or None not in origins.find(
+            heads, norms
+        )
+        return _Side(NORMALISED if normalised else f"{name}: {BY_TOKEN}", reads=reads)
     parts = known[0].parts if len(known[0].parts) > 1 else ()
     return _Side(FROM_PROJECTIONS, np.array([one.factor for one in factors]), reads, parts)
 

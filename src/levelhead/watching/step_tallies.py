@@ -24,7 +24,7 @@ from levelhead.runs.record import MENTIONED, Facts, Record, mentioned
 from levelhead.torch.autograd import scoring_of
 from levelhead.torch.operators import Pass
 from levelhead.watching import configuration, effective_scale, measure, scale_reader
-from levelhead.watching.effective_scale import Ran, Reading
+from levelhead.watching.effective_scale import NOT_FOLLOWED, NOTHING_RAN, Ran, Reading
 from levelhead.watching.intercept_softmax import WEIGHTS
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import Frame, Observed, Product, WatchedModule, fed
@@ -55,7 +55,6 @@ class _Sheet:
     rules: _Rules
     facts: Facts  # without scale and norms, which are read with the step
     scale: float | Tensor | None
-    batch: int
 
 
 class Ledger:
@@ -168,10 +167,11 @@ class Ledger:
             "scale": None,
         }
         facts |= mentioned(call.scoring, ready=call.ready) | known
-        sheet = _Sheet(tallied, rules, Facts(**facts), scale, q.shape[0])
-        noted = scale_reader.note(
-            fed(frame) if before is None else before, q, k, scale, effective_scale.parts_named(watched.module)
-        )
+        followed = not call.ready or q is not call.q
+        facts["scale_reading"] = NOTHING_RAN if followed else NOT_FOLLOWED
+        sheet = _Sheet(tallied, rules, Facts(**facts), scale)
+        ran = fed(frame) if before is None else before
+        noted = scale_reader.note(ran, q, k, scale, effective_scale.parts_named(watched.module)) if followed else None
         with self.watch.lock:
             watched.calls += 1
             watched.attends = True
@@ -258,7 +258,7 @@ class Ledger:
             yield Record(name, self._facts(heads, sheet), _numbers(sheet.tally), rules, weights)
 
     def _facts(self, heads: int, sheet: _Sheet) -> Facts:
-        reading = self._read(heads) or Reading(None, "nothing ran before the call")
+        reading = self._read(heads) or Reading(None, sheet.facts.scale_reading)
         module, scale, d_k = self.watched.module, _one_number(sheet.scale), sheet.facts.d_k
         if isinstance(module, nn.MultiheadAttention):
             by_hand = sheet.facts.how == WEIGHTS or scale is None  # scaled before it was observed
