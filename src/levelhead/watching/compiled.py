@@ -1,7 +1,8 @@
 """Watching inside compiled graphs: two operators that the compiler keeps as they are.
 
 They change a handle, and nothing else, so that the compiler does not remove them; their work happens in Python when the
-graph runs. A watched module is found by its number, so a graph that outlives its watch does no harm.
+graph runs. A call gets samples of what the layers before it put out, too (`sampled`). A watched module is found by its
+number, so a graph that outlives its watch does no harm.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from torch.library import Library, register_fake
 
 from levelhead.call.options import Scoring
 from levelhead.torch.operators import SCHEMA
+from levelhead.watching.effective_scale import Ran
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import WATCHED_MODULES, Frame, WatchedModule
+from levelhead.watching.module_stack import INPUT, WATCHED_MODULES, Frame, WatchedModule, traced_before
+
+NO_GRADIENTS = "gradients are not read inside compiled graphs"
 
 _library: Any = Library("levelhead_watch", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
-    f"call(Tensor(a!) handle, Tensor q, Tensor k, {SCHEMA}, bool ready, str how) -> ()",
+    f"call(Tensor(a!) handle, Tensor q, Tensor k, {SCHEMA}, bool ready, str how, "
+    "Tensor[] rows, SymInt[] tokens, SymInt[] reads) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _library.define("forward(Tensor(a!) handle) -> ()", tags=torch.Tag.pt2_compliant_tag)
@@ -28,7 +33,10 @@ _library.define("forward(Tensor(a!) handle) -> ()", tags=torch.Tag.pt2_compliant
 def trace(watched: WatchedModule, call: Call, path: str) -> None:
     """Inserts an observer op for a call into the graph."""
     fields = (x.detach() if isinstance(x, Tensor) else x for x in call.scoring)
-    torch.ops.levelhead_watch.call(watched.handle, call.q.detach(), call.k.detach(), *fields, call.ready, path)
+    ran = traced_before(watched.watch)
+    rows, tokens, reads = [one.rows for one in ran], [one.tokens for one in ran], [one.reads for one in ran]
+    options = (call.ready, path, rows, tokens, reads)
+    torch.ops.levelhead_watch.call(watched.handle, call.q.detach(), call.k.detach(), *fields, *options)
 
 
 def trace_forward(watched: WatchedModule) -> None:
@@ -37,12 +45,18 @@ def trace_forward(watched: WatchedModule) -> None:
 
 
 def _call(handle: Tensor, q: Tensor, k: Tensor, *arguments: Any) -> None:
-    *fields, ready, path = arguments
+    *fields, ready, path, rows, tokens, reads = arguments
     watched = WATCHED_MODULES.get(int(handle[0]))
     if watched is not None:
         watched.runs += 1
     if watched is not None and watched.watch.wanted():
-        watched.watch.record_call(Frame(watched), path, Call(q, k, Scoring(*fields), ready))
+        frame = Frame(watched)
+        for width, count, sample in zip(reads, tokens, rows, strict=True):
+            of_input = width == INPUT
+            (frame.inputs if of_input else frame.ran).append(Ran("", None, None if of_input else width, count, sample))
+        if watched.watch.gradients:
+            watched.not_observed[NO_GRADIENTS] = None
+        watched.watch.record_call(frame, path, Call(q, k, Scoring(*fields), ready))
     handle[1] += 1
 
 

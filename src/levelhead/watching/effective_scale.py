@@ -48,7 +48,7 @@ class Ran:
 
 def ran(name: str, module: nn.Module, output: Tensor) -> Ran:
     """Of a child. Sampled at once: later code may overwrite the output."""
-    return columns(name, module, _reads(module), features_last(module, output))
+    return columns(name, module, reads(module), features_last(module, output))
 
 
 def features_last(module: nn.Module, output: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Reading(NamedTuple):
 def is_norm(name: str, module: nn.Module) -> bool:
     """Whether a child normalises its input; a norm and a projection in one is a projection."""
     kind = type(module).__name__.lower()
-    if _reads(module) is not None and hasattr(module, "out_features"):
+    if reads(module) is not None and hasattr(module, "out_features"):
         return False
     return "norm" in kind or (("norm" in name.lower()) and not isinstance(module, nn.Identity))
 
@@ -102,7 +102,7 @@ def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[._\d]+", spaced.lower()) if word]
 
 
-def _reads(module: nn.Module) -> int | None:
+def reads(module: nn.Module) -> int | None:
     """How wide a projection's input is; None: it is no projection."""
     if isinstance(module, nn.Embedding):
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from inspect import getattr_static
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from levelhead.observation import Observation
 from levelhead.torch.operators import Pass
-from levelhead.watching.effective_scale import Ran, columns, ran
+from levelhead.watching.effective_scale import Ran, columns, features_last, ran, reads
 from levelhead.watching.functions.transformers import eager_is_understood, forms_softmax_by_hand
 from levelhead.watching.graph_calls import Operators, calls_operator
 from levelhead.watching.measure import Call, plain
@@ -32,6 +32,7 @@ _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", 
 _DISTRIBUTORS = ("torch.", "deepspeed.", "accelerate.")  # libraries whose wrappers hold the model as "module"
 _HEADS = ("num_heads", "n_heads", "nheads", "heads", "n_head", "num_attention_heads", "nhead", "num_head", "h", "head")
 _EXPORT = "an export ran: that pass was not observed"
+_KEPT = 24  # layers that ran in a module before a call: the projections are among the last
 _numbers = itertools.count(1)
 
 
@@ -63,10 +64,12 @@ class Recorder(Protocol):
     child_names: dict[int, str]  # by id of the module
     compiled: bool  # whether a compiled graph of the model has run
     describers: Mapping[Any, Callable[..., Any]]  # by function: what users taught this watch
+    gradients: bool  # whether they are wanted
 
     def wanted(self) -> bool: ...  # whether a call that runs now is measured
 
     def follows(self) -> bool: ...  # whether a pass that begins now is followed operator by operator
+    def around(self, watched: WatchedModule) -> Iterable[WatchedModule]: ...  # the modules that contain it
 
     def begin_forward(self) -> None: ...  # of the whole model
     def end_forward(self) -> None: ...
@@ -113,6 +116,7 @@ class WatchedModule:
         self.feeds: bool | None = None
         self.weights = own_weights(module)
         self.calls_operator = calls_operator(module)
+        self.reads = reads(module) or 0
         self.calls = 0
         self.runs = 0
         self.lost_fast_path = False  # its native fast path would have run
@@ -137,6 +141,8 @@ class Frame:
         self.watched = watched
         self.ran: list[Ran] = []  # inside it, since it was entered
         self.inputs: list[Ran] = []  # of a module that holds weights itself
+        self.traced: list[Traced] = []  # the same as `ran`, in a graph
+        self.calls = 0  # traced inside it
         self.busy = False  # inside a call that is being measured already
         self.softmax_is_call = False  # inside a function whose softmax is the call
         self.via = ""  # path of the transformers function that is running
@@ -245,6 +251,10 @@ def enter(module: nn.Module, args: Any) -> None:
         return
     if torch.compiler.is_compiling():
         traced.append(None if watched is None else Frame(watched))
+        if watched is not None and watched.weights:
+            for x in args:
+                if isinstance(x, Tensor):
+                    _trace_ran(INPUT, x, module)
         return
     if watched is None or watched.module is not module:
         return
@@ -268,7 +278,7 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
     if exporting():
         return
     if torch.compiler.is_compiling():
-        traced.pop()
+        _trace_leave(traced.pop(), output)
         return
     watched = getattr(module, ATTRIBUTE, None)
     if watched is None or not _stack.frames or _stack.frames[-1].watched is not watched:
@@ -282,20 +292,21 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
     if frame.ran and _stack.frames and not watched.feeds and _stack.frames[-1].watch is frame.watch:
         # A projection may be one inside a module of its own, with more behind it.
         _stack.frames[-1].ran += [replace(one, inner=True) for one in frame.ran if not one.inner]
-    child_ran(module, args, output)
+    child_ran(module, args, output if not watched.feeds else None)  # what attends is no projection
 
 
 def fed(frame: Frame) -> list[Ran]:
     """What ran before a call in this frame, there and in the modules around it, in order. Those modules are marked."""
     around = [one for one in _stack.frames if one.watch is frame.watch]
-    if frame not in around:  # a compiled graph's
+    if frame not in around:  # a compiled graph's: what is around it has no frame
+        around += [one for one in map(Frame, frame.watch.around(frame.watched)) if one.watched.weights]
         around.append(frame)
     everything: list[Ran] = []
     for one in around[: around.index(frame) + 1]:
         one.watched.feeds = True
-        everything += one.ran
+        everything += one.ran[-_KEPT:]
         if one.watched.weights:
-            everything += products(one.watched.module, one.watched.weights, [*one.inputs, *everything])
+            everything += products(one.watched.module, one.watched.weights, [*one.inputs, *frame.inputs, *everything])
     return everything
 
 
@@ -317,7 +328,12 @@ def _would_be_fast(module: nn.MultiheadAttention) -> bool:
 
 def child_ran(module: nn.Module, args: Any, output: Any) -> None:
     """A forward hook of simple modules: the frame around them stores what came out."""
-    if torch.compiler.is_compiling() or not _stack.frames or exporting():
+    if exporting():
+        return
+    if torch.compiler.is_compiling():
+        _trace_ran(_width_read(module), output if isinstance(output, Tensor) else None, module)
+        return
+    if not _stack.frames:
         return
     frame = _stack.frames[-1]
     around = frame.watched
@@ -337,3 +353,59 @@ def child_ran(module: nn.Module, args: Any, output: Any) -> None:
 
 def _is_output(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dim() > 1 and x.numel() > 0 and x.is_floating_point() and plain(x)
+
+
+# ---- the same while Dynamo traces
+
+
+class Traced(NamedTuple):
+    """A projection in a graph, and its output at some tokens."""
+
+    rows: Tensor
+    tokens: int
+    reads: int  # or INPUT
+    inner: bool = False
+
+
+INPUT = -1  # it is what a module that holds weights itself was called with
+
+
+def _width_read(module: nn.Module) -> int:
+    """How wide a projection's input is; 0: it is no projection."""
+    for name in ("in_features", "in_channels", "nx"):
+        width = getattr(module, name, None)
+        if isinstance(width, int):
+            return width
+    return 0
+
+
+def _trace_ran(reads: int, output: Tensor | None, module: nn.Module) -> None:
+    """Stores a projection's output with the frame around it. Norms are not: the compiler fuses them with what follows,
+    and a sample of their output would change how."""
+    frame = traced[-1] if traced else None
+    if frame is None or output is None or not reads or output.dim() < 2 or not output.is_floating_point():
+        return
+    x = features_last(module, output)
+    frame.traced.append(Traced(torch.ops.levelhead_watch.rows(x.detach()), x.numel() // x.shape[-1], reads))
+
+
+def _trace_leave(frame: Frame | None, output: Any) -> None:
+    """What ran inside a child of a module may be a projection of it; what attends is none."""
+    around = traced[-1] if traced else None
+    if frame is None or around is None or frame.calls:
+        return
+    for one in frame.traced:
+        if not one.inner:
+            around.traced.append(Traced(one.rows, one.tokens, one.reads, True))
+    if isinstance(output, Tensor):
+        _trace_ran(frame.watched.reads, output, frame.watched.module)
+
+
+def traced_before(watch: Recorder) -> list[Traced]:
+    """The projections before a call that is traced now, in order, in the modules that are being traced."""
+    found = []
+    for frame in traced:
+        if frame is not None and frame.watched.watch is watch:
+            frame.calls += 1
+            found += frame.traced[-_KEPT:]
+    return found

@@ -7,11 +7,12 @@ lie in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.library import Library, register_fake
 
 SAMPLE = 32  # tokens; fewer are repeated, so that a compiled graph has one shape
 _FEWEST = 2  # samples that can be compared
@@ -110,10 +111,29 @@ def heads_first(q: Tensor, layers: Iterable[Layer]) -> bool:
         known = layer.rows.float().reshape(len(layer.rows), -1, H, D).norm(dim=-1)
         known = known / known.norm(dim=(0, 2), keepdim=True)
         for aligned, x in views(q, {layer.tokens}).items():
-            if aligned.tokens != layer.tokens or x.shape[1] != H:
+            if aligned.tokens != layer.tokens or x.shape[1] != H or len(x) != len(layer.rows):
                 continue
             mine = x.float().norm(dim=-1)
             far = (known - (mine / mine.norm())[:, None]).norm(dim=(0, 2)).min()
             first = aligned.order == HEADS_FIRST
             apart[first] = min(apart[first], float(far))
     return apart[True] < _SAME < apart[False]
+
+
+# ---- in compiled graphs
+
+# An operator of its own: it takes the sample where it stands, before later code overwrites the output, and the compiler
+# removes it if no call follows. Plain indexing would be fused with the model's own code and could change its bits.
+_library: Any = Library("levelhead_watch", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("rows(Tensor output) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+observing: dict[int, Callable[[], bool]] = {}  # of every attached watch, whether it measures now
+
+
+def _rows(output: Tensor) -> Tensor:
+    if any(now() for now in observing.values()):
+        return rows(output)
+    return output.new_empty((SAMPLE, output.shape[-1]))  # nobody reads it
+
+
+_library.impl("rows", _rows, "CompositeExplicitAutograd")
+register_fake("levelhead_watch::rows", lambda x: x.new_empty((SAMPLE, x.shape[-1])), lib=_library)

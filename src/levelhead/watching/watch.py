@@ -24,7 +24,7 @@ from levelhead.diagnosis import wrong_scale
 from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
-from levelhead.watching import alerts, by_hand, compiled, coverage, module_stack
+from levelhead.watching import alerts, by_hand, compiled, coverage, module_stack, sampled
 from levelhead.watching.alerts import Alerts
 from levelhead.watching.functions import taught
 from levelhead.watching.history import History
@@ -137,6 +137,7 @@ class Watch:
         self._hooks.append(_hooked(self.model.register_forward_pre_hook, _root_begins, prepend=True))
         INTERCEPTION.hold()
         self._reach = Reach(self.model, self.describers, INTERCEPTION.wrapped)
+        sampled.observing[id(self)] = self.wanted
         self._since = time.perf_counter()
         return self
 
@@ -150,6 +151,7 @@ class Watch:
         if self._reach is not None:
             self._reach.undo()
         INTERCEPTION.release()
+        sampled.observing.pop(id(self), None)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -242,6 +244,12 @@ class Watch:
         """Whether a call that runs now is measured: a recomputed one was already."""
         idle = self.training_only and not self.model.training  # an evaluation between two steps
         return self.observing and not idle and not _in_backward()
+
+    def around(self, watched: WatchedModule) -> Iterator[WatchedModule]:
+        """The modules that contain a module."""
+        for one in self.watched_modules:
+            if one is not watched and (not one.name or watched.name.startswith(f"{one.name}.")):
+                yield one
 
     def _flush(self) -> None:
         with self.lock:
