@@ -174,7 +174,7 @@ _FAMILIES: tuple[tuple[Shipped, str], ...] = (
     (_YARN, "mistral4"),
     (_WIDTH, "cvt groupvit groupvit_vision_model"),
     (_PAIRS, "zamba zamba2"),
-    (_DISENTANGLED, "deberta deberta-v2 sew-d"),
+    (_DISENTANGLED, "deberta deberta-v2 deberta_v2 sew-d sew_d"),
     (_COSINE, "swinv2 swin2sr"),
     (_INKLING, "inkling_text inkling_mm_model"),
     (_BY_LAYER, "gpt2 decision_transformer imagegpt"),
