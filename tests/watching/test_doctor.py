@@ -256,8 +256,14 @@ def test_a_model_without_attention(tmp_path: Path, minilm: Path) -> None:
 
 
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    """It reads random token ids, and says so; a text cannot be read."""
     bert().save_pretrained(tmp_path / "bare")
-    refused(levelhead(tmp_path / "bare"), "a tokenizer beside the weights")
+    examined = doctor.doctor(tmp_path / "bare", tokens=64)
+    assert examined.tokens == 64 and examined.run.latest
+    assert examined.run.notes[0] == "read 64 random token ids in 1 window of up to 64"
+    assert any("no tokenizer beside the weights" in note for note in examined.run.notes)
+    with pytest.raises(lh.LevelheadError, match="text: expected a tokenizer beside the weights"):
+        doctor.doctor(tmp_path / "bare", "some words")
 
 
 @pytest.mark.parametrize("text", [b"", b" \n\t ", b"\xff\xfe\x00broken"])

@@ -22,6 +22,7 @@ import levelhead as lh
 from levelhead.distributed import Split
 from levelhead.runs import tally
 from levelhead.runs.record import Record, Snapshot
+from levelhead.watching.ranks import Given, fingerprint, joined
 from watched import BATCH, TOKENS, Attend, batch, sdpa, stack
 
 WORLD = 2
@@ -61,7 +62,25 @@ def alike_or_not(differ: bool, rank: int) -> dict[str, Any]:
                 if rank == 0:
                     idle.model(batch())
                 found["one idle"] = idle.gather()
+                found["none split"] = said(idle.gather, heads="split")
+            stage = stack(sdpa(), depth=1)
+            with torch.no_grad():
+                stage.blocks[0].attn.q_proj.weight += rank  # the same names and sizes, other layers
+            with lh.watch(stage) as w:
+                stage(batch())
+                found["collision"] = said(w.gather)
+                found["other options"] = said(w.gather, parts=("pipeline", "replicas")[rank])
+                found["stages"] = w.gather(parts="pipeline")
+                found["own stage"] = w.last
     return found
+
+
+def said(gather: Callable[..., Any], **options: Any) -> str:
+    """The error that a rank raises: all of them do, and none waits."""
+    try:
+        return f"no error: {gather(**options)}"
+    except lh.LevelheadError as error:
+        return str(error)
 
 
 def run(directory: Path, *, differ: bool) -> list[dict[str, Any]]:
@@ -88,7 +107,14 @@ def test_ranks_add_up_to_what_one_process_would_have_seen(tmp_path: Path) -> Non
             wanted = getattr(record.heads, name)
             np.testing.assert_allclose(getattr(given, name), wanted, rtol=1e-5, atol=1e-6)
     assert (first["one idle"].records[0].heads.rows == BATCH * TOKENS).all()
-    assert second["one idle"].records == ()
+    assert (second["one idle"].records[0].heads.rows == BATCH * TOKENS).all()
+    for found in (first, second):
+        assert "heads of every rank, got none on rank 1" in found["none split"]
+        assert "blocks.0.attn" in found["collision"] and "parts='pipeline'" in found["collision"]
+        assert "the same options everywhere" in found["other options"]
+        assert [r.module for r in found["stages"].records] == ["stage0.blocks.0.attn", "stage1.blocks.0.attn"]
+        for stage, record in zip((first, second), found["stages"].records, strict=True):
+            np.testing.assert_array_equal(record.tally, stage["own stage"].records[0].tally)
 
 
 def test_ranks_with_different_models_are_refused_on_every_rank(tmp_path: Path) -> None:
@@ -193,6 +219,42 @@ def test_heads_are_the_same_or_split() -> None:
         model(batch())
     with pytest.raises(lh.LevelheadError, match="'same' or 'split'"):
         w.gather(heads="both")
+
+
+def test_stages_with_names_of_their_own_are_put_together() -> None:
+    model = stack(sdpa())
+    with lh.watch(model) as w:
+        model(batch())
+    first, second = (Given(Snapshot(3, (record,)), "same", None, None) for record in w.last.records)
+    assert [r.module for r in joined([first, second]).records] == ["blocks.0.attn", "blocks.1.attn"]
+    assert joined([Given(Snapshot(3, ()), "same", None, 1.0)] * 2) == Snapshot(3, ())
+    alike = [Given(w.last, "same", None, x) for x in (1.0, 1.0)]
+    assert (joined(alike).records[0].heads.rows == 2 * BATCH * TOKENS).all()
+    drifted = [Given(w.last, "same", "replicas", x) for x in (1.0, 2.0)]
+    assert (joined(drifted).records[0].heads.rows == 2 * BATCH * TOKENS).all()
+    assert fingerprint(model) == fingerprint(stack(sdpa())) != fingerprint(stack(sdpa(), depth=1))
+
+
+def test_a_file_of_two_ranks_reads_back_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = stack(sdpa(), depth=1)
+    sinks = []
+    for rank in range(2):
+        monkeypatch.setattr("levelhead.runs.sessions.rank", lambda rank=rank: rank)
+        sinks.append(lh.sinks.JSONL(tmp_path / "run.jsonl"))
+    with lh.watch(model) as w:
+        model(batch())
+    for step in range(3):
+        for rank in (1, 0):
+            sinks[rank](Snapshot(step, w.last.records))
+            sinks[rank].log(step, {"loss": 1.0 + rank})
+    run = lh.sinks.read(tmp_path / "run.jsonl")
+    assert [snapshot.step for snapshot in run.snapshots] == [0, 1, 2]
+    assert all((s.records[0].heads.rows == 2 * BATCH * TOKENS).all() for s in run.snapshots)
+    assert run.logged["loss"] == ((0, 1.0), (1, 1.0), (2, 1.0)) and "2 ranks" in run.notes[0]
+    pruned = Snapshot(3, (Record("blocks.0.attn", w.last.records[0].facts, tally.nothing(2)),))
+    sinks[1](pruned)
+    with pytest.raises(lh.LevelheadError, match="the same modules on every rank of a file"):
+        lh.sinks.read(tmp_path / "run.jsonl")
 
 
 def test_merging_with_nothing_changes_nothing() -> None:

@@ -34,6 +34,8 @@ TOKENS = 4096  # of a long text that are read by default
 _BATCH = 4  # windows side by side
 _WARM_UP = 16  # tokens, so that no timing holds what happens once
 
+_RANDOM = "random token ids"
+
 Tell = Callable[[str], None]
 
 
@@ -83,7 +85,8 @@ def doctor(
 
     Args:
         what: whatever `models.open` takes, or what it gave.
-        text: read by the model; None: a built-in sample of some 400 words.
+        text: read by the model; None: a built-in sample of some 400 words, or random token ids where the model has no
+            tokenizer; the run's notes say so.
         tokens: of the text at most; the rest is left out, and the run's notes say so.
         rows: query rows looked at per call; None: all.
         deep: also see attention that is written out by hand; None: where no attention function is called.
@@ -102,22 +105,34 @@ def doctor(
     began = time.perf_counter()
     opened = what if isinstance(what, models.Opened) else models.open(what)
     seconds = {"open": time.perf_counter() - began}
-    windows, left_out = _windows(opened, sample() if text is None else text, tokens)
+    bare = opened.tokenizer is None
+    if bare and text is not None:
+        advice = (
+            "Copy tokenizer.json and its kin into the model's directory, or leave the text out for random token ids"
+        )
+        raise bad_value("text", f"a tokenizer beside the weights in {opened.path}", "none", advice)
+    if bare:
+        windows, left_out = _random_windows(opened, tokens), 0
+    else:
+        windows, left_out = _windows(opened, sample() if text is None else text, tokens)
     read = sum(window.numel() for window in windows)
     with _threads(threads):
         run, times = _watched(opened, windows, say, rows=rows, deep=deep, expected_scale=expected_scale)
     seconds |= times
-    run = replace(run, notes=(*run.notes, *_notes(read, windows, left_out, seconds, text is None)))
+    source = _RANDOM if bare else "tokens of the built-in sample" if text is None else "tokens of the text"
+    run = replace(run, notes=(*run.notes, *_notes(read, windows, left_out, seconds, source)))
     say("diagnosing")
     return Examination(run, diagnose(run), counterfactual(run), seconds, read)
 
 
 def _notes(
-    read: int, windows: Sequence[Tensor], left_out: int, seconds: Mapping[str, float], own: bool
+    read: int, windows: Sequence[Tensor], left_out: int, seconds: Mapping[str, float], source: str
 ) -> Iterator[str]:
     longest = max(window.shape[1] for window in windows)
     number = plural(sum(window.shape[0] for window in windows), "window")
-    yield f"read {read} tokens of {'the built-in sample' if own else 'the text'} in {number} of up to {longest}"
+    yield f"read {read} {source} in {number} of up to {longest}"
+    if source == _RANDOM:
+        yield "no tokenizer beside the weights: on random tokens, entropies and sinks are not those of a text"
     if left_out:
         yield f"left out the last {left_out} tokens"
     yield (
@@ -137,9 +152,7 @@ def _windows(opened: models.Opened, text: str, limit: int) -> tuple[list[Tensor]
     import torch
 
     tokenizer = opened.tokenizer
-    if tokenizer is None:
-        advice = "Copy tokenizer.json and its kin into the model's directory"
-        raise bad_value("model", f"a tokenizer beside the weights in {opened.path}", "none", advice)
+    assert tokenizer is not None
     size = min(WINDOW, tokenizer.model_max_length, _positions(opened.model))
     special = tokenizer.num_special_tokens_to_add()
     plain = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -153,6 +166,19 @@ def _windows(opened: models.Opened, text: str, limit: int) -> tuple[list[Tensor]
     alike = [[ids for ids in whole if len(ids) == size] for size in sizes]
     batches = [group[i : i + _BATCH] for group in alike for i in range(0, len(group), _BATCH)]
     return [torch.tensor(batch) for batch in batches], max(len(plain) - limit, 0)
+
+
+def _random_windows(opened: models.Opened, limit: int) -> list[Tensor]:
+    """Random token ids in place of a text, the same every time: one batch."""
+    import torch
+
+    words = getattr(opened.model.config.get_text_config(), "vocab_size", None)
+    if not isinstance(words, int) or words < 2:
+        advice = "Copy tokenizer.json and its kin into the model's directory"
+        raise bad_value("model", "a tokenizer, or a vocabulary to draw token ids from", "neither", advice)
+    size = min(WINDOW, _positions(opened.model), limit)
+    rows = max(1, min(_BATCH, limit // size))
+    return [torch.randint(words, (rows, size), generator=torch.Generator().manual_seed(0))]
 
 
 def _positions(model: Any) -> int:

@@ -1,78 +1,156 @@
-"""One step of all ranks together: one packed tensor, gathered once.
+"""One step of all ranks together: everything is gathered once, and each rank decides the same.
 
 Called at log time, never while a model runs. Tallies of ranks that watch the same heads add up (data and context
-parallelism); ranks with heads of their own are put side by side (tensor parallelism). If modules differ, every rank
-raises the same error, because each has the layouts of all.
+parallelism); ranks with heads of their own are put side by side (tensor parallelism); ranks with layers of their own
+keep them apart (pipeline parallelism). Equal names on ranks with different parameters are no replicas: that is refused,
+on every rank, rather than joined. No rank waits for another that has raised: all have the same facts first.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from levelhead.errors import bad_value
 from levelhead.runs import tally
 from levelhead.runs.record import Record, Snapshot
 
+HEADS, PARTS = ("same", "split"), ("replicas", "pipeline")
+_SAMPLED = 64  # numbers of each parameter that a fingerprint reads
 
-def gathered(snapshot: Snapshot, group: Any = None, *, heads: str = "same") -> Snapshot:
-    """The snapshots of all ranks of a group as one, in the order of the ranks.
 
-    A rank that recorded nothing in this step must still call; it adds nothing, and gets nothing.
+@dataclass(frozen=True)
+class Given:
+    """What one rank brings."""
+
+    snapshot: Snapshot
+    heads: str
+    parts: str | None
+    fingerprint: float | None
+
+    @property
+    def layout(self) -> dict[str, tuple[int, int]]:
+        return {record.module: (len(record.tally), record.facts.d_k) for record in self.snapshot.records}
+
+
+def gathered(
+    snapshot: Snapshot,
+    group: Any = None,
+    *,
+    heads: str = "same",
+    parts: str | None = None,
+    fingerprint: float | None = None,
+) -> Snapshot:
+    """The snapshots of all ranks of a group as one, in the order of the ranks; the same on every rank.
+
+    A rank that recorded nothing in this step must still call; it adds nothing.
 
     Args:
         heads: "same": every rank's rows of the same heads add up. "split": each rank has heads of its own, as many as
             the others.
+        parts: "replicas": every rank has the whole model. "pipeline": each has layers of its own, whose names get the
+            rank in front. None: found out by names and fingerprints, and refused where that is not possible.
+        fingerprint: of this rank's parameters, from `fingerprint`; None: not known.
     """
     import torch.distributed as dist
 
-    if heads not in ("same", "split"):
+    if heads not in HEADS:
         raise bad_value("heads", "'same' or 'split'", repr(heads), "Pass split where heads are spread over ranks")
+    if parts is not None and parts not in PARTS:
+        raise bad_value("parts", "'replicas', 'pipeline' or None", repr(parts), "Pass pipeline for stages")
     if not dist.is_available() or not dist.is_initialized():
         advice = "Call init_process_group first; in one process, read w.last"
         raise bad_value("group", "torch.distributed to be running", "no process group", advice)
-    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-    world = dist.get_world_size(group)
-    lines = [f"{r.module}:{len(r.tally)}:{[*r.counterfactual]}" for r in snapshot.records]
-    names = "\n".join([heads, *lines])
-    parts = [x for r in snapshot.records for x in (r.tally, *r.counterfactual.values())]
-    watched = sum(len(record.tally) for record in snapshot.records)
-    layout = torch.tensor([zlib.crc32(names.encode()), sum(map(len, parts)), watched], device=device)
-    layouts = [torch.empty_like(layout) for _ in range(world)]
-    dist.all_gather(layouts, layout, group=group)  # three numbers first, so that a mistake is an error, not a hang
-    sizes_by_rank = [tuple(x.tolist()) for x in layouts]
-    kinds = {kind for kind in sizes_by_rank if kind[1]}
-    if len(kinds) > 1:
-        given = ", ".join(f"{n} heads on rank {rank}" for rank, (_, _, n) in enumerate(sizes_by_rank))
-        advice = "Watch the same model with the same options on every rank"
-        raise bad_value("ranks", "the same modules everywhere", given, advice)
-    total = max(n for _, n, _ in sizes_by_rank)
-    packed = torch.from_numpy(np.concatenate(parts or [tally.nothing(total)])).to(device)
-    everything = [torch.empty_like(packed) for _ in range(world)]
-    dist.all_gather(everything, packed, group=group)
-    ends = np.cumsum([len(part) for part in parts])[:-1]
+    everything: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everything, Given(snapshot, heads, parts, fingerprint), group=group)
+    return joined(everything)
+
+
+def fingerprint(model: nn.Module) -> float | None:
+    """A number that replicas of a model share and stages of one do not; None where ranks hold shards."""
+    total = 0.0
+    for place, parameter in enumerate(model.parameters(), 1):
+        plain = type(parameter.data) is torch.Tensor and parameter.device.type != "meta"
+        if not plain or type(model).__name__ == "FullyShardedDataParallel":
+            return None
+        total += place * float(parameter.detach().flatten()[:_SAMPLED].double().sum())
+    return total if total == total else None
+
+
+def joined(ranks: Sequence[Given]) -> Snapshot:
+    """What `gathered` returns, from what every rank brought."""
+    if len({(given.heads, given.parts) for given in ranks}) > 1:
+        given = ", ".join(f"heads={g.heads!r} parts={g.parts!r} on rank {rank}" for rank, g in enumerate(ranks))
+        raise bad_value("ranks", "the same options everywhere", given, "Call gather alike on every rank")
+    heads, parts = ranks[0].heads, ranks[0].parts
+    step = next((given.snapshot.step for given in ranks if given.snapshot.records), ranks[0].snapshot.step)
+    if parts == "pipeline":
+        staged = (_named(given.snapshot, f"stage{rank}.") for rank, given in enumerate(ranks))
+        return Snapshot(step, tuple(record for records in staged for record in records))
+    working = [(rank, given) for rank, given in enumerate(ranks) if given.snapshot.records]
     if heads == "split":
-        cut = [np.split(part.cpu().numpy(), ends) for part in everything]
-        rest = iter([np.concatenate(pieces) for pieces in zip(*cut, strict=True)])
-    else:
-        whole = tally.nothing(total)
-        for part in everything:
-            whole = tally.merge(whole, part.cpu().numpy())
-        rest = iter(np.split(whole, ends))
-    times = world if heads == "split" else 1
-    return Snapshot(snapshot.step, tuple(_joined(r, rest, times) for r in snapshot.records))
+        return Snapshot(step, _side_by_side(ranks, working))
+    layouts = [given.layout for _, given in working]
+    names = [set(layout) for layout in layouts]
+    apart = sum(map(len, names)) == len(set().union(*names))
+    if not apart:
+        _check_replicas(working, parts)
+    snapshots = (given.snapshot for _, given in working)
+    return reduce(Snapshot.merged, snapshots, Snapshot(step, ()))
 
 
-def _joined(record: Record, rest: Iterator[tally.Floats], times: int) -> Record:
-    """A record with its next tallies; `times` as many heads as one rank had."""
-    whole = next(rest)
-    rules = {rule: next(rest) for rule in record.counterfactual}
-    if times > 1:
-        rules.pop("1/sqrt(d)", None)  # computed from the width that one rank sees, not the model's
-    facts = replace(record.facts, kv_heads=record.facts.kv_heads * times)
-    return replace(record, tally=whole, counterfactual=rules, facts=facts)
+def _check_replicas(working: list[tuple[int, Given]], parts: str | None) -> None:
+    """Ranks that share a name must share all, in name and size, and hold the same parameters."""
+    if any(given.layout != working[0][1].layout for _, given in working):
+        given = ", ".join(f"{sum(n for n, _ in g.layout.values())} heads on rank {rank}" for rank, g in working)
+        advice = (
+            "Watch the same model with the same options on every rank; for stages of a pipeline pass parts='pipeline'"
+        )
+        raise bad_value("ranks", "the same modules everywhere", given, advice)
+    known = {given.fingerprint for _, given in working if given.fingerprint is not None}
+    if parts is None and len(known) > 1:
+        module = next(iter(working[0][1].layout))
+        given = f"{module!r} and others by the same name, with different parameters"
+        advice = "Pass parts='pipeline' if ranks are stages, parts='replicas' if they are copies that drifted apart"
+        raise bad_value("ranks", "copies of one model", given, advice)
+
+
+def _named(snapshot: Snapshot, prefix: str) -> tuple[Record, ...]:
+    return tuple(replace(record, module=f"{prefix}{record.module}") for record in snapshot.records)
+
+
+def _side_by_side(ranks: Sequence[Given], working: list[tuple[int, Given]]) -> tuple[Record, ...]:
+    if not working:
+        return ()
+    if len(working) < len(ranks):
+        idle = sorted(set(range(len(ranks))) - {rank for rank, _ in working})
+        given = f"none on rank {', '.join(map(str, idle))}"
+        raise bad_value("ranks", "heads of every rank", given, "Run the model on every rank before gather")
+    if any(given.layout != working[0][1].layout for _, given in working):
+        _check_replicas(working, "replicas")
+    return tuple(
+        _wide([given.snapshot.records[i] for _, given in working]) for i in range(len(working[0][1].snapshot.records))
+    )
+
+
+def _wide(records: list[Record]) -> Record:
+    """One record with the heads of all."""
+    first = records[0]
+    shared = set(first.counterfactual).intersection(*(record.counterfactual for record in records))
+    # 1/√d was computed from the width that one rank sees, not the model's.
+    rules = {
+        rule: np.concatenate([record.counterfactual[rule] for record in records])
+        for rule in first.counterfactual
+        if rule in shared and (rule != "1/sqrt(d)" or len(records) == 1)
+    }
+    facts = replace(first.facts, kv_heads=first.facts.kv_heads * len(records))
+    if first.facts.effective_scales:
+        facts = replace(facts, effective_scales=tuple(x for record in records for x in record.facts.effective_scales))
+    rows: tally.Floats = np.concatenate([record.tally for record in records])
+    return replace(first, tally=rows, counterfactual=rules, facts=facts)

@@ -374,18 +374,21 @@ class Watch:
         """Writes everything recorded so far to a file that `diagnose` and the page read."""
         self.run().save(path)
 
-    def gather(self, group: Any = None, *, heads: str = "same") -> Snapshot:
+    def gather(self, group: Any = None, *, heads: str = "same", parts: str | None = None) -> Snapshot:
         """The latest step of all ranks together; every rank calls it, and gets the same result.
 
         Args:
             group: of torch.distributed; None is all ranks.
             heads: "same" where every rank has all heads (data and context parallelism): their rows add up. "split"
                 where each has some (tensor parallelism): they are put side by side, in rank order. For both at once
-                `health.ranks.gathered` takes a snapshot.
+                `watching.ranks.gathered` takes a snapshot.
+            parts: "pipeline" where each rank has layers of its own: their names get the rank in front. "replicas" where
+                each has the whole model. None: found out, and refused where equal names have different parameters.
         """
-        from levelhead.watching.ranks import gathered
+        from levelhead.watching import ranks
 
-        return gathered(self.last, group, heads=heads)
+        known = ranks.fingerprint(self.model)
+        return ranks.gathered(self.last, group, heads=heads, parts=parts, fingerprint=known)
 
     def __str__(self) -> str:
         from levelhead.show.text import text
