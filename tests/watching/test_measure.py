@@ -384,3 +384,14 @@ def test_a_call_of_levelhead_is_counted_alike() -> None:
         found = tally.values(w.last.records[0].heads)
         assert (found["rows"] == used).all(), kind
         same(found, truth)
+
+
+def test_cross_attention_over_as_many_keys_keeps_its_queries() -> None:
+    layer = torch.nn.TransformerDecoderLayer(16, 2, 16, dropout=0.0, batch_first=True)
+    padding = torch.zeros(1, 8, dtype=torch.bool)
+    padding[:, 6:] = True
+    x, memory = torch.randn(1, 8, 16), torch.randn(1, 8, 16)
+    with lh.watch(layer) as w:
+        layer(x, memory, tgt_key_padding_mask=padding, memory_key_padding_mask=padding)
+    rows = {record.module: int(record.heads.rows[0]) for record in w.last.records}
+    assert rows == {"self_attn": 6, "multihead_attn": 8}

@@ -89,6 +89,7 @@ class Ledger:
     def measured(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> Callable[..., None]:
         """Measures a call, which counts once the result is called, with further facts. `product`: what ready-made
         scores were computed from, if that is known."""
+        call = replace(call, crossed=call.crossed or _reads_another_sequence(self.watched.name))
         rows = self.watch.rows
 
         def at(times: float) -> Tensor:
@@ -302,6 +303,14 @@ def _four(x: Tensor) -> Tensor:
     if x.dim() < 4:
         return x.reshape(*(1,) * (4 - x.dim()), *x.shape)
     return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+
+
+# Names of modules whose keys come from another sequence, in transformers, diffusers and torch.
+_CROSS = ("cross", "encdec", "encoder_attn", "enc_attn", "attn2", "multihead_attn")
+
+
+def _reads_another_sequence(name: str) -> bool:
+    return any(word in part for part in name.lower().split(".") for word in _CROSS)
 
 
 def _keys_alone(whole: Tensor) -> Tensor:
