@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from levelhead.errors import bad_type, bad_value
 
 
-def told(value: object) -> str:
+def short_repr(value: object) -> str:
     """The value, short enough for a message."""
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape} and dtype {value.dtype}"
@@ -29,7 +29,7 @@ def flag(argument: str, value: object) -> bool:
     """A Python or NumPy bool; an int or None is more likely a mistake than a flag."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    raise bad_type(argument, "True or False", told(value), "Pass a bool")
+    raise bad_type(argument, "True or False", short_repr(value), "Pass a bool")
 
 
 def reals(argument: str, value: object, what: str, advice: str) -> NDArray[np.float64]:
@@ -37,7 +37,7 @@ def reals(argument: str, value: object, what: str, advice: str) -> NDArray[np.fl
     array = as_array(argument, value, what, advice)
     # an empty list is float64 to NumPy, and ml_dtypes' bfloat16 is of kind "V"
     if array.dtype.kind not in "iuf" and array.dtype.name != "bfloat16":
-        raise bad_type(argument, what, told(value), advice)
+        raise bad_type(argument, what, short_repr(value), advice)
     return array.astype(np.float64)
 
 
@@ -47,7 +47,7 @@ def number(
     """A finite real number that `accepts` finds in range."""
     array = reals(argument, value, what, advice)
     if array.ndim != 0:
-        raise bad_type(argument, what, told(value), advice)
+        raise bad_type(argument, what, short_repr(value), advice)
     result = float(array)
     if not (math.isfinite(result) and accepts(result)):
         raise bad_value(argument, what, result, advice)
@@ -59,7 +59,7 @@ def integer(argument: str, value: object, what: str, advice: str, accepts: Calla
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         array = as_array(argument, value, what, advice)
         if array.ndim != 0 or array.dtype.kind not in "iu":
-            raise bad_type(argument, what, told(value), advice)
+            raise bad_type(argument, what, short_repr(value), advice)
         value = array
     result = int(value)
     if accepts is not None and not accepts(result):
@@ -79,7 +79,7 @@ def integers(argument: str, value: object, shape: tuple[int, ...], what: str, ad
     """int64, broadcast to `shape` (a read-only view)."""
     array = as_array(argument, value, what, advice)
     if array.dtype.kind not in "iu" and array.size:
-        raise bad_type(argument, what, told(value), advice)
+        raise bad_type(argument, what, short_repr(value), advice)
     if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
         raise bad_value(argument, f"{what} below 2**63", f"a value of {int(array.max())}", advice)
     return broadcast(argument, array.astype(np.int64), shape, what, advice)
@@ -105,4 +105,4 @@ def as_array(argument: str, value: object, what: str, advice: str) -> NDArray[An
         # ragged lists, and arrays of other libraries that NumPy cannot convert
         with suppress(TypeError, ValueError, RuntimeError, OverflowError):
             return np.asarray(value)
-    raise bad_type(argument, what, told(value), advice)
+    raise bad_type(argument, what, short_repr(value), advice)

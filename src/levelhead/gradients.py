@@ -101,7 +101,7 @@ def _check_names(wrt: Sequence[str], mask: Any, sinks: Any) -> None:
     """The names in `wrt` are known, given once and possible."""
     what, advice = f"names out of {', '.join(_NAMES)}", 'Pass for example wrt=("q", "k", "v")'
     if isinstance(wrt, str) or not all(isinstance(name, str) for name in wrt):
-        raise bad_type("wrt", f"a sequence of {what}", checks.told(wrt), advice)
+        raise bad_type("wrt", f"a sequence of {what}", checks.short_repr(wrt), advice)
     if not set(wrt) <= set(_NAMES) or len(set(wrt)) < len(wrt):
         raise bad_value("wrt", f"different {what}", tuple(wrt), advice)
     for name, x in (("mask", mask), ("sinks", sinks)):
@@ -121,7 +121,7 @@ def _per_row(name: str, x: Any, rows: tuple[int, ...], origin: Origin) -> Array:
     view = arrays.option(name, x)
     what, advice = f"an array of floats of shape {rows}", "Use observe(...).logsumexp"
     if not isinstance(view, np.ndarray) or view.dtype.kind != "f":
-        raise bad_type(name, what, checks.told(x), advice)
+        raise bad_type(name, what, checks.short_repr(x), advice)
     _same_shape(name, view.shape, rows, advice)
     return np.ascontiguousarray(view, origin.wide)
 

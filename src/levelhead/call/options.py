@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from levelhead.call.scaling import Scale, ScaleLike, resolve
 from levelhead.call.segments import alibi_slopes, segment_ids, segment_pair
 from levelhead.call.shapes import Shape, shape_of
-from levelhead.checks import as_array, broadcast, flag, integer, integers, number, per_head, refuse_any, told
+from levelhead.checks import as_array, broadcast, flag, integer, integers, number, per_head, refuse_any, short_repr
 from levelhead.errors import bad_type, bad_value
 
 __all__ = ["Options", "Scale", "ScaleLike", "Scoring", "Shape", "alibi_slopes", "describe", "documented", "segment_ids"]
@@ -311,7 +311,9 @@ def _window(window: Any) -> tuple[int | None, int | None]:
         return None, None
     if not isinstance(window, tuple | list) or len(window) != 2:
         error = bad_value if isinstance(window, tuple | list) else bad_type
-        raise error("window", "(left, right)", told(window), "Give how many keys to either side, None for no limit")
+        raise error(
+            "window", "(left, right)", short_repr(window), "Give how many keys to either side, None for no limit"
+        )
     return _reach("window left", window[0]), _reach("window right", window[1])
 
 

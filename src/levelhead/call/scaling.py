@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.checks import integer, per_head, reals, refuse_any, told
+from levelhead.checks import integer, per_head, reals, refuse_any, short_repr
 from levelhead.errors import bad_type, bad_value
 
 
@@ -79,7 +79,7 @@ def rule(name: str, *, width: int | None = None, factor: float | list[float] | N
     Rule(name='1/sqrt(d)', width=512, factor=None)
     """
     if not isinstance(name, str):
-        raise bad_type("scale", _NAMES, told(name), "Pass the rule's name")
+        raise bad_type("scale", _NAMES, short_repr(name), "Pass the rule's name")
     if name not in RULES:
         raise bad_value("scale", _NAMES, repr(name), "Check the spelling")
     if width is not None:

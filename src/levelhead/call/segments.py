@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead.call.shapes import Shape
-from levelhead.checks import as_array, integer, integers, told
+from levelhead.checks import as_array, integer, integers, short_repr
 from levelhead.errors import bad_type, bad_value
 
 
@@ -54,7 +54,7 @@ def segment_pair(segments: Any, shape: Shape) -> tuple[NDArray[np.int64], NDArra
     for name, ids, length in (("query", query, shape.T), ("key", key, shape.S)):
         # A lone number would broadcast: (0, 1) would hide every key, silently.
         if isinstance(ids, int | np.integer):
-            raise bad_type("segments", f"an array of {name} ids", told(ids), advice)
+            raise bad_type("segments", f"an array of {name} ids", short_repr(ids), advice)
         full = (*(shape.batch or (1,)), length)
         values = integers("segments", ids, full, f"integer {name} ids", advice)
         result.append(values.reshape(shape.B, length))

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from levelhead.checks import told
+from levelhead.checks import short_repr
 from levelhead.diagnosis import logit_growth, symptoms, wrong_scale
 from levelhead.diagnosis.findings import Finding, Findings
 from levelhead.diagnosis.verdict import verdict
@@ -64,7 +64,7 @@ def as_run(what: Any) -> Run:
         return run
     wanted = "a watch, a Run, an Observation or the path of a saved run"
     advice = "For a model, watch it first: with lh.watch(model) as w: model(...)"
-    raise bad_type("what", wanted, told(what), advice)
+    raise bad_type("what", wanted, short_repr(what), advice)
 
 
 def of_the_moment(run: Run, wanted: float | str | None) -> Iterator[Finding]:

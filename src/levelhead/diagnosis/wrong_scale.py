@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from levelhead.call import scaling
-from levelhead.checks import told
+from levelhead.checks import short_repr
 from levelhead.diagnosis.findings import Finding, Severity, link, number, worst_heads
 from levelhead.diagnosis.shipped_scales import SHIPPED
 from levelhead.diagnosis.thresholds import SCALE_CONFIGURED, SCALE_EXACT, SCALE_FAR, SCALE_TOLERANCE
@@ -62,7 +62,7 @@ def checked(argument: str, given: object) -> float | str | None:
     if isinstance(given, str):
         raise bad_value(argument, what, repr(given), "Check the spelling")
     if isinstance(given, bool) or not isinstance(given, int | float):
-        raise bad_type(argument, what, told(given), "Pass the scale itself")
+        raise bad_type(argument, what, short_repr(given), "Pass the scale itself")
     if not 0 < given < math.inf:
         raise bad_value(argument, what, given, "Pass the scale itself")
     return float(given)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from levelhead.checks import told
+from levelhead.checks import short_repr
 from levelhead.errors import bad_type, bad_value
 
 Key: TypeAlias = int | str
@@ -173,7 +173,7 @@ def read(model: nn.Module, batch: Any, *, sequence_first: bool = False) -> Batch
         args, kwargs = (batch,), {}
     if not any(isinstance(x, Tensor) for x in (*args, *kwargs.values())):
         wanted = "tensors: a mapping by keyword, a tuple or list in order, or one tensor"
-        raise bad_type("batch", wanted, told(batch), "Give what the model is called with")
+        raise bad_type("batch", wanted, short_repr(batch), "Give what the model is called with")
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if any(x.numel() == 0 for x in tensors):
         raise bad_value("batch", "tensors with elements", "an empty one", "Give at least one example")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from levelhead import checks
-from levelhead.checks import told
+from levelhead.checks import short_repr
 from levelhead.diagnosis.diagnose import diagnose
 from levelhead.diagnosis.findings import Findings
 from levelhead.errors import LevelheadError, bad_type
@@ -60,9 +60,9 @@ def preflight(
     True
     """
     if not isinstance(model, nn.Module):
-        raise bad_type("model", "a torch.nn.Module", told(model), "Give the model itself")
+        raise bad_type("model", "a torch.nn.Module", short_repr(model), "Give the model itself")
     if against is not None and not isinstance(against, nn.Module):
-        raise bad_type("against", "a torch.nn.Module", told(against), "Give the earlier model itself")
+        raise bad_type("against", "a torch.nn.Module", short_repr(against), "Give the earlier model itself")
     for name, flag in (("causal", causal), ("sequence_first", sequence_first)):
         if flag is not None:
             checks.flag(name, flag)

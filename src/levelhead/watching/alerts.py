@@ -37,7 +37,7 @@ def checked(on_finding: Any) -> list[Told]:
         return []
     listed = [on_finding] if isinstance(on_finding, str) or callable(on_finding) else on_finding
     if not isinstance(listed, Iterable):
-        raise bad_type("on_finding", _WANTED, checks.told(on_finding), "Pass a function of a finding")
+        raise bad_type("on_finding", _WANTED, checks.short_repr(on_finding), "Pass a function of a finding")
     return [_one(each) for each in listed]
 
 
@@ -51,7 +51,7 @@ def _one(each: Any) -> Told:
             raise bad_value("on_finding", _WANTED, repr(each), advice)
         return _WORDS[each]
     if not callable(each):
-        raise bad_type("on_finding", _WANTED, checks.told(each), "Pass a function of a finding")
+        raise bad_type("on_finding", _WANTED, checks.short_repr(each), "Pass a function of a finding")
     told: Told = each
     return told
 

@@ -65,7 +65,7 @@ class History:
         """Continues what a sink or `save` wrote; a file that is not there yet is a beginning, and noted as one."""
         if not isinstance(path, str | os.PathLike):
             advice = "Name the file of a JSONL sink, a directory of a Parquet sink, or what save wrote"
-            raise bad_type("resume", "a path", checks.told(path), advice)
+            raise bad_type("resume", "a path", checks.short_repr(path), advice)
         if not os.path.exists(path):
             self.notes = (f"resume: {os.fspath(path)} was not there, so the history begins here",)
             return
@@ -83,4 +83,4 @@ def _float(name: str, x: Any) -> float:
     try:
         return float(x)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise bad_type(name, "a number", checks.told(x), "Pass one number, such as loss.item()") from error
+        raise bad_type(name, "a number", checks.short_repr(x), "Pass one number, such as loss.item()") from error

@@ -411,11 +411,11 @@ watch = Watch
 def _checked_sinks(sinks: Any) -> list[Callable[[Snapshot], Any]]:
     what, advice = "callables that take a snapshot", "Give a list, such as sinks=[print]"
     if not isinstance(sinks, Iterable) or isinstance(sinks, str):
-        raise bad_type("sinks", what, checks.told(sinks), advice)
+        raise bad_type("sinks", what, checks.short_repr(sinks), advice)
     listed = list(sinks)
     for sink in listed:
         if not callable(sink):
-            raise bad_type("sinks", what, checks.told(sink), advice)
+            raise bad_type("sinks", what, checks.short_repr(sink), advice)
     return listed
 
 
