@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead import reference
 from levelhead.call.arrays import Array, Origin
 from levelhead.call.options import Scoring, Shape
 from levelhead.errors import bad_type, bad_value
@@ -56,6 +55,8 @@ def weights_of_rows(
     q: Array, k: Array, shape: Shape, scoring: Scoring, index: NDArray[np.int64], logsumexp: Array, origin: Origin
 ) -> Any:
     """(..., H, rows, S) in the caller's dtype and family. `logsumexp` (..., H, T) is the core's."""
+    from levelhead import reference  # most calls do without it
+
     lead = (*shape.batch, shape.H)
     found = np.empty((*lead, len(index), shape.S), origin.wide)
     q, per_row = q.reshape(*lead, shape.T, shape.D), np.asarray(logsumexp, np.float64).reshape(*lead, shape.T)

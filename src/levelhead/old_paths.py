@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any, cast
 
 # Modules of `levelhead.health` that kept their name, by the room they moved to; then those that changed it.
 _MOVED = {
@@ -73,16 +73,19 @@ def new_path(old: str) -> str | None:
     return new if find_spec(new) is not None else None
 
 
-class _OldPaths(MetaPathFinder, Loader):
-    """Finds a module by its old path, and loads nothing but the module at the new one."""
+class _OldPaths:
+    """Finds a module by its old path, and loads nothing but the module at the new one.
+
+    It is finder and loader by its methods: `importlib.abc` takes longer to import than levelhead.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname == "levelhead.health":
-            return ModuleSpec(fullname, self)
+            return ModuleSpec(fullname, cast(Any, self))
         new = new_path(fullname)
-        return None if new is None else ModuleSpec(fullname, self, loader_state=new)
+        return None if new is None else ModuleSpec(fullname, cast(Any, self), loader_state=new)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         if spec.name == "levelhead.health":
