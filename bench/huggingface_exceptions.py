@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-# No model of their own.
-LEFT_OUT: dict[str, str] = {}
+# Architectures that do not run in a second.
+LEFT_OUT: dict[str, str] = {
+    "sam2": "runs at 1024 x 1024 only",
+    "sam2_hiera_det_model": "runs at 1024 x 1024 only",
+    "sam2_vision_model": "runs at 1024 x 1024 only",
+    "swin2sr": "too deep in every size",
+}
 
 # Fields with other values than the rules give; a dict changes a configuration inside.
 _RESNET = {
@@ -26,6 +31,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2},
     "kimi_linear": {"num_experts_per_token": 2, "num_expert_group": 1},
     "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
+    "sam": {
+        "prompt_encoder_config": {"image_size": 32, "patch_size": 8, "image_embedding_size": 4},
+        "vision_config": {"output_channels": 32},
+    },
+    "sam_hq": {
+        "prompt_encoder_config": {"image_size": 32, "patch_size": 8, "image_embedding_size": 4},
+        "vision_config": {"output_channels": 32},
+    },
     "table-transformer": _RESNET,
     "time_series_transformer": {"prediction_length": 4, "context_length": 12, "num_time_features": 1},
 }

@@ -91,6 +91,19 @@ def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bnij,jbnd->ibnd", weights, first[2]).permute(1, 2, 0, 3)
 
 
+@written("a mask of the scores' shape, and their type")
+def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.matmul(q, k.mT)
+    scores.masked_fill_(HIDDEN.expand_as(scores), torch.finfo(scores.dtype).min)
+    return torch.einsum("bhlt,bhtv->bhlv", [scores.float().softmax(-1).type_as(scores), v])
+
+
+@written("hidden again after the softmax")
+def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.matmul(q, k.mT).masked_fill(HIDDEN, -1e30).softmax(-1)
+    return torch.matmul(weights.masked_fill(HIDDEN, 0.0), v)
+
+
 @written("content and position")
 def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = torch.matmul(q, k.mT) + torch.matmul(q, k.flip(2).mT)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
+from transformers import AttentionInterface
 
 from huggingface_zoo import specimen
 from levelhead.torch.huggingface import use
@@ -63,6 +65,22 @@ def test_weights_have_the_gradients_of_eager_attention(name: str) -> None:
     assert max(float(x.abs().max()) for x in wanted) > 1e-4
     for x, y in zip(found, wanted, strict=True):
         torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-3)
+
+
+def test_eager_weights_can_be_read_by_any_module() -> None:
+    # The projection of Kosmos-2 returns its weights in every call.
+    model = specimen("llama", implementation="eager").model
+    module = model.model.layers[0].self_attn
+    eager = transformers.models.llama.modeling_llama.eager_attention_forward
+    q, k = torch.randn(2, 4, 5, 8, requires_grad=True), torch.randn(2, 2, 5, 8)
+    _, wanted = eager(module, q, k, k, None, scaling=0.3)
+    with use(model):
+        _, found = AttentionInterface().get_interface("eager", eager)(module, q, k, k, None, scaling=0.3)
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 4, 5))
+    torch.testing.assert_close(found.clone(), wanted)
+    gradients = [torch.autograd.grad((x[..., 0]).sum(), q)[0] for x in (found, wanted)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_weights_have_the_callers_type() -> None:

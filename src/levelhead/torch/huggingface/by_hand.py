@@ -27,12 +27,14 @@ class OwnCalls(TorchFunctionMode):
     def __init__(self, served: Callable[[], None]) -> None:
         super().__init__()
         self.served = served
+        self.normalises = False  # whether the code has called a softmax
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _TORCHS:
             self.served()
             return sdpa.scaled_dot_product_attention(*args, **kwargs)
+        self.normalises |= "softmax" in getattr(func, "__name__", "")
         if torch.compiler.is_compiling():
             return func(*args, **kwargs)
         if func is _MULTIHEAD:

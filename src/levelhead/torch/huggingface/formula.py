@@ -96,6 +96,11 @@ def _is_metadata(func: Any) -> bool:
     return name in _MEASURES
 
 
+def unread(formed: Callable[[], Tensor], q: Tensor, k: Tensor) -> Scores:
+    """Weights that `formed` computes when somebody reads them; q has as many heads or more than k."""
+    return Scores(_Formula(q, k[..., :1, :, :], p=0.0), ((formed, (), {}),), q.dtype)
+
+
 def finished(out: Any, *, weights: bool) -> Any:
     """A module's output. Logits are computed now; weights now if they are asked for, else when somebody reads them."""
 
@@ -115,6 +120,7 @@ def _asked(func: Any, args: Any, kwargs: Any) -> Any:
 
 def followed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], served: Callable[[], None]) -> Any:
     """The result of a torch function: recorded, or computed. `served` is called for every attention by levelhead."""
+    func, args = _simplified(func, args)
     scores = [x for x in args if isinstance(x, Scores)]
     if not scores and not any(isinstance(x, Scores) for x in kwargs.values()):
         new = _product(func, args, kwargs)
@@ -135,6 +141,18 @@ def followed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], served: C
         if formula is not None:
             return _stepped(scores[0], formula, func, name, args, kwargs)
     return func(*_real(args), **_real(kwargs))
+
+
+def _simplified(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The same call, without scores of which only shape or type is wanted, and without a list of operands."""
+    name = getattr(func, "__name__", "")
+    if name in ("expand_as", "view_as", "reshape_as") and len(args) == 2 and isinstance(args[1], Scores):
+        return getattr(Tensor, name.removesuffix("_as")), (args[0], args[1].formula.shape)
+    if name == "type_as" and len(args) == 2 and isinstance(args[1], Scores):
+        return Tensor.to, (args[0], args[1].dtype)
+    if name == "einsum" and len(args) == 2 and isinstance(args[1], (list, tuple)):
+        return func, (args[0], *args[1])
+    return func, args
 
 
 def _stepped(scores: Scores, formula: _Formula, func: Any, name: str, args: Any, kwargs: Any) -> Scores:
@@ -260,8 +278,10 @@ def _sub(scores: Scores, args: Any, kwargs: Any) -> _Formula | None:
 def _hide(scores: Scores, mask: Any, value: Any) -> _Formula | None:
     """With `value` where the mask is true."""
     formula = scores.formula
-    if formula.p is not None or not isinstance(mask, Tensor) or not _fits(mask, formula.shape):
+    if not isinstance(mask, Tensor) or not _fits(mask, formula.shape):
         return None
+    if formula.p is not None:
+        return _cleared(formula, mask.bool()) if value == 0 else None
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.requires_grad:
             return None
@@ -275,6 +295,14 @@ def _hide(scores: Scores, mask: Any, value: Any) -> _Formula | None:
     if value > -math.inf:  # see `leveled`
         hidden = torch.where(mask.all(-1, keepdim=True), torch.finfo(wide).min, -math.inf).to(wide)
     return replace(formula, bias=torch.where(mask, hidden, bias))
+
+
+def _cleared(formula: _Formula, mask: Tensor) -> _Formula | None:
+    """Weights with 0 where they are hidden already; a row without keys becomes 0."""
+    bias = formula.bias
+    if bias is None or bool((mask & (bias > torch.finfo(bias.dtype).min / 2)).any()):
+        return None
+    return replace(formula, bias=torch.where(mask, -math.inf, bias))
 
 
 def _masked_fill(scores: Scores, args: Any, kwargs: Any) -> _Formula | None:

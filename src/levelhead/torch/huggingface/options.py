@@ -9,6 +9,7 @@ that is not known here is refused, what it does not read is ignored, as there.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from levelhead.errors import bad_type, bad_value
 from levelhead.torch import sdpa
 from levelhead.torch.huggingface.empty_rows import leveled
+from levelhead.torch.huggingface.formula import unread
 from levelhead.torch.huggingface.weights import weights
 from levelhead.torch.masks import hides
 
@@ -41,8 +43,11 @@ def attention(
     log_n: bool = False,
     **rest: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """(B, T, H, E), as the function of that name in transformers would give it, and the weights (B, H, T, S) if they
-    are asked for. `read` has the options that this function reads: the others mean nothing to it, nor here."""
+    """(B, T, H, E), as the function of that name in transformers would give it, and weights (B, H, T, S).
+
+    Weights are formed if they are asked for; those of eager attention also when somebody reads them. `read` has the
+    options that this function reads: the others mean nothing to it, nor here.
+    """
     unknown = [name for name, x in rest.items() if x is not None and name in read]
     if unknown:
         advice = f"{type(module).__name__} means something by it: undo() first"
@@ -68,9 +73,12 @@ def attention(
     else:
         out = sdpa.extended(query, key, value, mask, dropout, causal, **options, **more)
     out = out.transpose(1, 2).contiguous()
-    if not (output_attentions or weights_are_collected(module)):
-        return out, None
-    return out, weights(query, key, mask, causal=causal, scale=scaling, **more)
+    formed = partial(weights, query, key, mask, causal=causal, scale=scaling, **more)
+    if output_attentions or weights_are_collected(module):
+        return out, formed()
+    # Eager attention always returns them, and few modules look at them.
+    readable = eager and not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None
+    return out, unread(formed, query, key) if readable else None
 
 
 def _mask(eager: bool, dtype: torch.dtype, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:

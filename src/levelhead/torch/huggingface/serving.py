@@ -161,7 +161,6 @@ class _Marks:
     def __init__(self) -> None:
         self.uses: list[use] = []
         self.read: dict[Callable[..., Any], frozenset[str]] = {}  # functions that are understood, with their options
-        self.weights = False  # whether the module around it uses its weights in every call
         self.own = False  # may attend without asking the interface, depending on the call
         self.forward: Any = None  # an instance's own forward, which watching replaced
 
@@ -206,11 +205,11 @@ def _watched_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _within(marks: _Marks, module: nn.Module, run: Callable[[], Any], weights: bool) -> Any:
     """What run() gives, with the attention that its code calls or writes out served."""
     before = marks.uses[0].calls
-    with OwnCalls(partial(_count, marks)):
+    with OwnCalls(partial(_count, marks)) as mode:
         out = run()
     if torch.compiler.is_compiling():
         return out
-    unseen = marks.uses[0].calls == before and not all(one.partial for one in marks.uses)
+    unseen = mode.normalises and marks.uses[0].calls == before and not all(one.partial for one in marks.uses)
     if unseen and not sdpa.patch.active:
         given = f"{type(module).__name__} computing this call by another formula"
         advice = "use(model, partial=True) lets it, or undo() first"
