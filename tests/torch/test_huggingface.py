@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import levelhead as lh
+from huggingface_zoo import specimen
 from levelhead.torch.huggingface import serving, use
 from levelhead.torch.huggingface.survey import understood
 
@@ -586,6 +587,19 @@ def test_torchs_own_module_is_served() -> None:
 
 
 # ---- what is refused
+
+
+def test_modules_of_another_formula_are_named() -> None:
+    found = specimen("deformable_detr")
+    with pytest.raises(
+        lh.LevelheadError, match=r"DeformableDetrMultiscaleDeformableAttention attends to sampled positi"
+    ):
+        use(found.model)
+    with torch.no_grad(), use(found.model, partial=True) as used:
+        found.run()
+    assert used.calls == len(used.served) >= 2
+    assert all("sampled" in why for why in used.left.values()) and len(used.left) >= 4
+    assert f"{len(used.left)} left" in repr(used)
 
 
 def test_not_a_model() -> None:

@@ -98,6 +98,13 @@ def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhlt,bhtv->bhlv", [scores.float().softmax(-1).type_as(scores), v])
 
 
+@written("not below the lowest number")
+def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    lowest = torch.finfo(q.dtype).min
+    mask = torch.zeros(HIDDEN.shape).masked_fill(HIDDEN[:1], lowest) + torch.full((T, S), lowest).triu(3)
+    return torch.matmul(torch.max(torch.matmul(q, k.mT) + mask, torch.tensor(lowest)).softmax(-1), v)
+
+
 @written("hidden again after the softmax")
 def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = torch.matmul(q, k.mT).masked_fill(HIDDEN, -1e30).softmax(-1)
@@ -233,3 +240,58 @@ def test_weights_that_are_returned_are_computed_when_they_are_read() -> None:
     (gradient,) = torch.autograd.grad((found[1] * BIAS).sum(), q)
     (wanted_gradient,) = torch.autograd.grad((wanted[1] * BIAS).sum(), q)
     assert torch.equal(gradient, wanted_gradient)
+
+
+class Softmax(torch.autograd.Function):
+    """A softmax of somebody's own, as SEW-D has one: torch passes it the scores as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        weights = scores.softmax(-1)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        return weights * (gradients[0] - (weights * gradients[0]).sum(-1, keepdim=True))
+
+
+def test_gradients_are_not_lost_in_a_function_of_somebodys_own() -> None:
+    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.matmul(Softmax.apply(torch.matmul(q, k.mT)), v)  # type: ignore[no-untyped-call]
+
+    module = Attention(formula)
+    with use(module), pytest.raises(lh.LevelheadError, match=r"torch\.autograd\.Function"):
+        learned(module)
+    with torch.no_grad(), use(module) as used:
+        torch.testing.assert_close(module(*qkv()), formula(*qkv()))
+    assert used.calls == 1
+
+
+def test_weights_read_without_gradients_keep_them() -> None:
+    def formula(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        weights = torch.matmul(q, k.mT).softmax(-1)
+        return torch.matmul(weights, v), weights
+
+    module, inputs = Attention(formula), qkv()
+    with use(module):
+        _, weights = module(*inputs)
+    with torch.no_grad():
+        shown = float(weights.max())
+    (gradient,) = torch.autograd.grad((weights * BIAS).sum(), inputs[0])
+    assert 0 < shown <= 1 and float(gradient.abs().max()) > 0
+
+
+def test_an_output_may_be_written_into() -> None:
+    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.matmul(torch.matmul(q, k.mT).softmax(-1), v)
+        out += q
+        return out
+
+    module = Attention(formula)
+    _, wanted = learned(module)
+    with use(module):
+        _, found = learned(module)
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y, atol=2e-6, rtol=1e-4)

@@ -37,6 +37,11 @@ class _Formula:
     p: float | None = None  # the dropout of the weights; None: these are logits
 
     @property
+    def learns(self) -> bool:
+        tensors = (self.q, self.k, self.bias)
+        return any(x.requires_grad for x in tensors if x is not None)
+
+    @property
     def shape(self) -> torch.Size:
         lead = torch.broadcast_shapes(self.q.shape[:-2], self.k.shape[:-2])  # type: ignore[no-untyped-call]
         return torch.Size((*lead, self.q.shape[-2], self.k.shape[-2]))
@@ -48,11 +53,13 @@ class Scores(Tensor):
     formula: _Formula
     steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]  # the same as the module wrote it; `_HERE` is itself
     numbers: Tensor | None  # once they are computed
+    recorded: bool  # whether gradients were recorded where the product stands
 
     @staticmethod
     def __new__(cls, formula: _Formula, steps: Any, dtype: torch.dtype) -> Scores:
         made: Scores = torch.Tensor._make_wrapper_subclass(cls, formula.shape, dtype=dtype, device=formula.q.device)
         made.formula, made.steps, made.numbers = formula, steps, None
+        made.recorded = torch.is_grad_enabled()
         return made
 
     @classmethod
@@ -75,9 +82,10 @@ class Scores(Tensor):
         """The numbers, by the module's own operations."""
         if self.numbers is None:
             value: Any = None
-            for func, args, kwargs in self.steps:
-                args, kwargs = tree_map(lambda x, now=value: now if x is _HERE else x, (args, kwargs))
-                value = func(*_real(args), **_real(kwargs))
+            with torch.set_grad_enabled(self.recorded):
+                for func, args, kwargs in self.steps:
+                    args, kwargs = tree_map(lambda x, now=value: now if x is _HERE else x, (args, kwargs))
+                    value = func(*_real(args), **_real(kwargs))
             self.numbers = value
         return self.numbers
 
@@ -129,6 +137,9 @@ def followed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], served: C
         return func(*_real(args), **_real(kwargs))
     if _is_metadata(func):
         return _asked(func, args, kwargs)
+    if not torch.is_grad_enabled() and any(x.recorded and x.formula.learns for x in scores):
+        given = "scores inside torch.no_grad or in the forward of a torch.autograd.Function"
+        raise bad_value("model", "a softmax whose gradients torch records", given, "undo() first")
     if scores and scores[0].numbers is None:
         args = (*(x if x is scores[0] else _real(x) for x in args),)
         name = getattr(func, "__name__", "")
@@ -312,6 +323,19 @@ def _masked_fill(scores: Scores, args: Any, kwargs: Any) -> _Formula | None:
     return _hide(scores, given.get("mask"), given.get("value")) if set(given) == {"mask", "value"} else None
 
 
+def _at_least(scores: Scores, args: Any, kwargs: Any) -> _Formula | None:
+    """The larger of the logits and the lowest number: only the bias may be lower."""
+    formula = scores.formula
+    given = args[1] if len(args) == 2 and args[0] is scores else kwargs.get("min")
+    if len(args) + len(kwargs) != 2 or formula.p is not None:
+        return None
+    if isinstance(given, Tensor) and given.numel() == 1 and not given.requires_grad:
+        given = float(given)
+    if not isinstance(given, (int, float)) or given > torch.finfo(scores.dtype).min / 2:
+        return None
+    return formula if formula.bias is None else replace(formula, bias=formula.bias.clamp(min=given))
+
+
 def _where(scores: Scores, args: Any, kwargs: Any) -> _Formula | None:
     if kwargs or len(args) != 3 or not isinstance(args[0], Tensor) or args[0].dtype is not torch.bool:
         return None
@@ -375,6 +399,7 @@ _STEPS: dict[str, Callable[[Scores, Any, Any], _Formula | None]] = {
     **dict.fromkeys(("sub", "isub"), _sub),
     **dict.fromkeys(("to", "float", "type", "type_as", "contiguous", "clone"), _keep),
     **dict.fromkeys(("view", "reshape"), _reshape),
+    **dict.fromkeys(("max", "maximum", "clamp", "clamp_min"), _at_least),
     "masked_fill": _masked_fill,
     "where": _where,
     "softmax": _softmax,
@@ -403,7 +428,7 @@ def _attended(formula: _Formula, v: Any) -> Tensor | None:
         bias = bias.to(torch.promote_types(q.dtype, torch.float32))
     q, bias = leveled(q, bias)
     out = sdpa.extended(q, k, v.to(q.dtype), bias, formula.p, scale=float(formula.factor))
-    return out.to(v.dtype)
+    return out.to(v.dtype, copy=out.requires_grad)  # the operator keeps its output: the code may write into this one
 
 
 # ---- einsum: the same with letters

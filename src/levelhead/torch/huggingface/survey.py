@@ -121,13 +121,24 @@ def options_read(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset((*named, *words))
 
 
-# Classes whose attention is not softmax(q kᵀ · scale + bias) v.
-_OTHER_FORMULAS: dict[str, str] = {}
+# Endings of class names of which the attention is not softmax(q kᵀ · scale + bias) v.
+_OTHER_FORMULAS = {
+    "AutoformerAttention": "correlates sequences by Fourier transform",
+    "EfficientAdditiveAttention": "weighs queries, without a product with keys",
+    "GroupViTAssignAttention": "normalises over queries",
+    "LSHSelfAttention": "attends within buckets of hashes",
+    "LinearSelfAttention": "weighs keys, without a product with queries",
+    "LongformerSelfAttention": "attends within overlapping chunks",
+    "LEDEncoderSelfAttention": "attends within overlapping chunks",
+    "MultiscaleDeformableAttention": "attends to sampled positions",
+    "PatchTSMixerGatedAttention": "is a gate",
+}
 
 
 def other_formula(module: nn.Module) -> str | None:
-    """Why a module's attention is not the usual formula, where this is known."""
-    return next((why for kind, why in _OTHER_FORMULAS.items() if type(module).__name__ == kind), None)
+    """What a module computes instead of the usual formula, where this is known."""
+    name = type(module).__name__
+    return next((what for ending, what in _OTHER_FORMULAS.items() if name.endswith(ending)), None)
 
 
 # Names in eager functions that compute two products, a softmax, dropout, shared heads, a cap, and a sink as one more
