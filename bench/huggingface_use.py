@@ -25,6 +25,7 @@ from huggingface_zoo import SECONDS, Specimen, limited, prepare_worker, specimen
 from levelhead.errors import LevelheadError
 from levelhead.torch.huggingface import use
 
+Run = Callable[[], list[Tensor]]
 TOLERANCE = 2e-4  # of the largest number of a tensor; float32, two layers
 _QUERIES_AND_KEYS = re.compile(
     r"(^|[._])(q|k|query|key|qkv|in_proj|c_attn|wqkv|query_key_value|attn)([._]|_proj)", re.I

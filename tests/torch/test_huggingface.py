@@ -591,9 +591,7 @@ def test_torchs_own_module_is_served() -> None:
 
 def test_modules_of_another_formula_are_named() -> None:
     found = specimen("deformable_detr")
-    with pytest.raises(
-        lh.LevelheadError, match=r"DeformableDetrMultiscaleDeformableAttention attends to sampled positi"
-    ):
+    with pytest.raises(lh.LevelheadError, match="DeformableAttention attends to sampled positions"):
         use(found.model)
     with torch.no_grad(), use(found.model, partial=True) as used:
         found.run()
