@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from levelhead.errors import bad_type, bad_value
 from levelhead.torch import sdpa
 from levelhead.torch.huggingface.empty_rows import leveled
-from levelhead.torch.huggingface.formula import unread
+from levelhead.torch.huggingface.scores import unread
 from levelhead.torch.huggingface.weights import weights
 from levelhead.torch.masks import hides
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from levelhead.errors import LevelheadValueError, bad_type, bad_value, expected
 from levelhead.torch import sdpa
 from levelhead.torch.huggingface.by_hand import OwnCalls
-from levelhead.torch.huggingface.formula import finished
 from levelhead.torch.huggingface.functions import AttentionHook, has_get_interface, sdpa_function
 from levelhead.torch.huggingface.options import attention, weights_are_collected
+from levelhead.torch.huggingface.scores import finished
 from levelhead.torch.huggingface.survey import (
     Attending,
     attending_modules,
