@@ -34,32 +34,17 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.heads = nn.ModuleList(Head(WIDTH // HEADS) for _ in range(HEADS))
-        self.proj = nn.Linear(WIDTH, WIDTH)
         self.ffwd = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH))
         self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.ln1(x)
-        x = x + self.proj(torch.cat([head(y) for head in self.heads], dim=-1))
+        x = x + torch.cat([head(y) for head in self.heads], dim=-1)
         return x + self.ffwd(self.ln2(x))
 
 
-class GPT(nn.Module):
-    """Tokens to the logits of the next token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.position = nn.Embedding(LETTERS, WIDTH), nn.Embedding(TOKENS, WIDTH)
-        self.blocks = nn.Sequential(Block(), Block())
-        self.lm_head = nn.Linear(WIDTH, LETTERS)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1]))
-        return self.lm_head(self.blocks(x))
-
-
 torch.manual_seed(0)
-model = GPT()
+model = nn.Sequential(nn.Embedding(LETTERS, WIDTH), Block(), Block(), nn.Linear(WIDTH, LETTERS))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 with lh.watch(model) as w:
