@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from levelhead.call import scaling
 from levelhead.errors import bad_value
-from levelhead.remedies.remedy import Remedy, Sight, checked, listed, no_attention, positive
+from levelhead.remedies.remedy import Remedy, Sight, Verified, checked, listed, no_attention, positive
 from levelhead.runs import tally
 from levelhead.torch.huggingface.survey import attending_modules, eager_functions, understood
 from levelhead.torch.masks import hides
@@ -23,6 +23,7 @@ from levelhead.watching import amend
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call, tallied
 from levelhead.watching.module_stack import clean, unwrapped
+from levelhead.watching.wrapped import Reach
 
 _CLOSE = 1e-5  # relative, of a scale or a bound; half precision is measured as it is
 
@@ -42,6 +43,7 @@ class _OfTheCall(Remedy):
             raise bad_value("model", wanted, f"one in {', '.join(taken)}", "undo() that one first")
         self._options: list[tuple[MultiHeadAttention, Any]] = []
         INTERCEPTION.hold()
+        self._reach = Reach(unwrapped(model), (), INTERCEPTION.wrapped)  # functions that the model holds, too
         for module in self.modules.values():
             if isinstance(module, MultiHeadAttention):
                 self._options.append((module, module.options[self._option]))
@@ -49,11 +51,18 @@ class _OfTheCall(Remedy):
             else:
                 amend.amend(module, **{self._field: value})
 
+    def verify(self, batch: Any) -> Verified:
+        """As `Remedy.verify`; functions that the model holds since then are reached first."""
+        before, self._reach = self._reach, Reach(unwrapped(self.model), (), INTERCEPTION.wrapped)
+        before.undo()
+        return super().verify(batch)
+
     def _undo(self) -> None:
         for own, before in self._options:
             own.options[self._option] = before
         for module in self.modules.values():
             amend.restore(module, self._field)
+        self._reach.undo()
         INTERCEPTION.release()
 
 
