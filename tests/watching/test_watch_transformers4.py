@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from levelhead.watching.effective_scale import NOT_FOLLOWED
 from tiny_models import MODELS
 
 SECOND = Path(os.environ.get("LEVELHEAD_TRANSFORMERS4") or f"{sys.prefix}-transformers4")
@@ -60,5 +61,5 @@ def test_seen_attributed_and_bit_identical(
     assert line["kv_heads"] == [4 if name == "BERT" else 2]
     assert line["softcap"] == [50.0 if (name, implementation) == ("Gemma-2", "eager") else 0.0]
     by_hand = (name, implementation) == ("BERT", "eager")
-    assert line["readings"] == ["the scale is not known" if by_hand else "projections"]
+    assert line["readings"] == [NOT_FOLLOWED if by_hand else "projections"]
     assert not line["unseen"] and line["identical"] and line["restored"]

@@ -24,7 +24,6 @@ from levelhead.distributed.attention import look
 from levelhead.observation import Observation
 from levelhead.torch import sdpa
 from levelhead.torch.functorch import attend
-from levelhead.torch.huggingface import serving
 from levelhead.torch.huggingface.functions import AttentionHook
 from levelhead.torch.multihead_forward import FAST_PATH_OFF
 from levelhead.torch.swap import Function, Swap
@@ -40,7 +39,7 @@ from levelhead.watching.wrapped import Wrapped
 
 # Modules that keep the originals: those that define them, compare with them, or compile them.
 _COMPILES = "transformers.integrations.flex_attention"
-_KEPT = (*sdpa.KEPT, levelhead_attention.__module__, serving.__name__, __name__, _COMPILES)
+_KEPT = (*sdpa.KEPT, levelhead_attention.__module__, __name__, _COMPILES)
 
 
 class Interception:

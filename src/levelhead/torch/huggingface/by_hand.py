@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 from levelhead.torch import sdpa
 from levelhead.torch.huggingface.formula import followed
 
-_TORCHS = torch._C._nn.scaled_dot_product_attention
 _MULTIHEAD = functional.multi_head_attention_forward
 
 
@@ -31,7 +30,7 @@ class OwnCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is _TORCHS:
+        if func is sdpa.ORIGINAL:
             self.served()
             return sdpa.scaled_dot_product_attention(*args, **kwargs)
         self.normalises |= "softmax" in getattr(func, "__name__", "")
