@@ -88,4 +88,4 @@ def _about(run: Run) -> str:
         facts = run.latest[0].facts
         return f"Observation of {heads} heads, {facts.queries} queries and {facts.keys} keys"
     modules, steps = plural(len(run.latest), "attention module"), plural(len(run.snapshots), "step")
-    return f"{run.model or 'The model'}, {heads} heads of {modules}, {steps} observed"
+    return f"{run.model or 'The model'}, {plural(heads, 'head')} of {modules}, {steps} observed"
