@@ -396,6 +396,21 @@ def test_a_query_that_sees_nothing_gets_what_the_model_gives_it() -> None:
     assert bool((hidden[:, 1] == 0).all())
 
 
+def test_a_query_that_sees_only_its_sink() -> None:
+    model = made("gpt-oss", "eager")
+    module = model.layers[0].self_attn
+    q, k = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8)
+    lowest = torch.finfo(torch.float32).min
+    mask = torch.tensor([[0.0, lowest, lowest], [lowest] * 3, [0.5, 0.0, lowest]])[None, None]
+    eager = transformers.models.gpt_oss.modeling_gpt_oss.eager_attention_forward
+    wanted, _ = eager(module, q, k, k, mask, scaling=0.3, s_aux=module.sinks)
+    with use(model):
+        call_it = AttentionInterface().get_interface("eager", eager)
+        found, weights = call_it(module, q, k, k, mask, scaling=0.3, s_aux=module.sinks)
+    torch.testing.assert_close(found, wanted)
+    assert bool((found[:, 1] == 0).all()) and bool((weights[:, :, 1] == 0).all())
+
+
 # ---- torch.compile
 
 

@@ -64,7 +64,9 @@ def attention(
         causal = bool(query.shape[2] > 1 and attention_mask is None and wanted)
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling, 1.0
-    query, mask = leveled(query, _mask(eager, query.dtype, attention_mask, position_bias))
+    mask = _mask(eager, query.dtype, attention_mask, position_bias)
+    if s_aux is None:  # else a query without keys has its sink
+        query, mask = leveled(query, mask)
     grouped = query.dim() == 4 and query.shape[1] != key.shape[1]
     options: dict[str, Any] = {"scale": scaling, "enable_gqa": grouped}
     more: dict[str, Any] = {"softcap": softcap, "sinks": s_aux, "cosine": cosine, "log_n": log_n}
