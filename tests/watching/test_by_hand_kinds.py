@@ -48,6 +48,17 @@ def test_the_axis_of_the_softmax_is_a_fact(axis: int, told: str) -> None:
     assert w.last["blocks.0.attn"].facts.softmax_axis == told
 
 
+def test_weights_that_are_normalised_once_more_have_no_axis() -> None:
+    """Slot attention: the softmax runs over the slots, then every slot's weights are divided by their sum."""
+
+    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = scores(q, k).softmax(-2)
+        return weights / (weights.sum(-1, keepdim=True) + 1e-8) @ v
+
+    w = watched(attend)
+    assert w.last["blocks.0.attn"].facts.softmax_axis is None
+
+
 def test_keys_first_is_no_wrong_axis() -> None:
     w = watched(lambda module, q, k, v: (k @ q.mT / math.sqrt(q.shape[-1])).softmax(-2).mT @ v)
     assert w.last["blocks.0.attn"].facts.softmax_axis == "keys"

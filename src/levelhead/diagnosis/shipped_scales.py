@@ -172,7 +172,7 @@ _FAMILIES: tuple[tuple[Shipped, str], ...] = (
     (_YARN, "minicpm3 youtu hy_v4 axk1 axk2 bailing_hybrid mistral_large4 mistral_large4_text"),
     (_TEMPERATURE, "llama4 llama4_text ministral3"),
     (_YARN, "mistral4"),
-    (_WIDTH, "cvt groupvit groupvit_vision_model"),
+    (_WIDTH, "cvt"),
     (_PAIRS, "zamba zamba2"),
     (_DISENTANGLED, "deberta deberta-v2 deberta_v2 sew-d sew_d"),
     (_COSINE, "swinv2 swin2sr"),

@@ -111,6 +111,10 @@ def _same(a: float, b: float, within: float = SCALE_TOLERANCE) -> bool:
     return a > 0 and b > 0 and abs(math.log(a / b)) <= math.log(within)
 
 
+def _by_rule(rule: str, heads: int, d_k: int) -> float:
+    return float(scaling.resolve(scaling.rule(rule), heads=heads, d_k=d_k).factor[0])
+
+
 def _compared(record: Record, wanted: float | str | None) -> Iterator[Finding]:
     """One finding for all heads of which the same is to be said."""
     facts = record.facts
@@ -146,8 +150,8 @@ def _judged(record: Record, scale: float, wanted: float | str | None) -> Finding
     if ships and ships.rule is not None and ships.rule in like:
         return _finding(WRONG, "note", record, evidence, f"Not 1/√d_k, but meant: {ships.why}.", _NOTHING)
     if like == [RIGHT]:
-        if ships is None or ships.rule is None or ships.rule == RIGHT:
-            return None
+        if ships is None or ships.rule is None or _same(scale, _by_rule(ships.rule, heads, facts.d_k)):
+            return None  # with one head, 1/√d is the same number
         why = f"This is 1/√d_k, but {ships.why}: its published weights need the scale {ships.rule}."
         return _finding(
             WRONG, "warning", record, evidence, why, "Use the scale that the architecture was trained with."
@@ -205,7 +209,7 @@ def _against(record: Record, wanted: float | str, like: list[str], evidence: dic
     heads, d_k = len(record.tally), record.facts.d_k
     wished = wanted
     if isinstance(wished, str):
-        wished = float(scaling.resolve(scaling.rule(wished), heads=heads, d_k=d_k).factor[0])
+        wished = _by_rule(wished, heads, d_k)
     agrees = _same(evidence["effective_scale"], wished)
     evidence = evidence | {"expected": wished}
     if not agrees and wanted not in like:  # for 1/√d, any of the widths will do

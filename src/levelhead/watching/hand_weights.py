@@ -150,6 +150,8 @@ def after(
     if name in _KEEPING or name == "native_dropout":
         place = told.index(first)
         first.pending.with_it += [x.pending for x in told if isinstance(x, Weights) and x is not first]
+        if name.startswith("div") and place == 0 and isinstance(args[1], Tensor) and args[1].numel() > 1:
+            return replace(first, axes=None)  # normalised once more, over an axis of their own (slot attention)
         if isinstance(values, Tensor) and values.shape == args[place].shape:
             return [first] + [None] * (len(out) - 1) if isinstance(out, tuple | list) else first
         if isinstance(values, Tensor) and values.numel() == args[place].numel():
