@@ -59,6 +59,17 @@ def test_weights_that_are_normalised_once_more_have_no_axis() -> None:
     assert w.last["blocks.0.attn"].facts.softmax_axis is None
 
 
+def test_heads_in_a_loop_are_added_up_and_the_coverage_says_so() -> None:
+    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.stack([scores(q[:, h], k[:, h]).softmax(-1) @ v[:, h] for h in range(q.shape[1])], 1)
+
+    w = watched(attend)
+    (line,) = w.coverage()
+    assert line.seen
+    assert f"up to {HEADS} calls of one head each" in line.note
+    assert "cannot be told apart" in str(lh.diagnose(w)) + str(w)
+
+
 def test_keys_first_is_no_wrong_axis() -> None:
     w = watched(lambda module, q, k, v: (k @ q.mT / math.sqrt(q.shape[-1])).softmax(-2).mT @ v)
     assert w.last["blocks.0.attn"].facts.softmax_axis == "keys"

@@ -166,3 +166,23 @@ def test_a_softmax_by_hand_in_a_graph_is_not_seen_and_the_coverage_says_so() -> 
         same(plain, outcome(model, lambda: compiled(batch())))
     assert [line.module for line in w.coverage()] == ["blocks.0.attn", "blocks.1.attn"]
     assert all(not line.seen and "compiled graph" in line.how for line in w.coverage())
+
+
+class _CallsLevelhead(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_heads = torch.nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.to_heads(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        out: Tensor = lh.attention(q, q, q)
+        return out
+
+
+def test_levelheads_own_function_between_graphs_is_named() -> None:
+    model, x = _CallsLevelhead(), torch.randn(2, 5, 16)
+    with torch.no_grad(), lh.watch(model) as w:
+        torch.compile(model, backend="eager")(x)
+    (line,) = w.coverage()
+    assert not line.seen
+    assert "runs between compiled graphs" in line.how

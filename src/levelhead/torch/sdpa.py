@@ -93,20 +93,22 @@ def extended(
     rank = max(query.dim(), key.dim(), value.dim())
     q, k, v = broadcast(query, key, value, enable_gqa)
     _check_mask_shape(attn_mask, (*q.shape[:-1], k.shape[-2]), rank)
-    H, D = q.shape[-3], q.shape[-1]
-    if isinstance(scale, tuple):
-        factors = torch.tensor(scale, dtype=torch.float64, device=q.device)
-    else:
-        factor = usual(D) if scale is None else _number("scale", scale)
-        factors = uniform(H, factor, q.device)
     if 0.0 < dropout_p < 1.0:
         more |= {"dropout": dropout_p, "seed": torch.randint(_SEEDS, (), dtype=torch.int64, device=q.device)}
-    out, _ = attend(q, k, v, Scoring(factors, attn_mask, causal=is_causal, **more))
+    out, _ = attend(q, k, v, Scoring(factors(scale, q), attn_mask, causal=is_causal, **more))
     if dropout_p == 1.0:  # nothing is kept
         out = out * 0.0
     for _ in range(out.dim() - rank):
         out = out[0]
     return out
+
+
+def factors(scale: Any, q: Tensor) -> Tensor:
+    """The scale of every head, as `Scoring` holds it: None for 1/√D, a number, or one per head."""
+    if isinstance(scale, tuple):
+        return torch.tensor(scale, dtype=torch.float64, device=q.device)
+    factor = usual(q.shape[-1]) if scale is None else _number("scale", scale)
+    return uniform(q.shape[-3], factor, q.device)
 
 
 def _of_nested(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: bool, *rest: Any) -> Tensor:

@@ -29,7 +29,7 @@ from levelhead.torch.multihead_forward import FAST_PATH_OFF
 from levelhead.torch.swap import Function, Swap
 from levelhead.watching import amend
 from levelhead.watching.functions.torch_functions import describe_sdpa
-from levelhead.watching.intercept_known import run_taught
+from levelhead.watching.intercept_known import note, run_taught
 from levelhead.watching.intercept_softmax import multihead_over, softmax_over
 from levelhead.watching.intercept_transformers import transformers_attention
 from levelhead.watching.measure import Call
@@ -195,9 +195,12 @@ def _attention_over(original: Function) -> Function:
     """Over `levelhead.attention`, or `levelhead.distributed.attention`. All ranks of the latter must measure the same
     steps, because the statistics of each rank need the others; a rank that does not is an error there."""
     sharded = original is sharded_attention
+    between_graphs = f"{original.__module__}.{original.__name__} runs between compiled graphs and is not observed there"
 
     def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
         frame = current()
+        if frame is not None and torch.compiler.is_compiling() and not frame.busy:
+            note(frame, between_graphs)
         skipped = not isinstance(q, Tensor) or (
             not sharded and (options.get("out") is not None or torch.compiler.is_compiling())
         )

@@ -120,6 +120,7 @@ class WatchedModule:
         self.calls = 0
         self.runs = 0
         self.lost_fast_path = False  # its native fast path would have run
+        self.single_heads = 0  # calls of one head each, at most in one run
         self.paths: dict[str, None] = {}  # functions through which its calls were observed, in order
         self.not_observed: dict[str, None] = {}  # reasons why calls of it were not observed
         self.ever_ran: set[str] = set()  # names of children
@@ -143,6 +144,7 @@ class Frame:
         self.inputs: list[Ran] = []  # of a module that holds weights itself
         self.traced: list[Traced] = []  # the same as `ran`, in a graph
         self.calls = 0  # traced inside it
+        self.measured = 0  # calls
         self.busy = False  # inside a call that is being measured already
         self.softmax_is_call = False  # inside a function whose softmax is the call
         self.via = ""  # path of the transformers function that is running

@@ -175,6 +175,9 @@ class Ledger:
         noted = scale_reader.note(ran, q, k, scale, effective_scale.parts_named(watched.module)) if followed else None
         with self.watch.lock:
             watched.calls += 1
+            frame.measured += 1
+            if len(tallied) == 1:
+                watched.single_heads = max(watched.single_heads, frame.measured)
             watched.attends = True
             watched.paths[path] = None
             old = self._sheets.get(len(tallied))

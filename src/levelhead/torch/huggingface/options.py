@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from levelhead.call.options import Scoring
 from levelhead.errors import bad_type, bad_value
 from levelhead.torch import sdpa
 from levelhead.torch.huggingface.empty_rows import leveled
 from levelhead.torch.huggingface.scores import unread
-from levelhead.torch.huggingface.weights import weights
 from levelhead.torch.masks import hides
+from levelhead.torch.weights import weights
 
 
 def attention(
@@ -75,7 +76,7 @@ def attention(
     else:
         out = sdpa.extended(query, key, value, mask, dropout, causal, **options, **more)
     out = out.transpose(1, 2).contiguous()
-    formed = partial(weights, query, key, mask, causal=causal, scale=scaling, **more)
+    formed = partial(weights, query, key, Scoring(sdpa.factors(scaling, query), mask, causal=causal, **more))
     if output_attentions or weights_are_collected(module):
         return out, formed()
     # Eager attention always returns them, and few modules look at them.
