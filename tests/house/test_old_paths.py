@@ -82,5 +82,6 @@ def test_names_that_left_their_module_are_still_found_there() -> None:
         for name, (home, new) in names.items():
             assert getattr(importlib.import_module(module), name) is getattr(importlib.import_module(home), new)
     report = importlib.import_module("levelhead.health.report")
-    assert "\n".join(report.lines(lh.watch(torch.nn.Linear(1, 1)).run(), width=90)).startswith("Linear: no attention")
+    with lh.watch(torch.nn.Linear(1, 1)) as w:
+        assert "\n".join(report.lines(w.run(), width=90)).startswith("Linear: no attention")
     assert lh.scoring.Scale is lh.scaling.Scale and lh.scoring.ScaleLike is lh.scaling.ScaleLike
