@@ -120,3 +120,54 @@ def test_bad_input_is_one_error(batch: object, says: str) -> None:
         lh.preflight(Transformer("right"), batch)
     with pytest.raises(LevelheadError, match="model: expected"):
         lh.preflight(3, words())  # type: ignore[arg-type]
+
+
+def test_padded_queries_may_see_anything() -> None:
+    """Eager attention gives a query that sees no key equal weights over all keys, later ones too."""
+    import transformers
+
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, attn_implementation="eager")
+    torch.manual_seed(0)
+    mask = torch.ones(3, 12, dtype=torch.long)
+    mask[1, :3] = 0
+    batch = {"input_ids": torch.randint(3, 60, (3, 12)), "attention_mask": mask}
+    result = lh.preflight(transformers.LlamaForCausalLM(config), batch)
+    assert [one.kind for one in result.findings if one.severity != "note"] == []
+    assert next(check.verdict for check in result.checks if check.name == "causality") == "passed"
+
+
+class _TakesLossMask(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Transformer("")
+
+    def forward(self, ids: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.model(ids)
+        return out
+
+
+def test_a_loss_mask_is_no_padding_mask() -> None:
+    torch.manual_seed(0)
+    loss_mask = torch.ones(3, 12, dtype=torch.long)
+    loss_mask[:, :4] = 0
+    batch = {"ids": torch.randint(0, 8, (3, 12)), "loss_mask": loss_mask}
+    assert not [one for one in lh.preflight(_TakesLossMask(), batch).findings if one.kind == "padding not masked"]
+
+
+class _LooksAhead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attention = nn.Embedding(8, 16), nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x, T = self.embed(ids), ids.shape[1]
+        out: torch.Tensor = self.attention(x, x, x, attn_mask=torch.ones(T, T, dtype=torch.bool).triu(2))[0]
+        return out
+
+
+def test_a_look_ahead_is_an_error_unless_it_is_meant() -> None:
+    torch.manual_seed(0)
+    model, ids = _LooksAhead(), torch.randint(0, 8, (3, 12))
+    assert [one.kind for one in lh.preflight(model, ids).findings if one.severity == "error"]
+    assert not [one.kind for one in lh.preflight(model, ids, causal=False).findings if one.severity == "error"]

@@ -184,3 +184,13 @@ def test_a_registered_function_can_be_taught(registered: Any) -> None:
     (record,) = w.last.records
     assert record.facts.scale == pytest.approx(8**-0.5 / 2)
     assert not record.facts.causal
+
+
+def test_a_model_that_is_not_served_is_observed_after_another_was() -> None:
+    """`use` wraps the functions of all models; only served ones are computed by levelhead."""
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, attn_implementation="eager")
+    served, other = (transformers.LlamaModel(config).eval() for _ in range(2))
+    with lh.torch.huggingface.use(served), torch.no_grad(), lh.watch(other) as w:
+        other(torch.tensor([[1, 2, 3, 4]]))
+    assert [record.facts.how for record in w.run().latest] == ["huggingface:eager"]

@@ -23,7 +23,7 @@ Key: TypeAlias = int | str
 _NO_IDS = ("label", "mask", "type", "position", "segment", "length", "target", "len", "pad", "index", "indices", "step")
 _ENDS = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id")
 _DECODER = ("decoder", "tgt")
-_MASKS = ("attention_mask", "padding_mask", "key_padding_mask", "pad_mask", "mask")
+_MASKS = ("attention_mask", "padding_mask", "pad_mask")  # a loss_mask or special_tokens_mask is none
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class Batch:
             return None
         size = self.sizes(stream)
         for key, x in self.tensors().items():
-            named = self.names[key].endswith(_MASKS) and not self.names[key].startswith(_DECODER)
+            name = self.names[key]
+            named = (name == "mask" or name.endswith(_MASKS)) and not name.startswith(_DECODER)
             if named and x.shape == size and _distinct(x) <= {0, 1}:
                 return key
         return None

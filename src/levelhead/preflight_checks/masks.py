@@ -87,9 +87,13 @@ _WHY = {
 }
 
 
-def forms(flight: Flight, calls: Sequence[SeenCall]) -> str | None:
-    """Judges the form of every mask; returns why the model should be causal, if something says so."""
+def forms(flight: Flight, calls: Sequence[SeenCall], meant: bool | None) -> str | None:
+    """Judges the form of every mask; returns why the model should be causal, if something says so. `meant`: what the
+    user says about that."""
     name, changed = "form of masks", "which keys each query sees"
+    if meant is False:
+        flight.unknown(name, changed, "causal=False: a look-ahead or a reversed mask may be meant")
+        return None
     found = {seen.module: form(seen).name for seen in calls if seen.square}
     wrong = {module: kind for module, kind in found.items() if kind in _WHY}
     causal = [module for module, kind in found.items() if kind == CAUSAL]

@@ -75,7 +75,7 @@ def preflight(
         calls = [seen for seen in calls if seen.module not in turned]  # their logits have other axes
         modules = {seen.module for seen in calls}
         claims: list[str | None] = []
-        flight.attempt("form of masks", lambda: claims.append(masks.forms(flight, calls)))
+        flight.attempt("form of masks", lambda: claims.append(masks.forms(flight, calls, causal)))
         flight.attempt("applied weights", lambda: claims.append(applied_weights.check(flight, run, calls)))
         flight.attempt("relative positions", lambda: positions.check(flight))
         flight.attempt("configuration", lambda: settings.check(flight, run, calls))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.torch.huggingface.options import attention as levelhead_attention
+from levelhead.torch.huggingface.serving import is_served
 from levelhead.torch.huggingface.survey import options_read
 from levelhead.torch.swap import Function
 from levelhead.watching import amend
@@ -63,9 +64,9 @@ def transformers_attention(
     if not compiling:
         value = args[0] if args else options.get("value")
         frame.watch.follow_gradients(frame, query, key, value)
-    served = isinstance(function, functools.partial)  # by `huggingface.use`: levelhead computes it
+    served = isinstance(function, functools.partial) and is_served(module)  # levelhead computes it
     undescribed = by_levelhead and amend.has_no_description(options)
-    if undescribed or (name == "eager" and (served or not _is_understood(frame, function))):
+    if undescribed or (name == "eager" and (served or not _is_understood(frame, taught_one))):
         return _run_with_softmax(frame, path, run, observed=not served)
 
     mask = args[1] if len(args) > 1 else options.get("attention_mask")

@@ -120,7 +120,8 @@ class WatchedModule:
         self.calls = 0
         self.runs = 0
         self.lost_fast_path = False  # its native fast path would have run
-        self.single_heads = 0  # calls of one head each, at most in one run
+        self.calls_in_a_run = 0  # measured calls, at most
+        self.single_head = False  # whether the last of them had one head
         self.paths: dict[str, None] = {}  # functions through which its calls were observed, in order
         self.not_observed: dict[str, None] = {}  # reasons why calls of it were not observed
         self.ever_ran: set[str] = set()  # names of children

@@ -176,8 +176,8 @@ class Ledger:
         with self.watch.lock:
             watched.calls += 1
             frame.measured += 1
-            if len(tallied) == 1:
-                watched.single_heads = max(watched.single_heads, frame.measured)
+            watched.calls_in_a_run = max(watched.calls_in_a_run, frame.measured)
+            watched.single_head = len(tallied) == 1
             watched.attends = True
             watched.paths[path] = None
             old = self._sheets.get(len(tallied))

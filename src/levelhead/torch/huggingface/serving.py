@@ -176,6 +176,12 @@ def _marks(module: nn.Module) -> _Marks:
     return marks
 
 
+def is_served(module: nn.Module) -> bool:
+    """Whether levelhead computes the attention of this module now."""
+    marks = getattr(module, _MARK, None)
+    return isinstance(marks, _Marks) and bool(marks.uses)
+
+
 def _unmark(module: nn.Module) -> None:
     marks = module.__dict__.pop(_MARK)
     if _is_watched(module):
