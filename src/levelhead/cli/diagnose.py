@@ -86,4 +86,4 @@ def _report(recorded: Run, findings: Findings) -> Iterator[str]:
 
     yield text.text(recorded, findings, colour=colour_wanted(sys.stdout), width=width_of(), table=False)
     yield ""
-    yield from findings.verdict_lines()
+    yield from text.verdict_lines(findings, width_of())

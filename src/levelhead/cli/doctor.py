@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, number_or_rule, write
 from levelhead.errors import bad_value
-from levelhead.terminal import StatusLine, colour_wanted
+from levelhead.terminal import StatusLine, colour_wanted, width_of
 
 if TYPE_CHECKING:
     from levelhead.diagnosis.compare import Comparison
@@ -140,7 +140,7 @@ def _report(examined: Examination, comparison: Comparison | None, table: bool) -
     if comparison is not None:
         yield "\n" + "\n".join(comparison.lines())
     yield f"\n{examined.run.model}: {counted(examined.findings)}"
-    yield from examined.findings.verdict_lines()
+    yield from text.verdict_lines(examined.findings, width_of())
 
 
 def _read(file: str) -> str:

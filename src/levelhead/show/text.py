@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from levelhead import stats
-from levelhead.diagnosis.findings import MARKS, Finding, groups
+from levelhead.diagnosis.findings import MARKS, Finding, Findings, groups
 from levelhead.runs.record import Record, Run
 from levelhead.show import view
 from levelhead.terminal import paint, width_of
@@ -200,6 +200,12 @@ def finding_lines(findings: Sequence[Finding], *, colour: bool, width: int) -> I
         yield paint(group.title, group.severity, colour)
         for line in group.lines():
             yield from _wrap(line.strip(), width, "  ", "  ")
+
+
+def verdict_lines(findings: Findings, width: int) -> Iterator[str]:
+    """The verdict and what was not judged, within the width."""
+    for line in findings.verdict_lines():
+        yield from _wrap(line, width, hang="  ")
 
 
 def scale_lines(run: Run, *, colour: bool, width: int) -> Iterator[str]:
