@@ -173,6 +173,10 @@ class Scoring(NamedTuple):
             return None
         return exists.reshape((*shape.batch, 1, shape.T)) if shape.lead else exists[0]
 
+    def capped(self, bound: Any) -> Any:
+        """What bounds the scaled logits, if `bound` does before the cap."""
+        return bound if self.softcap is None else namespace(bound).clip(bound, None, self.softcap)
+
     def visible(self, index: Any, j: Any) -> Any:
         """Which keys at positions j (S,) queries (T,) may see by position and segment, (B, T, S)."""
         first, last = self.reach(index)

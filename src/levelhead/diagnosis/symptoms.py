@@ -62,8 +62,7 @@ def fp16_overflow(record: Record) -> Iterator[Finding]:
     """Logits, or the products before the scale, against the largest float16."""
     facts = record.facts
     size = logit_growth.largest(record)
-    after = facts.scale if facts.scale and facts.softcap is None else 1.0
-    product = np.maximum(size, size / abs(after))
+    product = np.maximum(size, size / abs(facts.product_scale or 1.0))
     worst = np.nan_to_num(product, nan=0.0)
     over, near = worst >= thresholds.FLOAT16_MAX, worst >= thresholds.FLOAT16_NEAR
     graded: dict[Severity, NDArray[np.bool_]] = {"note": over}

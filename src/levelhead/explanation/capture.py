@@ -19,7 +19,6 @@ from levelhead.explanation.tokens import Tokens, checked, of_tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-_UNSUPPORTED = ("position_bias", "softcap", "s_aux", "sliding_window")  # options that change the logits
 _lock = threading.Lock()  # the wrapping affects the whole process
 
 
@@ -61,7 +60,9 @@ def _call(
     **rest: Any,
 ) -> AttentionCall:
     """One call of transformers' attention interface, as arguments of `levelhead.attention`."""
-    unsupported = ", ".join(name for name in _UNSUPPORTED if rest.get(name) is not None)
+    from levelhead.torch.huggingface.options import CHANGING_LOGITS
+
+    unsupported = ", ".join(name for name in CHANGING_LOGITS if rest.get(name) is not None)
     if unsupported:
         wanted = "attention with scale and mask alone"
         raise bad_value("model", wanted, unsupported, "lh.watch and lh.health know such models")

@@ -106,8 +106,8 @@ def norms(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> None:
             or record.facts.norms_idle
         ):
             continue
-        scale = record.facts.scale
-        if scale is None or record.facts.softcap:
+        scale = record.facts.product_scale
+        if scale is None:
             continue
         seen += 1
         groups = call.q.shape[1] // call.k.shape[1]

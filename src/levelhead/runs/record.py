@@ -59,6 +59,18 @@ class Facts:
     # Of a softmax by hand: over "keys", as its weights are used, or over "queries" or a "batch" axis, which is a bug.
     softmax_axis: str | None = None
 
+    @property
+    def product_scale(self) -> float | None:
+        """What q · k is multiplied with to be the logits, masks aside; None: unknown, or a cap bends them."""
+        return self.scale if self.softcap is None else None
+
+    @property
+    def mentioned(self) -> list[str]:
+        """The options in use, in words."""
+        cap = None if self.softcap is None else f"softcap {self.softcap:g}"
+        words = (self.causal and "causal", self.masked and "masked", cap, self.sinks and "sinks")
+        return [word for word in words if word]
+
 
 # The options that facts mention, as callers pass them.
 MENTIONED = ("causal", "mask", "softcap", "sinks")

@@ -211,10 +211,10 @@ class Deep(TorchDispatchMode):
         x = x if hidden is None else x.masked_fill(hidden, -torch.inf)
         sink = known.sink if known.sink is not None and known.sink.axis == axis else None
         x = x if sink is None else x.narrow(axis, sink.first, sink.keys)
-        told: dict[str, Any] = {"softcap": known.softcap, "masked": hidden is not None or None}
+        facts = known.facts(hidden)
         arranged = known.arranged(x.shape, axis, heads_around(frame, several=x.dim() > 3))
         if arranged is None:  # over heads or a batch
-            logits, told["softmax_axis"] = x.movedim(axis, -1).reshape(1, 1, -1, x.shape[axis]), "batch"
+            logits, facts["softmax_axis"] = x.movedim(axis, -1).reshape(1, 1, -1, x.shape[axis]), "batch"
             product = _some_factors(known, 1)
         else:
             if arranged.split > 1 and known.axes is not None:
@@ -228,7 +228,7 @@ class Deep(TorchDispatchMode):
             if bool((column == column[:1, :, :1]).all()):
                 call = replace(call, scoring=call.scoring._replace(sinks=column[0, :, 0].to(call.q.dtype)))
         enter = frame.watch.measure_call(frame, PATH, call, product)
-        pending = Pending(frame, lambda facts: enter(**{k: v for k, v in (facts | told).items() if v is not None}))
+        pending = Pending(frame, lambda later: enter(**{k: v for k, v in (later | facts).items() if v is not None}))
         self._pending.append(pending)
         self._later[weights] = hand_weights.of_softmax(pending, weights.shape, axis)
 

@@ -121,7 +121,7 @@ def _reach(call: Call) -> Tensor:
         for x in (call.q, call.k):
             norms = torch.linalg.vector_norm(x, dim=-1, dtype=wide(x)).flatten()
             factor = factor * torch.cat([norms[:0].new_zeros(1), torch.where(norms.isfinite(), norms, 0.0)]).max()
-    bound: Tensor = factor if scoring.softcap is None else factor.clamp(max=scoring.softcap)
+    bound: Tensor = scoring.capped(factor)
     return bound
 
 

@@ -60,6 +60,10 @@ class Scores:
         others = [n for axis, n in enumerate(shape) if axis != keys]
         return shape[keys] in rows and len(others) > 0 and bool((rows - {shape[keys]} or rows) & set(others))
 
+    def facts(self, hidden: Tensor | None) -> dict[str, Any]:
+        """What a record says of logits of which `hidden` are hidden; None: nothing."""
+        return {"softcap": self.softcap, "masked": hidden is not None or None}
+
     def hides(self, scores: Tensor, keys: int) -> Tensor | None:
         """Which entries are hidden: masks say so, or a constant stands for -inf."""
         hidden = self.hidden

@@ -23,6 +23,9 @@ from levelhead.torch.huggingface.scores import unread
 from levelhead.torch.masks import hides
 from levelhead.torch.weights import weights
 
+# The options of the interface that change logits, beside its scale and its mask.
+CHANGING_LOGITS = ("position_bias", "softcap", "s_aux", "sliding_window")
+
 
 def attention(
     eager: bool,
