@@ -10,4 +10,4 @@ def plural(n: int, what: str) -> str:
 
 def module_title(module: str) -> str:
     """A module's full name, also where the model itself is the module."""
-    return module or "(the model itself)"
+    return f"(the model itself){module}" if module[:1] in ("", " ") else module  # " (call 2)" is a part of it

@@ -40,7 +40,7 @@ class Finding:
     @property
     def where(self) -> str:
         """The module and its heads in words."""
-        name = self.module or "(the model)"
+        name = f"(the model){self.module}" if self.module[:1] in ("", " ") else self.module
         if isinstance(self.head, tuple):
             return f"{name} heads {_ranges(self.head)}"
         return name if self.head is None else f"{name} head {self.head}"

@@ -134,7 +134,15 @@ def _compared(record: Record, wanted: float | str | None) -> Iterator[Finding]:
 
 
 def _judged(record: Record, scale: float, wanted: float | str | None) -> Finding | None:
-    """What is to be said of a head with this scale."""
+    """What is to be said of a head with this scale, and of which call."""
+    found, call = _said(record, scale, wanted), record.facts.scale_call
+    if found is None or not call:
+        return found
+    why = f"{found.why} Calls of this module have different scales; this is that of call {call} of a pass."
+    return replace(found, why=why, evidence={**found.evidence, "call": float(call)})
+
+
+def _said(record: Record, scale: float, wanted: float | str | None) -> Finding | None:
     facts, heads = record.facts, len(record.tally)
     right = 1.0 / math.sqrt(facts.d_k)
     like = looks_like(scale, heads=heads, d_k=facts.d_k, width=facts.model_width)

@@ -58,6 +58,7 @@ class Facts:
     norms_idle: tuple[str, ...] = ()  # of those, the ones that never ran
     # Of a softmax by hand: over "keys", as its weights are used, or over "queries" or a "batch" axis, which is a bug.
     softmax_axis: str | None = None
+    scale_call: int = 0  # of added-up calls with different scales: whose scale this is, from 1 on within a pass
 
     @property
     def product_scale(self) -> float | None:
@@ -265,11 +266,20 @@ def logged_in(content: Mapping[str, Any]) -> dict[str, tuple[tuple[int, float], 
 def _record_out(record: Record) -> dict[str, Any]:
     return {
         "module": record.module,
-        "facts": json_value(asdict(record.facts), not_finite="text"),
+        "facts": json_value(_facts_out(record.facts), not_finite="text"),
         "tally": _out(record.tally),
         "counterfactual": {rule: _out(x) for rule, x in record.counterfactual.items()},
         "weights": {name: _number(x) for name, x in record.weights.items()},
     }
+
+
+def _facts_out(facts: Facts) -> dict[str, Any]:
+    """All but newer facts that say nothing: an older version reads the file then."""
+    newer = {f.name: f.default for f in fields(Facts) if f.name in _NEWER}
+    return {name: x for name, x in asdict(facts).items() if name not in newer or x != newer[name]}
+
+
+_NEWER = ("scale_call",)
 
 
 def _record_in(content: Mapping[str, Any]) -> Record:

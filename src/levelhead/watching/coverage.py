@@ -18,7 +18,7 @@ from levelhead.watching.intercept_known import not_described
 from levelhead.watching.module_stack import ATTRIBUTE, WatchedModule, clean
 from levelhead.watching.probe import Probe
 
-_ADDED_UP = "up to {} calls in one run are added up, and the scale is that of the last"
+_ADDED_UP = "up to {} calls in one pass, from one place in its code, are added up"
 _ONE_HEAD = "; calls of one head each: heads in a loop cannot be told apart"
 _FAST_PATH = "its native fast path was switched off while watching: results differ by rounding"
 
@@ -33,8 +33,8 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
     for watched in modules:
         if watched.calls:
             notes = [*([_FAST_PATH] if watched.lost_fast_path else []), *watched.not_observed]
-            if watched.calls_in_a_run > 1:
-                notes.append(_ADDED_UP.format(watched.calls_in_a_run) + (_ONE_HEAD if watched.single_head else ""))
+            if watched.calls_in_a_pass > 1:
+                notes.append(_ADDED_UP.format(watched.calls_in_a_pass) + (_ONE_HEAD if watched.single_head else ""))
             line = Seen(watched.name, watched.kind, True, ", ".join(watched.paths), watched.calls, "; ".join(notes))
             lines.append(line)
         elif watched.not_observed or _is_missing(watched, observed, by_code):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from inspect import getattr_static
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -72,6 +73,7 @@ class Reading(NamedTuple):
     width: int | None = None  # what the q projection reads
     each: tuple[float, ...] = ()  # of every head
     parts: tuple[int, ...] = ()  # widths of the parts of a head, if keys come from several projections
+    call: int = 0  # whose it is, of calls in one pass with different scales; 0: they have the same
 
 
 def is_norm(name: str, module: nn.Module) -> bool:
@@ -107,7 +109,8 @@ def reads(module: nn.Module) -> int | None:
     if isinstance(module, nn.Embedding):
         return None
     for name in ("in_features", "in_channels", "nx"):
-        width = getattr(module, name, None)
+        width = getattr_static(module, name, None)  # a model's own __getattr__ may warn
+        width = getattr(module, name, None) if isinstance(width, property) else width
         if isinstance(width, int):
             return width
     weight = getattr(module, "weight", None)

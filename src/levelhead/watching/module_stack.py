@@ -120,7 +120,7 @@ class WatchedModule:
         self.calls = 0
         self.runs = 0
         self.lost_fast_path = False  # its native fast path would have run
-        self.calls_in_a_run = 0  # measured calls, at most
+        self.calls_in_a_pass = 0  # measured calls that one record adds up, at most
         self.single_head = False  # whether the last of them had one head
         self.paths: dict[str, None] = {}  # functions through which its calls were observed, in order
         self.not_observed: dict[str, None] = {}  # reasons why calls of it were not observed
@@ -145,7 +145,9 @@ class Frame:
         self.inputs: list[Ran] = []  # of a module that holds weights itself
         self.traced: list[Traced] = []  # the same as `ran`, in a graph
         self.calls = 0  # traced inside it
-        self.measured = 0  # calls
+        self.serial = next(_numbers)
+        self.sites: dict[tuple[int, int], Any] = {}  # by heads and number: places in the code that called attention
+        self.following: list[Any] = []  # gradients whose call is not recorded yet
         self.busy = False  # inside a call that is being measured already
         self.softmax_is_call = False  # inside a function whose softmax is the call
         self.via = ""  # path of the transformers function that is running
@@ -235,6 +237,12 @@ def current() -> Frame | None:
 def depth(watch: Recorder) -> int:
     """How many modules of a watch are running in this thread, one in another."""
     return sum(frame.watch is watch for frame in _stack.frames)
+
+
+def pass_number(frame: Frame) -> int | None:
+    """Which pass a call in this frame belongs to; None: not known, in a compiled graph that runs by itself."""
+    around = next((one for one in _stack.frames if one.watch is frame.watch), None)
+    return None if around is None else around.serial
 
 
 def heads_around(frame: Frame, *, several: bool) -> int | None:

@@ -20,7 +20,7 @@ from levelhead.watching.sampled import Aligned, Views
 
 LARGEST = 1 << 16  # columns; a wider output is a vocabulary's
 _SHARES = (1 / 2, 2 / 3, 1 / 3, 3 / 4, 1 / 4)  # of a head's width, which its first part may have
-_ALIKE = 1e-3  # heads whose scales differ less have the same
+ALIKE = 1e-3  # heads whose scales differ less have the same
 
 
 class Noted(NamedTuple):
@@ -88,7 +88,7 @@ class Reader:
         if not (np.isfinite(each).all() and (each > 0).all()):
             return Reading(None, "q, k or a projection's output is zero or not finite", q.reads)
         middle = float(np.sort(each)[heads // 2])
-        differ = heads == noted.heads and bool((np.abs(each / middle - 1) > _ALIKE).any())
+        differ = heads == noted.heads and bool((np.abs(each / middle - 1) > ALIKE).any())
         parts = max(q.parts, k.parts, key=len)
         return Reading(middle, FROM_PROJECTIONS, q.reads, tuple(map(float, each)) if differ else (), parts)
 

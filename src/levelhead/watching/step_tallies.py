@@ -1,7 +1,8 @@
 """What one module did in one step: tallies of its heads, and the facts of its calls.
 
 Everything stays on the tensors' device until the step is read; only then the CPU waits for the device. A module that
-calls attention with different numbers of heads has a record for each.
+calls attention with different numbers of heads, or at several places of its code (`call_sites`), has a record for each.
+Other calls of it are added up; the scale of each is read, and the one furthest from the right one is recorded.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ from levelhead.runs import tally
 from levelhead.runs.record import MENTIONED, Facts, Record, mentioned
 from levelhead.torch.autograd import scoring_of
 from levelhead.torch.operators import Pass
-from levelhead.watching import configuration, effective_scale, measure, scale_reader
+from levelhead.watching import call_sites, configuration, effective_scale, measure, scale_reader
+from levelhead.watching.call_sites import Place, Sites
 from levelhead.watching.effective_scale import NOT_FOLLOWED, NOTHING_RAN, Ran, Reading
 from levelhead.watching.intercept_softmax import WEIGHTS
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import Frame, Observed, Product, WatchedModule, fed
-from levelhead.watching.scale_reader import Noted, Reader
+from levelhead.watching.module_stack import Frame, Observed, Product, WatchedModule, fed, pass_number
+from levelhead.watching.scale_reader import ALIKE, Noted, Reader
 
 _Rules: TypeAlias = dict[str, Tensor]  # scale rule -> tally under it
-_NOTED = 4  # different calls of a module whose scales are read in one step
+_Key: TypeAlias = tuple[int, int]  # number of heads, number of the place
+_SIZES = 4  # different sizes of calls, and
+_NOTED = 16  # different calls of a module whose scales are read in one step
 RULES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)")
 
 
@@ -42,6 +46,8 @@ class Settings(Protocol):
     plain_torch: bool | None
     counterfactual: bool
     listeners: list[Callable[..., None]]
+    expected_scale: float | str | None
+    passes: int  # of the whole model, so far
 
     @property
     def lock(self) -> AbstractContextManager[Any]: ...  # held while a step changes: several threads may run the model
@@ -49,7 +55,7 @@ class Settings(Protocol):
 
 @dataclass
 class _Sheet:
-    """The calls of a step with one number of heads: their tally, and the facts of the last one."""
+    """The calls of a step with one key: their tally, and the facts of the last one."""
 
     tally: Tensor
     rules: _Rules
@@ -62,10 +68,13 @@ class Ledger:
 
     def __init__(self, watched: WatchedModule, watch: Settings) -> None:
         self.watched, self.watch = watched, watch
-        self._sheets: dict[int, _Sheet] = {}  # by number of heads
-        self._noted: dict[tuple[Any, ...], Noted] = {}  # by the sizes of calls
-        self._readings: dict[int, Reading] = {}  # by number of heads
+        self._sheets: dict[_Key, _Sheet] = {}
+        self._noted: dict[_Key, dict[tuple[Any, ...], Noted]] = {}  # by number in its pass, path and sizes
+        self._readings: dict[_Key, Reading] = {}
         self._reader = Reader()
+        self._sites = Sites()
+        self._pass: int | None = None
+        self._calls: dict[_Key, int] = {}  # of this pass
         self._followed: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self._hooks: list[Any] = []
@@ -104,8 +113,9 @@ class Ledger:
             measure.fill_squares(tallied, product.q, product.k)
         sampled = rows is not None and rows < call.q.shape[2]
         rules = self._rules(product.q, at)
-        before = fed(frame)  # later, more will have run
-        return partial(self._enter, frame, path, call, product, tallied, rules, before=before, sampled=sampled)
+        before, at_place = fed(frame), call_sites.place(self.watched.module)  # later, more will have run
+        enter = partial(self._enter, frame, path, call, product, tallied, rules)
+        return partial(enter, before=before, at=at_place, sampled=sampled)
 
     def add_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """A call that levelhead computed."""
@@ -151,9 +161,11 @@ class Ledger:
         rules: _Rules,
         *,
         before: Sequence[Ran] | None = None,
+        at: Place | None = None,
         **known: Any,
     ) -> None:
-        """Adds a measured call to its sheet; `before`: what ran before it; None: ask now; `known`: further facts."""
+        """Adds a measured call to its sheet; `before`: what ran before it, `at`: its place; None: ask now; `known`:
+        further facts."""
         watched, (q, k, scale) = self.watched, product
         for listener in self.watch.listeners:
             listener(watched, call, tallied, q, k)
@@ -172,23 +184,38 @@ class Ledger:
         facts["scale_reading"] = NOTHING_RAN if followed else NOT_FOLLOWED
         sheet = _Sheet(tallied, rules, Facts(**facts), scale)
         ran = fed(frame) if before is None else before
+        at = call_sites.place(watched.module) if at is None else at
         noted = scale_reader.note(ran, q, k, scale, effective_scale.parts_named(watched.module)) if followed else None
         with self.watch.lock:
+            key = len(tallied), self._sites.number(frame.sites, len(tallied), at)
+            for gradients in frame.following:
+                gradients.key = key
+            frame.following = []
             watched.calls += 1
-            frame.measured += 1
-            watched.calls_in_a_run = max(watched.calls_in_a_run, frame.measured)
             watched.single_head = len(tallied) == 1
             watched.attends = True
             watched.paths[path] = None
-            old = self._sheets.get(len(tallied))
+            old = self._sheets.get(key)
             if old is not None and old.tally.device == tallied.device:
                 sheet.tally = tally.merge(old.tally, tallied, torch)
                 both = {rule: tally.merge(old.rules[rule], rules[rule], torch) for rule in rules if rule in old.rules}
                 sheet.rules = rules | both
-            self._sheets[len(tallied)] = sheet
-            sizes = (path, *q.shape, *k.shape[1:3])
-            if noted is not None and (sizes in self._noted or len(self._noted) < _NOTED):
-                self._noted[sizes] = noted
+            self._sheets[key] = sheet
+            number = self._number_in_pass(frame, key)
+            if noted is not None:
+                kept, each = self._noted.setdefault(key, {}), (number, path, *q.shape, *k.shape[1:3])
+                if each in kept or len(kept) < (_NOTED if number > 1 else _SIZES):
+                    kept[each] = noted
+
+    def _number_in_pass(self, frame: Frame, key: _Key) -> int:
+        """How many calls of this key the pass has made so far; 1 where passes are not known."""
+        now = pass_number(frame)
+        now = -self.watch.passes if now is None else now
+        if now != self._pass or not now:
+            self._pass, self._calls = now, {}
+        number = self._calls[key] = self._calls.get(key, 0) + 1
+        self.watched.calls_in_a_pass = max(self.watched.calls_in_a_pass, number)
+        return number
 
     def _rules(self, q: Tensor, at: Callable[[float], Tensor]) -> _Rules:
         """The same heads under every scale rule: what is in force counts as 1/√d_k."""
@@ -214,23 +241,26 @@ class Ledger:
         self._follow_weights(frame)
         shown = views[0](q) if views else q
         heads = shown.shape[-3] if shown.dim() > 3 else self.watched.heads or 1
+        call = _Gradients((heads, 1))
+        frame.following = [call]
         each = zip(("dq", "dk", "dv"), (q, k, v), (parts[0], parts[1], parts[1]), (*views, *(None,) * 3), strict=False)
         for name, x, shards, view in each:
             if x is not None and x.requires_grad:
-                x.register_hook(partial(self._count, name, heads, shards, view))  # type: ignore[no-untyped-call]
+                x.register_hook(partial(self._count, name, call, shards, view))  # type: ignore[no-untyped-call]
 
     def _count(
-        self, name: str, heads: int, shards: int, view: Callable[[Tensor], Tensor] | None, gradient: Tensor
+        self, name: str, call: _Gradients, shards: int, view: Callable[[Tensor], Tensor] | None, gradient: Tensor
     ) -> None:
         """A tensor hook: counts a gradient of q, k or v, and does not change it. A shard counts as if the other ranks'
         gradients were equal: each rank counts a whole pass, and the mean over ranks is right."""
+        heads = call.key[0]
         g = gradient.detach() if view is None else view(gradient.detach())
         g = g if g.dim() > 3 else g.reshape(g.shape[:-2].numel() // heads, heads, *g.shape[-2:])
         g = g.to(torch.float64 if g.dtype is torch.float64 else torch.float32)
         each = g.square().sum([d for d in range(g.dim()) if d != g.dim() - 3])
         each = each.repeat_interleave(heads // each.shape[0]) * shards
         with self.watch.lock:
-            sheet = self._sheets.get(heads)
+            sheet = self._sheets.get(call.key)
             if sheet is None:  # of a step that is over
                 return
             new = sheet.tally.clone()  # what was made in inference mode cannot be changed
@@ -254,15 +284,17 @@ class Ledger:
     # ---- a step is read
 
     def records(self) -> Iterator[Record]:
-        """One for each number of heads."""
-        for heads, sheet in list(self._sheets.items()):
-            name = self.watched.name + (f" ({heads} heads)" if len(self._sheets) > 1 else "")
+        """One for each number of heads, and for each place."""
+        several = len({heads for heads, _ in self._sheets}) > 1
+        for (heads, place), sheet in list(self._sheets.items()):
+            name = self.watched.name + (f" ({heads} heads)" if several else "")
+            name += f" (call {place})" if place > 1 else ""
             rules = {rule: _numbers(x) for rule, x in sheet.rules.items()}
             weights = {role: float(x) for role, x in self._weights.items()}
-            yield Record(name, self._facts(heads, sheet), _numbers(sheet.tally), rules, weights)
+            yield Record(name, self._facts((heads, place), sheet), _numbers(sheet.tally), rules, weights)
 
-    def _facts(self, heads: int, sheet: _Sheet) -> Facts:
-        reading = self._read(heads) or Reading(None, sheet.facts.scale_reading)
+    def _facts(self, key: _Key, sheet: _Sheet) -> Facts:
+        reading = self._read(key) or Reading(None, sheet.facts.scale_reading)
         module, scale, d_k = self.watched.module, _one_number(sheet.scale), sheet.facts.d_k
         if isinstance(module, nn.MultiheadAttention):
             by_hand = sheet.facts.how == WEIGHTS or scale is None  # scaled before it was observed
@@ -280,6 +312,7 @@ class Ledger:
             model_width=reading.width,
             effective_scales=reading.each,
             head_parts=reading.parts,
+            scale_call=reading.call,
             architecture=configuration.architecture(self.watched),
             configured_scale=right.scale,
             configured_by=right.by,
@@ -287,17 +320,48 @@ class Ledger:
             norms_idle=tuple(n for n in present if ran and n not in ran),
         )
 
-    def _read(self, heads: int) -> Reading | None:
-        """Of several different calls, the one whose scale is furthest from the usual."""
-        fresh = [self._reader.read(noted) for noted in self._noted.values() if noted.heads == heads]
-        self._noted = {sizes: noted for sizes, noted in self._noted.items() if noted.heads != heads}
-        if fresh:
-            d_k = max(self._sheets[heads].facts.d_k, 1)
-            reading = max(fresh, key=lambda one: -1.0 if one.scale is None else abs(math.log(one.scale * d_k**0.5)))
-            last = self._readings.get(heads)
+    def _read(self, key: _Key) -> Reading | None:
+        """Of several different calls, the one whose scale is furthest from the right one."""
+        noted = self._noted.pop(key, {})
+        if noted:
+            fresh = [(each[0], self._reader.read(one)) for each, one in noted.items()]
+            reading = self._furthest(key, fresh)
+            last = self._readings.get(key)
             if last is None or reading.scale is not None or last.scale is None:
-                self._readings[heads] = reading
-        return self._readings.get(heads)
+                self._readings[key] = reading
+        return self._readings.get(key)
+
+    def _furthest(self, key: _Key, fresh: list[tuple[int, Reading]]) -> Reading:
+        """Of readings with their calls' numbers in the pass; a call that is not read beside one that is, is named."""
+        right = self._right_scale(key)
+        read = [(number, one) for number, one in fresh if one.scale is not None]
+        if not read:
+            return fresh[-1][1]
+        known = {number for number, _ in read}
+        for number, one in fresh:
+            if number not in known and one.how != effective_scale.NORMALISED:
+                self.watched.not_observed[f"the scale of call {number} of a pass is not known: {one.how}"] = None
+        scales = [one.scale for _, one in read]
+        far = [abs(math.log(scale / right)) for scale in scales if scale is not None]
+        number, reading = read[far.index(max(far))]
+        differ = max(far) - min(far) > ALIKE and len(known) > 1
+        return reading._replace(call=number) if differ else reading
+
+    def _right_scale(self, key: _Key) -> float:
+        """To compare the scales of calls with."""
+        (heads, _), d_k = key, max(self._sheets[key].facts.d_k, 1)
+        wanted = self.watch.expected_scale
+        if isinstance(wanted, str):
+            return float(scaling.resolve(wanted, heads=heads, d_k=d_k).factor[0])
+        configured = configuration.right_scale(self.watched, d_k).scale
+        return wanted or configured or 1.0 / math.sqrt(d_k)
+
+
+@dataclass
+class _Gradients:
+    """Those of one call, which belong to the sheet with this key."""
+
+    key: _Key
 
 
 def _four(x: Tensor) -> Tensor:

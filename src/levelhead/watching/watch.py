@@ -101,6 +101,7 @@ class Watch:
         self._spent = self._elapsed = 0.0
         self._since: float | None = None
         self._observed = 0
+        self.passes = 0  # of the whole model that began, recomputed ones aside
         self.compiled = False  # whether a graph of the model has run
         self.lock = threading.RLock()  # several threads may run the model
         if resume is not None:
@@ -212,7 +213,10 @@ class Watch:
     def begin_forward(self) -> None:
         """A forward pass of the whole model begins: the root's hook calls this."""
         INTERCEPTION.refresh()
-        if self._by_hand or _in_backward():
+        if _in_backward():
+            return
+        self.passes += 1
+        if self._by_hand:
             return
         with self.lock:
             if self._forwards:
