@@ -17,7 +17,7 @@ from levelhead import _core, front_ends
 from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
 from levelhead.call.options import DEFAULTS, Options, Shape, describe, documented, known, shape_of
-from levelhead.call.prepare import described, for_core, team_for
+from levelhead.call.prepare import described, first_keys_of, for_core, team_for
 from levelhead.chosen_weights import row_indices, weights_of_rows
 from levelhead.observation import ArrayT, Observation, Unpack
 from levelhead.state import unwritten
@@ -123,11 +123,12 @@ def observe(
     chosen = None if weights is None else row_indices(weights, sizes, origin.dtype)
     team = team_for(threads, origin)
     rows: Sizes = q_view.shape[:-1]
-    state = unwritten(rows, sizes.E, origin.wide, sizes.S)
+    first = first_keys_of(keywords)
+    state = unwritten(rows, sizes.E, origin.wide, sizes.S, first)
     observation: Observation[ArrayT] = Observation(state, keywords.get("sinks"), origin, exists)
     out = None if sizes.E is None else np.empty((*rows, sizes.E), origin.storage)
     into: dict[str, Any] = {"out": out, "sums": state.sums, "counts": state.counts, "acc": state.acc}
-    _core.forward(q_view, k_view, v_view, **into, **team, **keywords)
+    _core.forward(q_view, k_view, v_view, first_keys=first, **into, **team, **keywords)
     if out is not None:
         vars(observation)["output"] = origin.give(out)  # the bits of reading it off, computed by all threads
     if chosen is not None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from levelhead import _core, stats
 from levelhead.call.arrays import Origin
 from levelhead.errors import bad_type, bad_value
-from levelhead.state import State, identity
+from levelhead.state import FIRST, State, first_of, identity
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -153,7 +153,9 @@ def merge(a: Observation[ArrayT], b: Observation[ArrayT]) -> Observation[ArrayT]
     acc = None if first.acc is None else np.empty_like(first.acc)
     parts = (first.sums, first.counts, first.acc, second.sums, second.counts, second.acc)
     _core.merge(*parts, first.keys, sums, counts, acc)
-    return Observation(State(sums, counts, acc, first.keys + second.keys), a.sinks, a.origin, a.exists)
+    sums[..., FIRST], first_keys = first_of(first, second, first.keys)
+    state = State(sums, counts, acc, first.keys + second.keys, first_keys)
+    return Observation(state, a.sinks, a.origin, a.exists)
 
 
 def _describe(part: Observation[Any]) -> dict[str, Any]:

@@ -44,7 +44,8 @@ def observe(q: Array, k: Array, v: Array | None = None, **options: Any) -> Obser
     shape, scoring, index, j = _setup(q, k, v, options)
     with np.errstate(all="ignore"):
         s = _logits(q, k, shape, scoring, index, j)
-        sums, counts, e = _sums(s, j)
+        first = _first_keys(scoring, j)
+        sums, counts, e = _sums(s, j, 0 if first is None else first.reshape((*shape.batch, 1, shape.T, 1)))
         acc = None
         if v is not None:
             if scoring.dropout > 0:
@@ -54,7 +55,9 @@ def observe(q: Array, k: Array, v: Array | None = None, **options: Any) -> Obser
             acc = acc.reshape(*shape.lead, shape.T, v.shape[-1])
         sums = sums.reshape(*shape.lead, shape.T, len(state.SUMS))
         counts = counts.reshape(*shape.lead, shape.T, len(state.COUNTS))
-        return finish(State(sums, counts, acc, shape.S), scoring.sinks, scoring.existing_rows(shape, index))
+        first = None if first is None else first.reshape((*shape.batch, 1, shape.T) if shape.lead else shape.T)
+        found = State(sums, counts, acc, shape.S, first)
+        return finish(found, scoring.sinks, scoring.existing_rows(shape, index))
 
 
 def finish(x: State, sinks: Array | None = None, exists: Array | None = None) -> Observed:
@@ -69,8 +72,8 @@ def merge(a: State, b: State, shift: int | None = None) -> State:
     """The state of a's keys followed by b's, which begin `shift` (a.keys) positions later."""
     shift = a.keys if shift is None else shift
     with np.errstate(all="ignore"):
-        ma, la, ha, e2a, mean_a, m2a, min_a, first_a = np.moveaxis(a.sums, -1, 0)
-        mb, lb, hb, e2b, mean_b, m2b, min_b, first_b = np.moveaxis(b.sums, -1, 0)
+        ma, la, ha, e2a, mean_a, m2a, min_a, _ = np.moveaxis(a.sums, -1, 0)
+        mb, lb, hb, e2b, mean_b, m2b, min_b, _ = np.moveaxis(b.sums, -1, 0)
         na, nb = a.counts[..., state.COUNT], b.counts[..., state.COUNT]
         m = np.maximum(ma, mb)
         wa = np.where(na == 0, 0.0, np.exp2(ma - m))
@@ -80,7 +83,7 @@ def merge(a: State, b: State, shift: int | None = None) -> State:
         part, gap = nb / np.maximum(na + nb, 1), mean_b - mean_a  # Chan, Golub, LeVeque 1979
         mean = np.where(na == 0, mean_b, mean_a + gap * part)
         m2 = m2a + m2b + np.where((na == 0) | (nb == 0), 0.0, gap**2 * na * part)
-        first = first_a if shift > 0 else np.maximum(first_a, first_b)
+        first, first_keys = state.first_of(a, b, shift)
         e2, low = wa**2 * e2a + wb**2 * e2b, np.minimum(min_a, min_b)
         sums = np.stack([m, wa * la + wb * lb, h, e2, mean, m2, low, first], axis=-1)
         earlier, later = a.counts[..., state.ARGMAX], b.counts[..., state.ARGMAX] + shift
@@ -88,7 +91,7 @@ def merge(a: State, b: State, shift: int | None = None) -> State:
         acc = None
         if a.acc is not None and b.acc is not None:
             acc = wa[..., None] * a.acc + wb[..., None] * b.acc
-    return State(sums, np.stack([na + nb, argmax], axis=-1), acc, a.keys + b.keys)
+    return State(sums, np.stack([na + nb, argmax], axis=-1), acc, a.keys + b.keys, first_keys)
 
 
 def logits(q: Array, k: Array, **options: Any) -> Array:
@@ -259,7 +262,16 @@ def score(scoring: Scoring, products: Any, index: Any, j: Any) -> Any:
     return xp.where(seen, s, -np.inf)  # selected, never added: a hidden NaN must not survive
 
 
-def _sums(s: Array, j: Array) -> tuple[Array, Array, Array]:
+def _first_keys(scoring: Scoring, j: Array) -> Array | None:
+    """(B, T): the lowest position of a key of each query's segment; -1: none. None: there are no segments."""
+    if scoring.query_segments is None or scoring.key_segments is None:
+        return None
+    mine = scoring.query_segments[:, :, None] == scoring.key_segments[:, None, :]
+    lowest = np.where(mine, j, np.inf).min(-1, initial=np.inf)
+    return np.where(lowest == np.inf, -1, lowest).astype(np.int64)
+
+
+def _sums(s: Array, j: Array, first_key: Array | int) -> tuple[Array, Array, Array]:
     """The state's columns for rows of logits s (..., S) at positions j, and exp(s - m)."""
     s = s / state.LN2
     seen = s != -np.inf
@@ -272,7 +284,7 @@ def _sums(s: Array, j: Array) -> tuple[Array, Array, Array]:
     mean = np.where(seen, s, 0.0).sum(-1) / np.maximum(count, 1)
     m2 = np.where(seen, (s - mean[..., None]) ** 2, 0.0).sum(-1)
     low = np.where(seen, s, np.inf).min(-1, initial=np.inf)
-    first = s[..., j == 0].max(-1, initial=-np.inf)
+    first = np.where(j == first_key, s, -np.inf).max(-1, initial=-np.inf)
     argmax = j[s.argmax(-1)] if len(j) else count
     # A visible NaN, or +inf, leaves no number to trust but the first logit.
     sums = np.stack([m, l, h, (e * e).sum(-1), mean, m2, low], axis=-1)

@@ -22,7 +22,7 @@ E2 = 3  # sum of 4^(s - m), the numerator of Σp²
 MEAN = 4  # mean of s; 0 when nothing was seen
 M2 = 5  # sum of (s - mean)²
 MIN = 6  # smallest s; +inf: nothing seen
-FIRST = 7  # s of the key at position 0; -inf: hidden, or not among these keys
+FIRST = 7  # s of the first key of the row's document; -inf: hidden, or not among these keys
 SUMS = ("max", "l", "h", "e2", "mean", "m2", "min", "first")
 
 LN2 = math.log(2)
@@ -46,10 +46,25 @@ class State:
     counts: NDArray[np.int64]  # (..., H, T, 2)
     acc: NDArray[Any] | None  # (..., H, T, E): sum of 2^(s - m)·v; None: statistics only
     keys: int  # key positions covered: how far the positions of a later state are shifted
+    # The first key of each row's document, broadcastable to (..., H, T); -1: not among these keys. None: position 0.
+    first_keys: NDArray[np.int64] | None = None
 
 
-def unwritten(lead: tuple[int, ...], E: int | None, dtype: DTypeLike, keys: int) -> State:
-    """Memory for rows of shape `lead` = (..., H, T), for the core to write.
+def first_of(a: State, b: State, shift: int) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+    """The column `first` of a's keys followed by b's, `shift` positions later, and the `first_keys` of both."""
+    ours, theirs = a.sums[..., FIRST], b.sums[..., FIRST]
+    if a.first_keys is None and b.first_keys is None:
+        return (ours if shift > 0 else np.maximum(ours, theirs)), None
+    at_a, at_b = (-1 if x.keys == 0 else 0 if x.first_keys is None else x.first_keys for x in (a, b))
+    at_a, at_b = np.broadcast_arrays(at_a, at_b)
+    at = np.where(at_a >= 0, at_a, np.where(at_b >= 0, at_b + shift, -1))
+    return np.where(at_a >= 0, ours, theirs), at
+
+
+def unwritten(
+    lead: tuple[int, ...], E: int | None, dtype: DTypeLike, keys: int, first_keys: NDArray[np.int64] | None = None
+) -> State:
+    """Memory for rows of shape `lead` = (..., H, T), for the core to write; `first_keys` (B, T) are kept.
 
     One block of memory: an allocator that returns large blocks to the system keeps one of a size that it has freed
     before, whereas three would be mapped again, page by page, at every call.
@@ -61,7 +76,9 @@ def unwritten(lead: tuple[int, ...], E: int | None, dtype: DTypeLike, keys: int)
     counts = block[:first].view(np.int64).reshape(*lead, len(COUNTS))
     sums = block[first:second].view(real).reshape(*lead, len(SUMS))
     acc = None if E is None else block[second:].view(real).reshape(*lead, E)
-    return State(sums, counts, acc, keys)
+    if first_keys is not None:  # the same for all heads
+        first_keys = first_keys.reshape((*lead[:-2], 1, lead[-1])[-len(lead) :])
+    return State(sums, counts, acc, keys, first_keys)
 
 
 def identity(lead: tuple[int, ...], E: int | None, dtype: DTypeLike = np.float64) -> State:

@@ -48,7 +48,7 @@ class Rows:
     entropy: Floats  # -Σ p ln p in nats; a sink is one more outcome
     top1: Floats  # largest weight of a key
     sum_p2: Floats  # Σ p²; a sink is one more outcome. 1 - Σp² = Σp(1-p) scales the gradient
-    first: Floats  # weight of the key at position 0
+    first: Floats  # weight of the first key: of the row's segment, or at position 0 without segments
     sink: Floats  # weight of the sink
 
 

@@ -5,6 +5,8 @@ print. The formulas are tested with `stats`, the numbers with the reference.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import pickle
 from html.parser import HTMLParser
 from typing import Any
@@ -260,3 +262,37 @@ def test_a_strange_family_name_is_escaped() -> None:
     html = strange._repr_html_()
     assert "&lt;b&gt;&amp;" in html
     assert "<b>" not in html
+
+
+@pytest.mark.parametrize("window", [None, (3, None)])
+def test_the_first_key_of_a_document_survives_a_merge(window: Any) -> None:
+    """A document may begin in a later part; what its rows do not see in an earlier one must not look like that."""
+    q, k, v = qkv(T=12, S=12)
+    ids = np.arange(12) // 5
+    options: dict[str, Any] = {"causal": True, "window": window}
+    truth = reference.observe(q, k, v, segments=ids, **options).rows.first
+    assert (truth[..., 5] == 1).all() and (window is None or (truth[..., 9] == 0).all())
+    for cuts in ((0, 7, 12), (0, 2, 5, 12), (0, 0, 11, 12)):
+        for module in (lh, reference):
+            parts = [
+                module.observe(q, k[..., a:b, :], v[..., a:b, :], segments=(ids, ids[a:b]), query_start=-a, **options)
+                for a, b in itertools.pairwise(cuts)
+            ]
+            if module is lh:
+                first = functools.reduce(lh.merge, parts).rows.first
+            else:
+                first = reference.finish(functools.reduce(reference.merge, [x.state for x in parts])).rows.first
+            np.testing.assert_allclose(first, truth, rtol=1e-5, atol=1e-7, err_msg=f"{module.__name__} {cuts}")
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3)], ids=str)
+def test_the_first_key_is_that_of_the_query_s_document(lead: tuple[int, ...]) -> None:
+    """For NumPy, and for tensors with gradients, which come another way."""
+    q, k, v = qkv(lead=lead, T=11, S=11)
+    ids = np.random.default_rng(1).integers(-1, 3, (*lead[:-1], 11)) if lead[:-1] else np.arange(11) // 4
+    truth = reference.observe(q, k, v, segments=ids, causal=True).rows.first
+    assert (truth > 0).all()
+    tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+    for seen in (lh.observe(q, k, v, segments=ids, causal=True), lh.observe(*tensors, segments=ids, causal=True)):
+        close(seen.rows.first, truth)
+        close(lh.merge(seen.identity(), seen).rows.first, truth)

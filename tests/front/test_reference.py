@@ -72,7 +72,7 @@ def loop_logit(q, k, o, b, h, i, j, S):
     return s
 
 
-def loop_row(logits, values, z):
+def loop_row(logits, values, z, first=0):
     """Output and statistics of one row from the weights themselves."""
     seen = [(j, s) for j, s in enumerate(logits) if s != -INF]
     outcomes = [s for _, s in seen] + ([] if z == -INF else [z])
@@ -93,7 +93,7 @@ def loop_row(logits, values, z):
         "entropy": -sum(x * math.log(x) for x in p),
         "top1": max(p[:n], default=0.0),
         "sum_p2": sum(x * x for x in p),
-        "first": p[0] if n and seen[0][0] == 0 else 0.0,
+        "first": next((x for (j, _), x in zip(seen, p, strict=False) if j == first), 0.0),
         "sink": p[n] if len(p) > n else 0.0,
     }
     return row, sum((x * values[j] for (j, _), x in zip(seen, p, strict=False)), 0 * values[0])
@@ -147,7 +147,9 @@ def test_against_plain_loops(options):
         s = [loop_logit(q, k, options, b, h, i, j, S) for j in range(S)]
         np.testing.assert_allclose(logits[b, h, i], s, rtol=1e-12, atol=1e-13)
         absent = i >= options.get("query_lengths", [T] * B)[b]
-        row, output = loop_row(s, v[b, h // 2], -INF if absent else options.get("sinks", [-INF] * H)[h])
+        ids, key_ids = options.get("segments", (np.zeros(T), np.zeros(S)))
+        first = next((j for j in range(S) if key_ids[j] == ids[i]), None)  # of the query's document
+        row, output = loop_row(s, v[b, h // 2], -INF if absent else options.get("sinks", [-INF] * H)[h], first)
         np.testing.assert_allclose(seen.output[b, h, i], output, rtol=1e-11, atol=1e-13)
         for name, value in row.items():
             told = getattr(seen.rows, name)[b, h, i]

@@ -12,6 +12,7 @@ from levelhead import _core, checks
 from levelhead.call import arrays, options
 from levelhead.call.arrays import Array, Origin
 from levelhead.call.options import Scoring, Shape, shape_of
+from levelhead.call.segments import first_keys
 
 _MOST_THREADS = 2**15  # a C int in the core, which itself stops at far fewer
 
@@ -46,6 +47,12 @@ def for_core(scoring: Scoring, shape: Shape) -> dict[str, Any]:
     if "mask" in keywords and not shape.lead:  # (T, D) is one head without its axis
         keywords["mask"] = keywords["mask"][0]
     return keywords
+
+
+def first_keys_of(keywords: Mapping[str, Any]) -> Array | None:
+    """The first key of each query's segment (B, T), for the core and the state; None: no segments, so key 0."""
+    queries, keys = (keywords.get(name) for name in ("query_segments", "key_segments"))
+    return None if queries is None else first_keys(np.asarray(queries), np.asarray(keys))
 
 
 def team_for(threads: int | None, origin: Origin) -> dict[str, Any]:

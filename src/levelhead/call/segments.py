@@ -61,6 +61,17 @@ def segment_pair(segments: Any, shape: Shape) -> tuple[NDArray[np.int64], NDArra
     return result[0], result[1]
 
 
+def first_keys(query_ids: NDArray[np.int64], key_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first key of each query's segment, (B, T), from ids (B, T) and (B, S); -1: its segment has no key."""
+    first = np.full(query_ids.shape, -1, np.int64)
+    for b, ids in enumerate(key_ids):
+        known, at = np.unique(ids, return_index=True)
+        if len(known):
+            place = np.minimum(np.searchsorted(known, query_ids[b]), len(known) - 1)
+            first[b] = np.where(known[place] == query_ids[b], at[place], -1)
+    return first
+
+
 def alibi_slopes(heads: int) -> NDArray[np.float64]:
     """The geometric slopes of the ALiBi paper (arXiv:2108.12409), shape (H,).
 

@@ -117,9 +117,11 @@ def look(
     """`observe`, and what the ranks agreed on: where this rank's rows sit in the sequence."""
     values = k[..., :0] if v is None and isinstance(k, Tensor) else v
     out, logsumexp, agreement, state = _run("observe", q, k, values, options, Spread(**spread))
-    parts: tuple[Any, ...] = (state.sums, state.counts, None if v is None else state.acc, agreement.exists)
-    sums, counts, acc, exists = (x[0] if q.dim() == 2 and x is not None else x for x in parts)
-    states = State(sums, counts, acc, agreement.keys.n)
+    first = agreement.rows.first_keys()
+    first = None if first is None else first.reshape((*state.sums.shape[:-3], 1, state.sums.shape[-2]))
+    parts: tuple[Any, ...] = (state.sums, state.counts, None if v is None else state.acc, first, agreement.exists)
+    sums, counts, acc, first, exists = (x[0] if q.dim() == 2 and x is not None else x for x in parts)
+    states = State(sums, counts, acc, agreement.keys.n, first)
     observation: Observation[Tensor] = Observation(states, agreement.rows.sink_logits(), agreement.origin, exists)
     vars(observation)["logsumexp"] = logsumexp
     if v is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from levelhead import _core, state
 from levelhead.call.arrays import Array, stretched
+from levelhead.call.segments import first_keys
 from levelhead.distributed.split import Runs, positions, select
 from levelhead.distributed.trace import Trace, timed
 from levelhead.state import State
@@ -52,6 +53,19 @@ class QueryRows:
             n = sum(length for _, length, _ in keys)
             keywords["mask"] = memory(columns.expand((*self.q.shape[:-1], n)))
         return keywords
+
+    def first_keys(self) -> Array | None:
+        """The position of the first key of each row's segment (B, T); None: no segments, so position 0."""
+        return None if self.query_ids is None or self.key_ids is None else first_keys(self.query_ids, self.key_ids)
+
+    def first_among(self, keys: Runs) -> Array | None:
+        """The same as an index into keys at some positions; -1: it is not among them."""
+        first = self.first_keys()
+        if first is None or self.key_ids is None:
+            return None
+        place = np.full(self.key_ids.shape[1] + 1, -1)  # the last: for those that have none
+        place[positions(keys)] = np.arange(sum(length for _, length, _ in keys))
+        return place[first]
 
     def sink_logits(self) -> Array | None:
         """The sinks as the core expects them."""
@@ -94,6 +108,7 @@ def forward(rows: QueryRows, block: KeyBlock, states: State | None, trace: Trace
     """One kernel call, which writes the states and the arrays of `into`."""
     if states is not None:
         into |= {"sums": states.sums, "counts": states.counts, "acc": states.acc}
+        into["first_keys"] = rows.first_among(block.runs)
     with timed(trace, "compute", "forward"):
         _core.forward(memory(rows.q), memory(block.k), memory(block.v), **into, **rows.keywords(block.runs))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from levelhead.call import arrays
 from levelhead.call.arrays import Origin
 from levelhead.call.options import BATCH, HEADS, MASK, TOKENS, Options, Scoring, Shape, fields, shape_of
-from levelhead.call.prepare import described, for_core, team_for
+from levelhead.call.prepare import described, first_keys_of, for_core, team_for
 from levelhead.chosen_weights import row_indices
 from levelhead.errors import bad_type, bad_value
 from levelhead.observation import Observation
@@ -43,7 +43,8 @@ def observe(
     """As `levelhead.observe`; its output, its logsumexp and its weights are differentiable."""
     scoring, shape, origin, team = scoring_of(q, k, v, threads, options)
     chosen = None if weights is None else torch.from_numpy(row_indices(weights, shape, origin.dtype))
-    state = unwritten(tuple(q.shape[:-1]), None if v is None else v.shape[-1], origin.wide, k.shape[-2])
+    first, width = first_keys_of(scoring._asdict()), None if v is None else v.shape[-1]
+    state = unwritten(tuple(q.shape[:-1]), width, origin.wide, k.shape[-2], first)
     values = k[..., :0] if v is None else v  # values of no width: statistics only
     out, logsumexp = _Observe.apply(state, q, k, values, *scoring, team)  # type: ignore[no-untyped-call]
     sinks = None if scoring.sinks is None else memory(scoring.sinks.detach().to(torch.float64))

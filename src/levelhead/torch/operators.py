@@ -150,6 +150,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, state: State | None, keywords: dict
     into: dict[str, Any] = {"out": memory(out), "logsumexp": memory(logsumexp)}
     if state is not None:
         into |= {"sums": state.sums, "counts": state.counts, "acc": state.acc}
+        if state.first_keys is not None:
+            into["first_keys"] = state.first_keys.reshape(keywords["query_segments"].shape)
     _core.forward(memory(q), memory(k), memory(v), **into, **keywords)
     return out, logsumexp
 
