@@ -16,7 +16,7 @@ import numpy as np
 from levelhead import _core, front_ends
 from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
-from levelhead.call.options import DEFAULTS, Options, Shape, describe, documented, known, shape_of
+from levelhead.call.options import DEFAULTS, Options, Shape, SlowOptions, describe, documented, known, shape_of
 from levelhead.call.prepare import described, first_keys_of, for_core, team_for
 from levelhead.chosen_weights import row_indices, weights_of_rows
 from levelhead.observation import ArrayT, Observation, Unpack
@@ -24,7 +24,8 @@ from levelhead.state import unwritten
 
 Sizes: TypeAlias = tuple[int, ...]
 
-_REMEMBERED = 256  # descriptions of plain calls, about 1 kB each; decoding has a new length at every step
+_REMEMBERED = 256  # descriptions of calls without arrays, about 1 kB each; decoding has a new length at every step
+_SIMPLE = {type(None), bool, int, float, str}
 _DIFFERENTIABLE = ("scale", "mask", "sinks")  # options that may require gradients
 
 
@@ -34,9 +35,11 @@ def attention(
     k: ArrayT,
     v: ArrayT,
     *,
+    scale: Any = None,
+    causal: bool = False,
     threads: int | None = None,
     out: ArrayT | None = None,
-    **options: Unpack[Options],
+    **others: Unpack[SlowOptions],
 ) -> ArrayT:
     """Exact scaled dot-product attention: softmax(scale · q kᵀ, as the options say) v.
 
@@ -56,11 +59,11 @@ def attention(
     >>> attention(q, q, q, causal=True).shape
     (2, 3, 4)
     """
-    alone = not options or (len(options) == 1 and "causal" in options)  # the common cases, checked without a call
-    if out is None and (alone or _is_plain(options)):
-        result = _core.fast_attention(q, k, v, options.get("scale"), options.get("causal", False), threads)
+    if out is None and (not others or _are_defaults(others)):
+        result = _core.fast_attention(q, k, v, scale, causal, threads)
         if result is not None:
             return cast(ArrayT, result)
+    options: Options = {"scale": scale, "causal": causal, **others}
     known("attention", options)
     if _is_differentiated(q, k, v, options):
         serving = front_ends.serving("torch", "attention")
@@ -148,11 +151,8 @@ def _is_differentiated(q: Any, k: Any, v: Any, options: Options) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def _is_plain(options: Options) -> bool:
-    """Whether nothing but scale and causal differs from its default."""
+def _are_defaults(options: SlowOptions) -> bool:
     for name, x in options.items():
-        if name == "causal" or name == "scale":
-            continue
         default = DEFAULTS.get(name, DEFAULTS)  # an unknown option equals no default
         if x is not default and (type(x) is not type(default) or x != default):
             return False
@@ -163,16 +163,29 @@ def _described(
     q: Sizes, k: Sizes, v: Sizes | None, origin: Origin, options: Options
 ) -> tuple[Shape, dict[str, Any], Array | None]:
     """Shape, core keywords, and which rows exist (None: all)."""
-    scale, causal = options.get("scale"), options.get("causal", False)
-    if _is_plain(options) and type(causal) is bool and (scale is None or type(scale) in (float, str)):
-        return *_plain(q, k, v, origin.dtype, cast(Any, scale), causal), None
+    kinds = _simple_kinds(options) if options else ()
+    if kinds is not None:
+        return _remembered(q, k, v, origin.dtype, tuple(options.items()), kinds)
     sizes = shape_of(q, k, v)
     scoring = described(sizes, origin, options)
     return sizes, for_core(scoring, sizes), scoring.existing_rows(sizes)
 
 
-@lru_cache(_REMEMBERED)  # causal is a bool and scale a float or a str here, so 1 cannot find the entry of True
-def _plain(q: Sizes, k: Sizes, v: Sizes | None, dtype: str, scale: Any, causal: bool) -> tuple[Shape, dict[str, Any]]:
-    """Shape and core keywords of a call without arrays among its options."""
+def _simple_kinds(options: Options) -> tuple[type, ...] | None:
+    """The types of the options, all numbers and words, so that 1 cannot find the entry of True; None: others are
+    among them, or chance.
+    """
+    kinds: list[type] = []
+    for value in options.values():
+        kinds.extend(map(type, value) if type(value) is tuple else (type(value),))
+    return tuple(kinds) if _SIMPLE.issuperset(kinds) and not options.get("dropout") else None
+
+
+@lru_cache(_REMEMBERED)
+def _remembered(
+    q: Sizes, k: Sizes, v: Sizes | None, dtype: str, options: tuple[tuple[str, Any], ...], kinds: tuple[type, ...]
+) -> tuple[Shape, dict[str, Any], Array | None]:
+    """As `_described`."""
     sizes = shape_of(q, k, v)
-    return sizes, for_core(describe(sizes, scale=scale, causal=causal, dtype_name=dtype), sizes)
+    scoring = describe(sizes, dtype_name=dtype, **dict(options))
+    return sizes, for_core(scoring, sizes), scoring.existing_rows(sizes)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -45,10 +44,13 @@ def number(
     argument: str, value: object, what: str, advice: str, accepts: Callable[[float], bool] = math.isfinite
 ) -> float:
     """A finite real number that `accepts` finds in range."""
-    array = reals(argument, value, what, advice)
-    if array.ndim != 0:
-        raise bad_type(argument, what, short_repr(value), advice)
-    result = float(array)
+    if type(value) is float:  # the usual case, without an array
+        result = value
+    else:
+        array = reals(argument, value, what, advice)
+        if array.ndim != 0:
+            raise bad_type(argument, what, short_repr(value), advice)
+        result = float(array)
     if not (math.isfinite(result) and accepts(result)):
         raise bad_value(argument, what, result, advice)
     return result
@@ -102,7 +104,8 @@ def refuse_any(argument: str, refused: NDArray[Any], what: str, advice: str) -> 
 def as_array(argument: str, value: object, what: str, advice: str) -> NDArray[Any]:
     """`value` as NumPy sees it; no copy of what already is an array."""
     if value is not None and not isinstance(value, str | bytes):
-        # ragged lists, and arrays of other libraries that NumPy cannot convert
-        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        try:
             return np.asarray(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            pass  # ragged lists, and arrays of other libraries that NumPy cannot convert
     raise bad_type(argument, what, short_repr(value), advice)

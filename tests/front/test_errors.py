@@ -254,6 +254,23 @@ def test_the_remembered_plain_call_does_not_excuse_a_bad_one() -> None:
     refuses(lambda: lh.attention(**GOOD, causal=1), T, ("causal:", "True or False", "1"))
 
 
+@pytest.mark.parametrize(
+    ("good", "bad", "name"),
+    [
+        ({"softcap": 1.0}, {"softcap": True}, "softcap"),
+        ({"window": (1, 0)}, {"window": (True, 0)}, "window left"),
+        ({"scale": 1.0}, {"scale": True}, "scale"),
+        ({"query_start": 1}, {"query_start": 1.0}, "query_start"),
+    ],
+)
+def test_a_remembered_call_does_not_excuse_equal_options_of_another_type(
+    good: dict[str, Any], bad: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(Touched):
+        lh.observe(**GOOD, **good)
+    refuses(lambda: lh.observe(**GOOD, **bad), T, (f"{name}:",))
+
+
 def test_observe_takes_no_out() -> None:
     with pytest.raises(TypeError, match="out"):
         lh.observe(**GOOD, out=ones(2, 4, 5, 3))

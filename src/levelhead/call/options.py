@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.call.scaling import Scale, ScaleLike, resolve
+from levelhead.call.scaling import Scale, ScaleLike, filled, resolve
 from levelhead.call.segments import alibi_slopes, segment_ids, segment_pair
 from levelhead.call.shapes import Shape, shape_of
 from levelhead.checks import as_array, broadcast, flag, integer, integers, number, per_head, refuse_any, short_repr
@@ -38,12 +38,32 @@ F = TypeVar("F", bound=Callable[..., Any])
 _FAR = 2**61
 _TINY = float(np.finfo(np.float32).tiny)
 _HUGE = float(np.finfo(np.float32).max)
+_HUGEST = float(np.finfo(np.float64).max)
 
 
 class _Hiding(TypedDict, total=False):
     mask: Any
     key_lengths: Any
     query_lengths: Any
+
+
+class _Fast(TypedDict, total=False):
+    scale: Any
+    causal: bool
+
+
+class _Further(TypedDict, total=False):
+    window: tuple[int | None, int | None] | None
+    softcap: float | None
+    sinks: Any
+    alibi: Any
+    segments: Any
+    query_start: Any
+
+
+class _Chance(TypedDict, total=False):
+    dropout: float
+    seed: int | None
 
 
 class AdditiveOptions(_Hiding, total=False):
@@ -58,23 +78,16 @@ class PerCallOptions(_Hiding, total=False):
     segments: Any
 
 
-class CertainOptions(AdditiveOptions, total=False):
+class SlowOptions(_Hiding, _Further, _Chance, total=False):
+    """Those that the fast call does not take: all but scale and causal."""
+
+
+class CertainOptions(_Fast, _Hiding, _Further, total=False):
     """Those without chance, which `explain` takes."""
 
-    scale: Any
-    window: tuple[int | None, int | None] | None
-    softcap: float | None
-    sinks: Any
-    alibi: Any
-    segments: Any
-    query_start: Any
 
-
-class Options(CertainOptions, total=False):
+class Options(_Fast, _Hiding, _Further, _Chance, total=False):
     """What callers pass, by keyword; what is left out has the default of `DEFAULTS`."""
-
-    dropout: float
-    seed: int | None
 
 
 # How `help()` documents each option.
@@ -231,13 +244,13 @@ def namespace(x: Any) -> Any:
 def documented(only: Collection[str] = NAMES) -> Callable[[F], F]:
     """Gives a function that takes **options an explicit signature, and its docstring the options' meaning.
 
-    The options stand before the function's other keywords. In the docstring they replace the line `{options}`. The
-    function itself refuses other names, through `known`.
+    The options stand before the function's other keywords; it may name some of them itself. In the docstring they
+    replace the line `{options}`. The function itself refuses other names, through `known`.
     """
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        own = [x for x in signature.parameters.values() if x.kind is not x.VAR_KEYWORD]
+        own = [x for x in signature.parameters.values() if x.kind is not x.VAR_KEYWORD and x.name not in NAMES]
         first = [x for x in own if x.kind is not x.KEYWORD_ONLY]
         listed = [_parameter(name) for name in NAMES if name in only]
         parameters = [*first, *listed, *(x for x in own if x not in first)]
@@ -286,9 +299,10 @@ def describe(shape: Shape, *, dtype_name: str = "float32", queries: int | None =
     segments = given["segments"]
     query_segments, key_segments = (None, None) if segments is None else segment_pair(segments, shape)
     # Half types compute in float32, where a larger number would become inf.
-    reach = float(np.finfo(np.float64).max) if dtype_name == "float64" else _HUGE
+    reach = _HUGEST if dtype_name == "float64" else _HUGE
     scale = resolve(given["scale"], heads=shape.H, d_k=shape.D)
-    _within("scale", scale.factor, reach, "Scale q or k down instead")
+    if given["scale"] is not None:
+        _within("scale", scale.factor, reach, "Scale q or k down instead")
     return Scoring(
         scale=scale.factor,
         cosine=scale.cosine,
@@ -359,8 +373,8 @@ def _softcap(softcap: Any, reach: float) -> float:
 def _sinks(sinks: Any, shape: Shape, reach: float) -> NDArray[np.float64]:
     advice = "Use -inf for a head without a sink"
     values = per_head("sinks", sinks, shape.H, "one logit per query head", advice)
-    refuse_any("sinks", values[np.isnan(values) | (values == np.inf)], "finite logits or -inf", advice)
-    _within("sinks", values[np.isfinite(values)], reach, advice)
+    refuse_any("sinks", values[~(values < np.inf)], "finite logits or -inf", advice)
+    _within("sinks", values[values > -np.inf], reach, advice)
     return values
 
 
@@ -376,9 +390,9 @@ def _alibi(alibi: Any, shape: Shape, reach: float) -> NDArray[np.float64] | None
 
 
 def _within(argument: str, values: NDArray[np.float64], reach: float, advice: str) -> None:
-    outside = values[~(np.abs(values) <= reach)]
-    if outside.size:
-        raise bad_value(argument, f"finite numbers of magnitude up to {reach:.3g}", outside[0], advice)
+    within = np.abs(values) <= reach
+    if not within.all():
+        raise bad_value(argument, f"finite numbers of magnitude up to {reach:.3g}", values[~within][0], advice)
 
 
 def _lengths(argument: str, lengths: Any, shape: Shape, most: int) -> NDArray[np.int64] | None:
@@ -395,7 +409,7 @@ def _lengths(argument: str, lengths: Any, shape: Shape, most: int) -> NDArray[np
 
 def _query_start(query_start: Any, shape: Shape) -> NDArray[np.int64]:
     if query_start is None:
-        return np.full(shape.B, shape.S - shape.T, np.int64)
+        return filled(shape.B, shape.S - shape.T, np.int64)
     advice = "Give the position of the first query, one or one per batch row"
     start = integers("query_start", query_start, shape.batch or (1,), "integers", advice)
     refuse_any("query_start", start[(start < -_FAR) | (start > _FAR)], "positions between -2**61 and 2**61", advice)

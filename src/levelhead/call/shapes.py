@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from levelhead.errors import bad_value
 from levelhead.state import SUMS
@@ -27,6 +28,7 @@ class Shape:
     lead: tuple[int, ...]  # q's shape without its last two axes: batch + (H,), or () for (T, D)
 
 
+@lru_cache(256)
 def shape_of(q_shape: tuple[int, ...], k_shape: tuple[int, ...], v_shape: tuple[int, ...] | None) -> Shape:
     """The sizes, or an error that names the array that does not fit."""
     q, k = tuple(q_shape), tuple(k_shape)

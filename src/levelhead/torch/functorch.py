@@ -1,8 +1,9 @@
-"""`attend` calls the operator, or its twin inside `torch.func`; the rules of vmap; what is kept out of compiled graphs.
+"""`attend` calls the operator, or its twin for gradients; the rules of vmap; what is kept out of compiled graphs.
 
-Inside `torch.func.grad`, `jacrev` and the like an autograd Function with the operator's gradient runs, because the
-gradients registered with PyTorch do not apply there. vmap adds a leading dimension where the core can tell examples
-apart, and loops over examples where it cannot. Forward mode runs the plain formula, which stores the logits.
+The twin is an autograd Function with the operator's gradient. `torch.func.grad`, `jacrev` and the like need it, because
+the gradients registered with PyTorch do not apply there; elsewhere it is faster. vmap adds a
+leading dimension where the core can tell examples apart, and loops over examples where it cannot. Forward mode runs the
+plain formula, which stores the logits.
 """
 
 from __future__ import annotations
@@ -87,7 +88,11 @@ register_vmap("levelhead::attend_backward", partial(_one_by_one, torch.ops.level
 
 
 def _twin(operator: Any, setup: Any, gradient: Any, rule: Any) -> Any:
-    """Calls the operator, or inside `torch.func` an autograd Function with its gradient and its rule of vmap."""
+    """Calls the operator, or an autograd Function with its gradient and its rule of vmap.
+
+    PyTorch takes a quarter of a tiny call to prepare a gradient that was registered with an operator. A trace records
+    the operator.
+    """
 
     class Twin(torch.autograd.Function):
         setup_context = staticmethod(setup)
@@ -102,7 +107,8 @@ def _twin(operator: Any, setup: Any, gradient: Any, rule: Any) -> Any:
             return rule(call, info, in_dims, *inputs)
 
     def call(*inputs: Any) -> Any:
-        return (Twin.apply if torch._C._are_functorch_transforms_active() else operator)(*inputs)
+        recorded = torch.is_grad_enabled() and torch._C._get_tracing_state() is None
+        return (Twin.apply if recorded or torch._C._are_functorch_transforms_active() else operator)(*inputs)
 
     return call
 
