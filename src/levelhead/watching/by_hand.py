@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -18,23 +19,49 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from levelhead.watching import effective_scale, fused_operators, hand_weights, scores
+from levelhead.watching import (
+    effective_scale,
+    fused_operators,
+    hand_softmax,
+    hand_weights,
+    layer_columns,
+    scores,
+    scores_joined,
+)
+from levelhead.watching.hand_softmax import PATH as PATH
 from levelhead.watching.hand_weights import Exponentials, Pending, Reduced, Weights
+from levelhead.watching.layer_columns import Columns
 from levelhead.watching.legacy_constructors import LEGACY_CONSTRUCTORS
-from levelhead.watching.measure import from_scores, plain
-from levelhead.watching.module_stack import ATTRIBUTE, Frame, Product, Recorder, current, depth, heads_around
+from levelhead.watching.measure import plain
+from levelhead.watching.module_stack import ATTRIBUTE, Frame, Recorder, current, depth
 from levelhead.watching.observe_call import cannot_be_read
 from levelhead.watching.parameters import Parameters
-from levelhead.watching.sampled import heads_first
-from levelhead.watching.scores import Scores
+from levelhead.watching.scores import VIEWS, Scores
+from levelhead.watching.undisturbed import undisturbed
 
-PATH = "softmax by hand"
 PATHS = (PATH, fused_operators.PATH)  # seen in passes that are followed only
 _SOFTMAX = {"_softmax", "_safe_softmax", "softmax", "_log_softmax", "log_softmax"}
 _UNREADABLE = {"_sparse_softmax", "_sparse_log_softmax", "_masked_softmax"}
 _PRODUCTS = {"bmm": 0, "mm": 0, "mv": 0, "baddbmm": 1, "addmm": 1}  # and which argument is the left one
+_MADE = {
+    "empty",
+    "zeros",
+    "full",
+    "new_empty",
+    "new_zeros",
+    "new_full",
+    "empty_like",
+    "zeros_like",
+    "full_like",
+    "ones",
+}
 SIGMOID = "a sigmoid over a product of queries and keys, which is not measured: there is no softmax"
 IN_PIECES = "a softmax in pieces (exp of a product meets values before it is divided by its sum), which is not measured"
+NO_PRODUCT = (
+    "a softmax whose weights are applied and whose logits are no product of two activations that was followed "
+    "(additive scores, distances, a learned query …), which is not measured"
+)
+NO_SOFTMAX = "weights that are an activation of a product of queries and keys (ReLU …), which are not measured"
 NO_VALUES = "a softmax over a product of two activations whose weights meet no values: not counted as attention"
 
 
@@ -52,6 +79,9 @@ class Deep(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._scores: Any = WeakIdKeyDictionary()  # tensor -> Scores
         self._later: Any = WeakIdKeyDictionary()  # tensor -> Weights, Exponentials or Reduced
+        self._logarithms: Any = WeakIdKeyDictionary()  # log_softmax of no scores -> its axis, and columns
+        self._columns: Any = WeakIdKeyDictionary()  # tensor -> Columns
+        self._buffers: Any = WeakIdKeyDictionary()  # a tensor to be filled, or a view of one -> that tensor
         self._parameters = Parameters(model)
         self._pending: list[Pending] = []
 
@@ -67,7 +97,8 @@ class Deep(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         frame.busy = True  # what follows is not followed
         try:
-            self._see(frame, func, func.overloadpacket.__name__, args, kwargs or {}, out)
+            with undisturbed():
+                self._see(frame, func, func.overloadpacket.__name__, args, kwargs or {}, out)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             # The model goes on whatever an operator of its own does to this.
             frame.watched.not_observed[f"{func} could not be followed: {error}".splitlines()[0]] = None
@@ -91,19 +122,46 @@ class Deep(TorchDispatchMode):
             if not cannot_be_read(frame, call.q, call.k):
                 frame.watch.record_call(frame, fused_operators.PATH, call)
             return
-        tensors = [x for x in (args[0] if name == "cat" else args) if isinstance(x, Tensor)]
+        joins = name in scores_joined.NAMES
+        inputs = args[0] if joins else args[:4]
+        tensors = [x for x in (inputs if joins else args) if isinstance(x, Tensor)]
         if not all(map(plain, tensors)):
             return
         self._parameters.pass_on(name, tensors, out)
         if name in _PRODUCTS:
             self._product(frame, name, args, kwargs, out)
             return
-        inputs = args[0] if name == "cat" else args[:3]
-        known = [self._scores.get(x) if isinstance(x, Tensor) else None for x in inputs]
+        self._buffer(name, args, out)
+        known = [self._known(x) for x in inputs]
         if any(x is not None for x in known):
             self._of_scores(frame, func, name, args, kwargs, known, out)
+        elif name in ("exp", "exp_") and out is not args[0] and args[0].is_floating_point():
+            if (log := self._logarithms.get(args[0])) is not None:
+                self._softmax(frame, args[0], None, log[0], log[1], out)
+            else:
+                self._later[out] = Exponentials(None, None, columns=self._columns.get(args[0]))
+        else:
+            self._of_columns(func, name, args, kwargs, inputs, out)
         if any(isinstance(x, Tensor) and x in self._later for x in inputs):
             self._of_weights(frame, func, name, args, kwargs, out)
+
+    def _known(self, x: Any) -> Scores | None:
+        """The scores in a tensor, or in the one that it is a view of."""
+        if not isinstance(x, Tensor):
+            return None
+        found: Scores | None = self._scores.get(x)
+        if found is None and (whole := self._buffers.get(x)) is not None and whole() is not None:
+            found = self._scores.get(whole())
+            return None if found is None else found.lost()
+        return found
+
+    def _buffer(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        """Follows tensors that are made to be filled, and their views."""
+        if name in _MADE and isinstance(out, Tensor):
+            self._buffers[out] = ref(out)
+        elif name in VIEWS and (whole := self._buffers.get(args[0])) is not None:
+            for x in out if isinstance(out, list | tuple) else (out,):
+                self._buffers[x] = whole
 
     def _of_scores(
         self,
@@ -122,15 +180,47 @@ class Deep(TorchDispatchMode):
             self._later[reduced.values] = reduced.told
             return
         if name in ("exp", "exp_"):
-            self._exponentials(frame, args[0], out)
+            self._exponentials(frame, args[0], known[0], out)
             return
         if name == "sub" and (less := hand_weights.shifted(args, self._scores, self._later)) is not None:
             self._scores[out] = less
             return
-        found = scores.after(func, name, args, kwargs, known, out)
+        if name in scores_joined.NAMES:
+            found: Any = scores_joined.after(name, args, known, out)
+        else:
+            found = scores.after(func, name, args, kwargs, known, out)
+        for x, each in zip(out, found, strict=True) if isinstance(found, list) else ((out, found),):
+            self._keep(name, x, each)
+
+    def _keep(self, name: str, x: Any, found: Scores | None) -> None:
+        if not isinstance(x, Tensor):
+            return
+        if found is None:
+            self._scores.pop(x, None)
+            return
+        self._scores[x] = found
+        whole = self._buffers.get(x)
+        if name not in VIEWS and whole is not None and whole() is not None and whole() is not x:
+            part = found.lost()  # a part of it was written
+            if part is not None:
+                self._scores[whole()] = part
+
+    def _of_columns(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Any, out: Any
+    ) -> None:
+        if name == "convolution" and self._parameters.of(args[1]) is not None:
+            self._columns[out] = layer_columns.of_product(out.shape, 1 if out.dim() > 2 else 0)
+            return
+        if name == "embedding":
+            self._columns[out] = layer_columns.of_product(out.shape, -1)
+            return
+        known = [self._columns.get(x) if isinstance(x, Tensor) else None for x in inputs]
+        if not any(x is not None for x in known):
+            return
+        found = layer_columns.after(func, name, args, kwargs, known, out)
         for x, each in zip(out, found, strict=True) if isinstance(found, list) else ((out, found),):
             if each is not None and isinstance(x, Tensor):
-                self._scores[x] = each
+                self._columns[x] = each
 
     # ---- products
 
@@ -140,29 +230,45 @@ class Deep(TorchDispatchMode):
         for x, axis, other in ((a, a.dim() - 1, b), (b, max(b.dim() - 2, 0), a)):
             if (later := self._later.get(x)) is not None and self._meets(frame, later, axis, other, out):
                 return
-        tracked = self._scores.get(a) or self._scores.get(b)
-        parameter = self._parameters.of(b)
-        if parameter is not None or (tracked is not None and self._parameters.of(a) is not None):
-            if tracked is not None and (mixed := tracked.lost()) is not None:  # heads that are mixed
-                self._scores[out] = mixed
-            elif parameter is not None and parameter[1] is frame.watched.module:  # else its own hook stores it
-                frame.ran.append(effective_scale.columns(parameter[0], None, a.shape[-1], out))
+        tracked, other, axis = (self._known(a), b, -1)
+        if tracked is None:
+            tracked, other, axis = (self._known(b), a, max(b.dim() - 2, 0) - b.dim())
+        if self._parameters.of(b) is not None or (tracked is not None and self._parameters.of(other) is not None):
+            self._projected(frame, a, b, tracked, axis, out)
             return
+        if tracked is not None and tracked.activated and tracked.axes is not None:
+            frame.watched.not_observed[NO_SOFTMAX] = None
         found = scores.product(a, b, float(kwargs.get("alpha", 1)), out.shape)
         if first and kwargs.get("beta", 1) and args[0].dim() and found.axes is not None:
             found = scores.hidden_by(found, args[0], out.shape)
-        self._scores[out] = found
+        self._keep(name, out, found)
+
+    def _projected(self, frame: Frame, a: Tensor, b: Tensor, tracked: Scores | None, axis: int, out: Tensor) -> None:
+        """A product with a parameter: heads of scores that are mixed, or a layer."""
+        if tracked is not None and tracked.origin(axis) == "batch" and (mixed := tracked.lost()) is not None:
+            self._scores[out] = mixed
+            return
+        parameter = self._parameters.of(b)
+        if out.dim() > 1:
+            self._columns[out] = layer_columns.of_product(out.shape, -1 if parameter is not None else -2)
+        if parameter is not None and parameter[1] is frame.watched.module:  # else its own hook stores it
+            frame.ran.append(effective_scale.columns(parameter[0], None, a.shape[-1], out))
 
     def _meets(self, frame: Frame, later: Any, axis: int, other: Tensor, out: Tensor) -> bool:
         """Whether a product of weights was understood."""
         if isinstance(later, Weights):
             over_keys = later.over_keys(axis)
-            if self._parameters.of(other) is not None and not over_keys:
+            with_parameter = self._parameters.of(other) is not None
+            if with_parameter and later.pending.named:
+                return False
+            if out.dim() > 1:
+                self._columns[out] = layer_columns.of_product(out.shape, -1)
+            if with_parameter and not over_keys:
                 self._later[out] = replace(later, axes=None)  # heads that are mixed
             else:
-                later.pending.commit("keys" if over_keys else None if over_keys is None else "queries")
+                later.commit("keys" if over_keys else None if over_keys is None else "queries")
             return True
-        if isinstance(later, Exponentials):
+        if isinstance(later, Exponentials) and later.scores is not None:
             frame.watched.not_observed[IN_PIECES] = None
             return True
         return False
@@ -173,20 +279,21 @@ class Deep(TorchDispatchMode):
         x = args[0]
         if cannot_be_read(frame, x) or name in _UNREADABLE:
             return
-        known = self._scores.get(x)
-        if known is None or not x.dim():
+        known = self._known(x)
+        if not x.dim() or not x.is_floating_point():
             return
         axis = args[1] % x.dim()
-        if "log" in name:
+        if "log" not in name:
+            self._softmax(frame, x, known, axis, self._columns.get(x), out)
+        elif known is not None:
             self._scores[out] = replace(known, before=x, log_over=axis)
         else:
-            self._softmax(frame, x, known, axis, out)
+            self._logarithms[out] = (axis, self._columns.get(x))
 
-    def _exponentials(self, frame: Frame, x: Tensor, out: Tensor) -> None:
-        known: Scores = self._scores[x]
+    def _exponentials(self, frame: Frame, x: Tensor, known: Scores, out: Tensor) -> None:
         source = x if known.before is None else known.before
         if known.log_over is not None:
-            self._softmax(frame, source, known, known.log_over, out)
+            self._softmax(frame, source, known, known.log_over, None, out)
         elif out is not x:
             self._later[out] = Exponentials(source, known)
 
@@ -195,67 +302,29 @@ class Deep(TorchDispatchMode):
     ) -> None:
         later = hand_weights.after(func, name, args, kwargs, self._later, out)
         if isinstance(later, hand_weights.Normalised):
-            self._softmax(frame, later.source, later.scores, later.axis, out)
+            source = out if later.source is None else later.source
+            self._softmax(frame, source, later.scores, later.axis, later.columns, out)
         elif isinstance(later, list):
             for x, each in zip(out, later, strict=True):
                 self._later[x] = each
         elif isinstance(later, Weights | Exponentials | Reduced) and isinstance(out, Tensor):
             self._later[out] = later
 
-    def _softmax(self, frame: Frame, x: Tensor, known: Scores, axis: int, weights: Tensor) -> None:
-        """Measures the logits x of a softmax over `axis`; they count once the weights meet values."""
-        if x.dim() < 2 or not x.numel() or not known.plausible(x.shape, axis):
+    def _softmax(
+        self, frame: Frame, x: Tensor, known: Scores | None, axis: int, columns: Columns | None, weights: Tensor
+    ) -> None:
+        """A softmax over `axis` of x, which counts once the weights meet values: measured if x has scores. If not, it
+        is named, unless it is over a layer's columns, as that of a classifier or a router is."""
+        if not x.numel() or x.shape[axis] == 1:
             return
-        x = x.detach()
-        hidden = known.hides(x, axis)
-        x = x if hidden is None else x.masked_fill(hidden, -torch.inf)
-        sink = known.sink if known.sink is not None and known.sink.axis == axis else None
-        x = x if sink is None else x.narrow(axis, sink.first, sink.keys)
-        facts = known.facts(hidden)
-        arranged = known.arranged(x.shape, axis, heads_around(frame, several=x.dim() > 3))
-        if arranged is None:  # over heads or a batch
-            logits, facts["softmax_axis"] = x.movedim(axis, -1).reshape(1, 1, -1, x.shape[axis]), "batch"
-            product = _some_factors(known, 1)
+        if known is not None and x.dim() > 1:
+            pending = hand_softmax.measured(frame, x, known, axis)
+            self._pending.append(pending)
+        elif (columns is not None and columns[axis]) or self._parameters.of(x) is not None:
+            return
         else:
-            if arranged.split > 1 and known.axes is not None:
-                q, _ = arranged.factors(known.axes, known.left, known.right)
-                arranged = replace(arranged, heads_first=heads_first(q, frame.ran))
-            logits = arranged.scores(x)
-            product = _factors(known, arranged, logits, x.shape)
-        call = from_scores(logits)
-        if sink is not None and arranged is not None:
-            column = arranged.scores(sink.column.expand(*x.shape[:axis], 1, *x.shape[axis + 1 :]))[..., 0]
-            if bool((column == column[:1, :, :1]).all()):
-                call = replace(call, scoring=call.scoring._replace(sinks=column[0, :, 0].to(call.q.dtype)))
-        enter = frame.watch.measure_call(frame, PATH, call, product)
-        pending = Pending(frame, lambda later: enter(**{k: v for k, v in (later | facts).items() if v is not None}))
-        self._pending.append(pending)
+            pending = Pending(frame, lambda **_: frame.watched.not_observed.setdefault(NO_PRODUCT), None)
         self._later[weights] = hand_weights.of_softmax(pending, weights.shape, axis)
-
-
-def _factors(known: Scores, arranged: Any, logits: Tensor, shape: torch.Size) -> Product:
-    """What these logits are the product of."""
-    if known.axes is None:
-        return _some_factors(known, logits.shape[1])
-    q, k = arranged.factors(known.axes, known.left, known.right)
-    factor = known.factor
-    if isinstance(factor, Tensor) and factor.dim():
-        each = arranged.scores(factor.expand(shape))
-        heads = each[0, :, 0, 0]
-        factor = heads if bool((each == heads[:, None, None]).all()) else None
-    return Product(_real(q), _real(k), factor)
-
-
-def _real(x: Tensor) -> Tensor:
-    """Complex numbers as pairs, which have the same squares."""
-    return torch.view_as_real(x.resolve_conj()).flatten(-2) if x.is_complex() else x
-
-
-def _some_factors(known: Scores, heads: int) -> Product:
-    """All rows of the factors for every head, where it is not known which belong to it."""
-    flat = (_real(x.reshape(1, 1, -1, known.left.shape[2])) for x in (known.left, known.right.mT))
-    q, k = (x.expand(1, heads, -1, -1) for x in flat)
-    return Product(q, k, None)
 
 
 def _readable(out: Any) -> bool:
@@ -284,7 +353,8 @@ def begin(module: nn.Module, args: Any) -> None:
         return
     end(watched.watch)  # after Ctrl-C no hook ran, and an old mode remains
     if watched.watch.follows() and watched.watch.wanted():
-        mode = _running.modes[id(watched.watch)] = Deep(watched.watch.model)
+        with undisturbed():
+            mode = _running.modes[id(watched.watch)] = Deep(watched.watch.model)
         LEGACY_CONSTRUCTORS.hold()
         mode.__enter__()  # type: ignore[no-untyped-call]
 

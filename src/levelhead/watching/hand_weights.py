@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from levelhead.watching.layer_columns import Columns
 from levelhead.watching.module_stack import Frame
 from levelhead.watching.scores import SAME, VIEWS, Scores
 
@@ -29,23 +30,35 @@ _LOOKING_NAMES = (
 _LOOKING = set(_LOOKING_NAMES.split())
 
 _SMALL = 1e-3
+MASKED = "weights are multiplied by a mask after the softmax: the statistics are those before it"
 
 
 class Pending:
-    """A measured softmax, which counts once its weights meet values."""
+    """A softmax, which counts once its weights meet values."""
 
-    def __init__(self, frame: Frame, enter: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, frame: Frame, enter: Callable[..., None], again: Callable[[Tensor], Callable[..., None]] | None
+    ) -> None:
+        """`enter` counts it, with further facts. `again` measures it with more entries hidden; None: its logits are
+        not measured, and counting it is naming it."""
         self.frame, self.done = frame, False
         self.with_it: list[Pending] = []  # softmaxes whose weights were added to these
-        self._enter: Callable[[dict[str, Any]], None] | None = enter
+        self.named = again is None
+        self._enter: Callable[..., None] | None = enter
+        self._again = again
 
     def commit(self, axis: str | None) -> None:
         """The weights met values; `axis`: what the softmax was over, if that is known."""
         if self._enter is not None:
-            enter, self._enter, self.done = self._enter, None, True
-            enter({"softmax_axis": axis})
+            enter, self._enter, self._again, self.done = self._enter, None, None, True
+            enter(softmax_axis=axis)
             for other in self.with_it:
                 other.commit(axis)
+
+    def hide(self, shut: Tensor) -> None:
+        """A mask set these weights to zero, and the others were divided by their sum: as if the mask came before."""
+        if self._again is not None:
+            self._enter = self._again(shut)
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,14 @@ class Weights:
 
     pending: Pending
     axes: Tensor | None  # a stand-in: only the axis of the softmax has a stride. None: not known any more
+    shut: Tensor | None = None  # where a mask set them to zero
+    masked: bool = False  # a mask did, and they were not divided by their sum since
+
+    def commit(self, axis: str | None) -> None:
+        """They met values."""
+        if self.masked and not self.pending.named and not self.pending.done:
+            self.pending.frame.watched.not_observed[MASKED] = None
+        self.pending.commit(axis)
 
     def over_keys(self, axis: int) -> bool | None:
         """Whether an axis is that of the softmax; None: not known."""
@@ -70,9 +91,10 @@ class Weights:
 class Exponentials:
     """exp of scores."""
 
-    source: Tensor  # the scores, before their largest was subtracted
-    scores: Scores
+    source: Tensor | None  # the scores, before their largest was subtracted
+    scores: Scores | None  # None: of something else, with these columns
     whole: bool = True  # in the shape of the scores
+    columns: Columns | None = None
 
 
 @dataclass(frozen=True)
@@ -87,9 +109,10 @@ class Reduced:
 class Normalised(NamedTuple):
     """Exponentials divided by their sum: a softmax."""
 
-    source: Tensor
-    scores: Scores
+    source: Tensor | None
+    scores: Scores | None
     axis: int
+    columns: Columns | None
 
 
 class Reduction(NamedTuple):
@@ -133,10 +156,13 @@ def after(
     func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], later: Mapping[Any, Any], out: Any
 ) -> Any:
     """What an operator's result is: weights, exponentials, a number per row, a whole softmax, or None."""
-    told = [later.get(x) if isinstance(x, Tensor) else None for x in args[:3]]
+    told = [later.get(x) if isinstance(x, Tensor) else None for x in args[:4]]
     first = next(x for x in told if x is not None)
     if isinstance(told[0], Exponentials):
         return _of_exponentials(name, args, told, out)
+    if name == "sum" and isinstance(first, Weights) and first.shut is not None and isinstance(out, Tensor):
+        summed = reduction(name, args, out)
+        return None if summed is None else summed.told
     if isinstance(first, Reduced):
         kept = name in VIEWS | SAME | {"reciprocal"} or (name in ("add", "add_") and _is_small(args[1]))
         return first if kept and isinstance(out, Tensor) else None
@@ -151,13 +177,45 @@ def after(
         place = told.index(first)
         first.pending.with_it += [x.pending for x in told if isinstance(x, Weights) and x is not first]
         if name.startswith("div") and place == 0 and isinstance(args[1], Tensor) and args[1].numel() > 1:
+            if first.shut is not None and _is_sum(told[1], first):
+                first.pending.hide(first.shut)
+                return replace(first, shut=None, masked=False)
             return replace(first, axes=None)  # normalised once more, over an axis of their own (slot attention)
         if isinstance(values, Tensor) and values.shape == args[place].shape:
+            first = _masked(name, args, place, first, values)
             return [first] + [None] * (len(out) - 1) if isinstance(out, tuple | list) else first
         if isinstance(values, Tensor) and values.numel() == args[place].numel():
             return replace(first, axes=None)
-    first.pending.commit(None)  # an operator that makes something else of the weights
+    if not first.pending.named or (name == "mul" and isinstance(values, Tensor) and values.numel() > args[0].numel()):
+        first.commit(None)  # an operator that makes something else of the weights
     return None
+
+
+def _masked(name: str, args: tuple[Any, ...], place: int, weights: Weights, values: Tensor) -> Weights:
+    """The weights, with what a mask of zeros and ones set to zero."""
+    shut: Any = None
+    if name in ("mul", "mul_"):
+        mask = args[1 - place]
+        if isinstance(mask, Tensor) and mask.numel() > 1 and bool(((mask == 0) | (mask == 1)).all()):
+            shut = mask == 0
+    elif name in ("masked_fill", "masked_fill_") and _is_zero(args[2]):
+        shut = args[1]
+    elif name in ("tril", "triu"):
+        shut = values == 0
+    over = next((axis for axis in range(values.dim()) if weights.over_keys(axis)), None)
+    if shut is None or over is None:
+        return weights
+    shut = shut.expand(values.shape)
+    if not bool((shut.any(over) & ~shut.all(over)).any()):  # whole rows at most
+        return weights
+    return replace(weights, shut=shut if weights.shut is None else weights.shut | shut, masked=True)
+
+
+def _is_sum(told: Any, weights: Weights) -> bool:
+    """Whether it is the sum of these weights over the axis of the softmax."""
+    if not isinstance(told, Reduced) or told.kind != "sum" or told.axis is None:
+        return False
+    return bool(weights.over_keys(told.axis))
 
 
 def _of_exponentials(name: str, args: tuple[Any, ...], told: list[Any], out: Any) -> Any:
@@ -167,7 +225,7 @@ def _of_exponentials(name: str, args: tuple[Any, ...], told: list[Any], out: Any
     other: Any = told[1] if len(told) > 1 and mine.whole else None
     divided = isinstance(other, Reduced) and name in ("div", "div_", "mul", "mul_") and other.kind == "sum"
     if divided and other.source is args[0] and other.axis is not None:
-        return Normalised(mine.source, mine.scores, other.axis)
+        return Normalised(mine.source, mine.scores, other.axis, mine.columns)
     if name in SAME or name in VIEWS:
         if not isinstance(out, Tensor):
             return None
@@ -194,6 +252,8 @@ def _is_zero(x: Any) -> bool:
 
 def _shut(mine: Exponentials, where: Tensor) -> Exponentials:
     """The exponentials after a mask set some to zero."""
+    if mine.source is None or mine.scores is None:
+        return mine
     shut = where.expand(mine.source.shape)
     hidden = mine.scores.hidden
     return replace(mine, scores=replace(mine.scores, hidden=shut if hidden is None else hidden | shut))
@@ -207,4 +267,4 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], weights: W
         axes = func(weights.axes, *args[1:], **kwargs)
     except RuntimeError:
         return replace(weights, axes=None)
-    return [replace(weights, axes=x) for x in axes] if several else replace(weights, axes=axes)
+    return [replace(weights, axes=x, shut=None) for x in axes] if several else replace(weights, axes=axes, shut=None)

@@ -17,9 +17,7 @@ from torch.library import Library, register_fake
 SAMPLE = 32  # tokens; fewer are repeated, so that a compiled graph has one shape
 _FEWEST = 2  # samples that can be compared
 HEADS_FIRST = "heads before the batch"
-
-
-_SAME = 1e-2  # apart at most, relative to the whole
+_WHOLE = ("batch first", "sequence first")  # of all tokens
 
 
 class Layer(Protocol):
@@ -100,24 +98,21 @@ def _unfolded(x: Tensor, lead: Tensor, t: Tensor) -> Tensor:
     return x[lead // x.shape[1], lead % x.shape[1], t].transpose(0, 1)
 
 
-def heads_first(q: Tensor, layers: Iterable[Layer]) -> bool:
-    """Whether the heads lie before the batch in one axis that q (B, H, T, D) was split from as if they lay in it; the
-    norms of its heads are compared with those in the outputs of layers."""
-    H, D = q.shape[1], q.shape[3]
-    apart = {True: float("inf"), False: float("inf")}
+def apart(x: Tensor, layers: Iterable[Layer]) -> float:
+    """How far the heads of queries or keys (B, H, T, D) are from the parts of a layer's output, at least: the norms of
+    all heads are compared, relative to the whole."""
+    H, D = x.shape[1], x.shape[3]
+    least = float("inf")
     for layer in layers:
-        if layer.rows.shape[1] % (H * D) or not layer.rows.shape[1]:
+        if not D or not layer.rows.shape[1] or layer.rows.shape[1] % (H * D):
             continue
         known = layer.rows.float().reshape(len(layer.rows), -1, H, D).norm(dim=-1)
-        known = known / known.norm(dim=(0, 2), keepdim=True)
-        for aligned, x in views(q, {layer.tokens}).items():
-            if aligned.tokens != layer.tokens or x.shape[1] != H or len(x) != len(layer.rows):
-                continue
-            mine = x.float().norm(dim=-1)
-            far = (known - (mine / mine.norm())[:, None]).norm(dim=(0, 2)).min()
-            first = aligned.order == HEADS_FIRST
-            apart[first] = min(apart[first], float(far))
-    return apart[True] < _SAME < apart[False]
+        for aligned, view in views(x, {layer.tokens}).items():
+            if aligned.order in _WHOLE and len(view) == len(known):
+                mine = view.float().norm(dim=-1)
+                all_heads = known / known.norm(dim=(0, 2), keepdim=True)
+                least = min(least, float((all_heads - (mine / mine.norm())[:, None]).norm(dim=(0, 2)).min()))
+    return least
 
 
 # ---- in compiled graphs

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import torch
@@ -17,14 +16,14 @@ from torch import Tensor
 
 Origin: TypeAlias = Literal["batch", "left", "right"]
 _BITS = 20
-_LEFT, _BATCH = 1 << _BITS, 1 << (2 * _BITS)  # strides of the stand-in: right 1, left 2^20, batch 2^40
+_LEFT, BATCH = 1 << _BITS, 1 << (2 * _BITS)  # strides of the stand-in: right 1, left 2^20, batch 2^40
 
 
 def stand_in(n: int, rows: int, columns: int) -> Tensor | None:
     """Of scores (N, T, S) fresh from their product; None: too many for the strides."""
     if max(rows, columns) >= _LEFT or n >= 1 << (62 - 2 * _BITS):
         return None
-    return torch.empty_strided((n, rows, columns), (_BATCH, _LEFT, 1), dtype=torch.uint8, device="meta")
+    return torch.empty_strided((n, rows, columns), (BATCH, _LEFT, 1), dtype=torch.uint8, device="meta")
 
 
 def origin(axes: Tensor, axis: int) -> Origin | None:
@@ -32,7 +31,7 @@ def origin(axes: Tensor, axis: int) -> Origin | None:
     stride = axes.stride(axis)
     if axes.shape[axis] == 1 or stride == 0:
         return None
-    return "batch" if stride >= _BATCH else "left" if stride >= _LEFT else "right"
+    return "batch" if stride >= BATCH else "left" if stride >= _LEFT else "right"
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,18 @@ class Arrangement:
     keys: int
     split: int = 1  # so many heads are a part of the one batch axis
     heads_first: bool = False  # its outer part, else its inner one
+    grouped: int = 1  # so many heads share keys, and are the outer part of the queries' axis
 
     def scores(self, x: Tensor) -> Tensor:
         """(B, H, T, S) of any tensor with the axes of the scores."""
         shape, order = x.shape, (*self.batch, *self.heads, *self.queries, self.keys)
         B, H, T = (math.prod(shape[axis] for axis in part) for part in (self.batch, self.heads, self.queries))
-        return self._split(x.permute(order).reshape(B, H, T, shape[self.keys]))
+        return self._ungrouped(self._split(x.permute(order).reshape(B, H, T, shape[self.keys])))
+
+    def _ungrouped(self, x: Tensor) -> Tensor:
+        """(B, H, T, ...) with the heads that lie among the queries."""
+        B, H, T, last = x.shape
+        return x.reshape(B, H * self.grouped, T // self.grouped, last)
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, H, ...) with the heads that lie in the batch."""
@@ -68,7 +73,7 @@ class Arrangement:
         parts_k = _taken(axes, k, of_k, (*self.batch, *own, self.keys))
         B, H, T = (math.prod(axes.shape[a] for a in part) for part in (self.batch, self.heads, self.queries))
         G, S = math.prod(axes.shape[axis] for axis in own), axes.shape[self.keys]
-        return self._split(parts_q.reshape(B, H, T, -1)), self._split(parts_k.reshape(B, G, S, -1))
+        return self._ungrouped(self._split(parts_q.reshape(B, H, T, -1))), self._split(parts_k.reshape(B, G, S, -1))
 
 
 def _taken(axes: Tensor, x: Tensor, own: str, order: Sequence[int]) -> Tensor:
@@ -77,8 +82,8 @@ def _taken(axes: Tensor, x: Tensor, own: str, order: Sequence[int]) -> Tensor:
     sizes = [axes.shape[axis] for axis in order]
     steps = [_step(axes, axis, x, own) for axis in order]
     start = axes.storage_offset()
-    first = start // _BATCH * x.stride(0)
-    first += (start % _BATCH // _LEFT if own == "left" else start % _LEFT) * x.stride(1)
+    first = start // BATCH * x.stride(0)
+    first += (start % BATCH // _LEFT if own == "left" else start % _LEFT) * x.stride(1)
     return x.as_strided((*sizes, x.shape[2]), (*steps, 1), x.storage_offset() + first)
 
 
@@ -86,13 +91,13 @@ def _step(axes: Tensor, axis: int, x: Tensor, own: str) -> int:
     """By how many numbers of a contiguous x (N, n, D) an axis advances."""
     stride, where, width = axes.stride(axis), origin(axes, axis), x.shape[2]
     if where == "batch":
-        return stride // _BATCH * x.shape[1] * width
+        return stride // BATCH * x.shape[1] * width
     return stride // (_LEFT if own == "left" else 1) * width if where == own else 0
 
 
-def arranged(axes: Tensor, keys: int, heads: int | None) -> Arrangement | None:
-    """The roles of all axes, with the softmax over axis `keys`; `heads`: how many there are, if that is known. None:
-    the softmax is over neither factor's rows."""
+def places(axes: Tensor, keys: int) -> tuple[list[int], list[int]] | None:
+    """The axes of queries, and those of heads and a batch, with the softmax over axis `keys`; None: the softmax is over
+    neither factor's rows."""
     over = origin(axes, keys)
     if over == "batch":
         return None
@@ -105,35 +110,4 @@ def arranged(axes: Tensor, keys: int, heads: int | None) -> Arrangement | None:
     if not queries:
         beside = [axis for axis in rest if axes.shape[axis] == 1]
         queries = [axis for axis in beside if axis == keys - 1] or beside[-1:]
-    others = [axis for axis in rest if axis not in queries]
-    chosen, split = _heads(axes, others, heads)
-    batch = tuple(axis for axis in others if axis not in chosen)
-    return Arrangement(batch, tuple(chosen), tuple(queries), keys, split)
-
-
-def by_convention(shape: Sequence[int], keys: int, heads: int | None) -> Arrangement:
-    """The roles of the axes of scores whose way is not known: (..., heads, queries, keys)."""
-    rest = [axis for axis in range(len(shape)) if axis != keys]
-    stand = torch.empty(tuple(shape), dtype=torch.uint8, device="meta")
-    chosen, split = _heads(stand, rest[:-1], heads)
-    batch = tuple(axis for axis in rest[:-1] if axis not in chosen)
-    return Arrangement(batch, tuple(chosen), tuple(rest[-1:]), keys, split)
-
-
-def _heads(axes: Tensor, others: list[int], heads: int | None) -> tuple[list[int], int]:
-    """The axes of heads among those that are neither queries nor keys, and how many heads one more axis contains."""
-    if heads is not None:
-        one = [[axis] for axis in reversed(others) if axes.shape[axis] == heads]
-        two = [list(pair) for pair in reversed(list(pairwise(others))) if _size(axes, pair) == heads]
-        if found := [*one, *two]:
-            return found[0], 1
-        if others and len(others) == 1 and axes.shape[others[-1]] % heads == 0:
-            return [], heads  # heads lie in the batch
-    if len(others) < 2:
-        return [], 1
-    grouped = len(others) > 2 and origin(axes, others[-1]) == "left"
-    return others[-2:] if grouped else others[-1:], 1
-
-
-def _size(axes: Tensor, chosen: Sequence[int]) -> int:
-    return math.prod(axes.shape[axis] for axis in chosen)
+    return queries, [axis for axis in rest if axis not in queries]

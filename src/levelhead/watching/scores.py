@@ -16,7 +16,7 @@ from torch import Tensor
 
 from levelhead.torch.masks import hides
 from levelhead.watching import score_axes
-from levelhead.watching.score_axes import Arrangement
+from levelhead.watching.score_axes import Origin
 
 Factor: TypeAlias = float | Tensor | None  # None: not one number; a tensor is read when the step is
 
@@ -45,20 +45,8 @@ class Scores:
     log_over: int | None = None  # these are logarithms of weights, over this axis
     sink: Sink | None = None
     unknown: int = 0  # operators without a rule so far
-
-    def arranged(self, shape: torch.Size, keys: int, heads: int | None) -> Arrangement | None:
-        """The roles of the axes if the softmax is over axis `keys`; None: it is over no rows of either factor."""
-        if self.axes is not None:
-            return score_axes.arranged(self.axes, keys, heads)
-        return score_axes.by_convention(shape, keys, heads)
-
-    def plausible(self, shape: torch.Size, keys: int) -> bool:
-        """Whether a softmax over axis `keys` can be theirs."""
-        if self.axes is not None:
-            return True
-        rows = {self.left.shape[1], self.right.shape[2]}
-        others = [n for axis, n in enumerate(shape) if axis != keys]
-        return shape[keys] in rows and len(others) > 0 and bool((rows - {shape[keys]} or rows) & set(others))
+    last: Origin | None = None  # of the last axis, where `axes` is None
+    activated: bool = False  # went through a ReLU or a power
 
     def facts(self, hidden: Tensor | None) -> dict[str, Any]:
         """What a record says of logits of which `hidden` are hidden; None: nothing."""
@@ -74,12 +62,18 @@ class Scores:
         low = self.filled & (scores < top - _HIDDEN_BELOW)
         return low if hidden is None else low | hidden
 
-    def lost(self) -> Scores | None:
-        """After an operator without a rule."""
+    def lost(self, last: Origin | None = None) -> Scores | None:
+        """After an operator without a rule; `last`: the origin of the last axis, if that is known."""
         if self.unknown >= _UNKNOWN_OPERATORS:
             return None
         nothing: dict[str, Any] = dict.fromkeys(("factor", "axes", "hidden", "filled", "before", "log_over", "sink"))
-        return replace(self, **nothing, unknown=self.unknown + 1)
+        return replace(self, **nothing, unknown=self.unknown + 1, last=last, activated=False)
+
+    def origin(self, axis: int) -> Origin | None:
+        """Where an axis comes from; None: not known, or from nowhere."""
+        if self.axes is None:
+            return self.last if axis == -1 else None
+        return score_axes.origin(self.axes, axis)
 
 
 @dataclass(frozen=True)
@@ -114,9 +108,22 @@ VIEWS = set(_VIEW_NAMES.split())
 # The same entries, or others in their place.
 _SAME_NAMES = (
     "clone _to_copy contiguous lift_fresh copy_ nan_to_num nan_to_num_ clamp clamp_ clamp_min clamp_max clamp_min_ "
-    "clamp_max_ maximum minimum roll flip native_dropout bernoulli_ relu threshold"
+    "clamp_max_ maximum minimum native_dropout bernoulli_ relu relu_ threshold"
 )
 SAME = set(_SAME_NAMES.split())
+_KEEPS_LAST = {
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "_reshape_alias",
+    "expand",
+    "unsqueeze",
+    "alias",
+    "detach",
+    "view_copy",
+}
+MOVING = {"roll", "flip"}  # the same entries in other places
+_ACTIVATING = {"relu", "relu_", "clamp_min", "threshold", "pow", "square", "gelu", "silu", "softplus", "elu"}
 ADDING = {"add": 1, "add_": 1, "sub": -1, "sub_": -1, "rsub": -1}
 SCALING = {"mul": False, "mul_": False, "div": True, "div_": True}  # and whether it divides
 FILLING = {"masked_fill", "masked_fill_", "where", "index_put_", "index_put"}
@@ -124,14 +131,23 @@ FILLING = {"masked_fill", "masked_fill_", "where", "index_put_", "index_put"}
 
 def after(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: list[Any], out: Any) -> Any:
     """The scores in `out`, as `Scores`, a list of them, or None; `known`: those among the arguments, None elsewhere."""
-    place = next(n for n, x in enumerate(known) if x is not None)
+    place = _main(known)
     scores: Scores = known[place]
     if name in VIEWS:
-        return _viewed(func, args, kwargs, scores, out)
+        return _viewed(func, name, args, kwargs, scores, out)
+    if isinstance(out, list | tuple):  # such as topk
+        return [scores.lost() if isinstance(x, Tensor) and x.is_floating_point() else None for x in out]
     if not isinstance(out, Tensor) or not out.is_floating_point():
         return None
+    if name == "copy_" and place == 0:  # overwritten
+        return None
+    if name in MOVING:
+        return _moved(func, args, kwargs, scores)
     if name in SAME:
-        return _broadcast(scores, out.shape)
+        new = _broadcast(scores, out.shape)
+        return replace(new, activated=True) if new is not None and name in _ACTIVATING else new
+    if name in _ACTIVATING and scores.axes is not None and scores.axes.shape == out.shape:
+        return replace(scores, factor=None, before=None, log_over=None, activated=True)
     if name in ADDING:
         return _added(name, args, kwargs, scores, place, out)
     if name in SCALING:
@@ -142,17 +158,44 @@ def after(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], k
         return replace(scores, capped=True)
     if name in ("neg", "neg_"):
         return replace(scores, factor=_times(scores.factor, -1.0, out.shape))
-    if name == "cat":
-        return _beside(args, known, out)
     if name in ("constant_pad_nd", "convolution") and scores.axes is not None and scores.axes.shape == out.shape:
         return replace(scores, factor=None)
     return scores.lost()
 
 
-def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scores: Scores, out: Any) -> Any:
+def _main(known: list[Any]) -> int:
+    """Which of several scores that are added up, say, has queries and keys as its factors.
+
+    Scores of relative positions may have positions as the batch of their product: keys of their own for every query, or
+    the same for the whole batch, and more than the queries among their rows.
+    """
+    places = [n for n, x in enumerate(known) if x is not None]
+
+    def rank(n: int) -> tuple[int, ...]:
+        axes = known[n].axes
+        if axes is None:
+            return (1,)
+        origins = [score_axes.origin(axes, axis) for axis in range(axes.dim())]
+        before_last = origins[-2] if len(origins) > 1 else None
+        return 0, origins.count("left"), int(before_last == "batch"), -origins.count("batch")
+
+    return min(places, key=rank)
+
+
+def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scores: Scores) -> Scores:
+    """The scores in other places, with what is hidden of them."""
+    parts = {name: getattr(scores, name) for name in ("hidden", "filled")}
+    parts = {name: None if x is None else func(x, *args[1:], **kwargs) for name, x in parts.items()}
+    factor = None if isinstance(scores.factor, Tensor) and scores.factor.dim() else scores.factor
+    return replace(scores, factor=factor, before=None, log_over=None, **parts)
+
+
+def _viewed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], scores: Scores, out: Any) -> Any:
     if scores.axes is None or scores.sink is not None:
         several = isinstance(out, list | tuple)
-        return [scores] * len(out) if several else scores if scores.sink is None else scores.lost()
+        same = name in _KEEPS_LAST and isinstance(out, Tensor) and out.dim() and out.shape[-1] == args[0].shape[-1]
+        kept = scores.lost() if scores.sink is not None else replace(scores, last=scores.last if same else None)
+        return [kept] * len(out) if several else kept
 
     def moved(x: Any) -> Any:
         try:
@@ -163,7 +206,9 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scores: Sc
     try:
         axes = func(scores.axes, *args[1:], **kwargs)
     except RuntimeError:  # axes of different origin became one
-        return scores.lost()
+        axis = max((axis for axis, n in enumerate(args[0].shape) if n > 1), default=0)  # the last with several entries
+        same = isinstance(out, Tensor) and out.dim() and out.shape[-1] == args[0].shape[axis]
+        return scores.lost(scores.origin(axis) if same else None)
     shape = scores.axes.shape
     parts = {name: getattr(scores, name) for name in ("hidden", "filled", "factor")}
     parts = {name: moved(x.expand(shape)) if isinstance(x, Tensor) and x.dim() else x for name, x in parts.items()}
@@ -268,67 +313,6 @@ def _filled(name: str, args: tuple[Any, ...], scores: Scores, place: int, out: T
         return hidden_by(new, torch.where(where, value, 0.0), out.shape) if name == "where" else new
     where = where.expand(out.shape)
     return replace(new, filled=where if new.filled is None else new.filled | where)
-
-
-def _beside(args: tuple[Any, ...], known: list[Any], out: Tensor) -> Scores | None:
-    """Scores with something beside them: one more column is a sink, other scores are more keys."""
-    parts, dim = args[0], (args[1] if len(args) > 1 else 0) % out.dim()
-    scored = [n for n, x in enumerate(known) if x is not None]
-    scores: Scores = known[scored[0]]
-    rest = [x for n, x in enumerate(parts) if n not in scored]
-    if len(scored) == 1 and len(rest) == 1 and rest[0].shape[dim] == 1 and scores.axes is not None and not scores.sink:
-        keys = scores.axes.shape[dim]
-        sink = Sink(dim, scored[0], keys, rest[0].detach())
-        hidden, filled = (_padded(x, dim, scored[0]) for x in (scores.hidden, scores.filled))
-        return replace(scores, sink=sink, before=None, log_over=None, hidden=hidden, filled=filled)
-    several = [known[n] for n in scored]
-    joined = _joined(several, dim) if len(several) == len(parts) else None
-    if joined is None:
-        return scores.lost()
-    same = all(isinstance(x.factor, float) and x.factor == scores.factor for x in several)
-    return joined if same else replace(joined, factor=None)
-
-
-def _joined(parts: list[Scores], dim: int) -> Scores | None:
-    """More keys beside the keys, as after a memory; None: the factors do not fit together."""
-    first = parts[0]
-    if first.axes is None or score_axes.origin(first.axes, dim) not in ("right", None):
-        return None
-    fits = all(
-        part.axes is not None
-        and part.axes.storage_offset() == 0
-        and part.axes.shape[dim] == part.right.shape[2]
-        and part.left.shape == first.left.shape
-        and [s for d, s in enumerate(part.axes.stride()) if d != dim]
-        == [s for d, s in enumerate(first.axes.stride()) if d != dim]
-        for part in parts
-    )
-    if not fits:
-        return None
-    right = torch.cat([part.right for part in parts], 2)
-    shape, strides = list(first.axes.shape), list(first.axes.stride())
-    shape[dim], strides[dim] = right.shape[2], 1
-    axes = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
-    hidden, filled = (_side_by_side(parts, name, dim) for name in ("hidden", "filled"))
-    return replace(first, right=right, axes=axes, before=None, log_over=None, hidden=hidden, filled=filled)
-
-
-def _side_by_side(parts: list[Scores], name: str, dim: int) -> Tensor | None:
-    """The masks of several scores as one."""
-    masks = [getattr(part, name) for part in parts]
-    if not any(mask is not None for mask in masks):
-        return None
-    nothing = torch.zeros((), dtype=torch.bool, device=parts[0].left.device)
-    shapes = [part.axes.shape for part in parts if part.axes is not None]
-    return torch.cat([(nothing if m is None else m).expand(s) for m, s in zip(masks, shapes, strict=True)], dim)
-
-
-def _padded(mask: Tensor | None, dim: int, first: int) -> Tensor | None:
-    """A mask with a column beside it that hides nothing."""
-    if mask is None:
-        return None
-    column = torch.zeros_like(mask.narrow(dim, 0, 1))
-    return torch.cat([column, mask] if first else [mask, column], dim)
 
 
 def _number(x: Any) -> float | Tensor | None:

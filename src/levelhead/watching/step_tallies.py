@@ -179,9 +179,9 @@ class Ledger:
             "dtype": str(q.dtype).removeprefix("torch."),
             "scale": None,
         }
-        facts |= mentioned(call.scoring, ready=call.ready) | known
         followed = not call.ready or q is not call.q
         facts["scale_reading"] = NOTHING_RAN if followed else NOT_FOLLOWED
+        facts |= mentioned(call.scoring, ready=call.ready) | known
         sheet = _Sheet(tallied, rules, Facts(**facts), scale)
         ran = fed(frame) if before is None else before
         at = call_sites.place(watched.module) if at is None else at

@@ -1,0 +1,137 @@
+"""Which axes of scores are heads.
+
+A module may say how many heads it has; an axis of that size may still be the batch. The layers that ran before show it:
+a head's queries are a part of the columns that a projection put out. Where neither decides, heads are not told apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from levelhead.watching import score_axes
+from levelhead.watching.sampled import Layer, apart
+from levelhead.watching.score_axes import Arrangement
+from levelhead.watching.scores import Scores
+
+_SAME = 1e-2  # apart at most, relative to the whole
+_USUAL = 4  # axes of (B, H, T, S)
+
+
+def arranged(
+    known: Scores, shape: torch.Size, keys: int, heads: int | None, ran: Callable[[], Sequence[Layer]]
+) -> tuple[Arrangement | None, bool]:
+    """The roles of the axes of scores with a softmax over axis `keys`, and whether heads are told apart; None: it is
+    over no rows of either factor. `heads`: how many there are, if that is known; `ran`: the layers before."""
+    if known.axes is None:
+        return _by_shape(shape, keys, heads)
+    places = score_axes.places(known.axes, keys)
+    if places is None:
+        return None, True
+    queries, others = places
+    long = [axis for axis in others if shape[axis] > 1] or others[-1:]
+    exact = [part for part in _parts(long) if _size(shape, part) == heads]
+    if len(exact) == 1 and _at_the_end(exact[0], long) and (len(exact[0]) < len(long) or len(long) == 1):
+        batch = tuple(axis for axis in others if axis not in exact[0])
+        return Arrangement(batch, tuple(exact[0]), tuple(queries), keys), True
+    layers = ran()
+    tried = list(_candidates(known, queries, others, long, keys, heads, layers))
+    for one in tried:
+        if _fits(one, known, layers):
+            return one, True
+    if tried and _is_usual(tried[0], long) and len(shape) <= _USUAL:
+        # One head for each of these, unless layers show that their columns have several.
+        widths = {one.rows.shape[1] for one in layers}
+        return tried[0], bool(tried[0].heads) or heads == 1 or not widths or known.left.shape[2] in widths
+    return Arrangement(tuple(others), (), tuple(queries), keys), False
+
+
+def _by_shape(shape: torch.Size, keys: int, heads: int | None) -> tuple[Arrangement, bool]:
+    """Of scores that were not followed: (..., heads, queries, keys) where a module says how many heads it has."""
+    rest = [axis for axis in range(len(shape)) if axis != keys]
+    others, queries = rest[:-1], rest[-1:]
+    chosen = next((part for part in _ends(others) if heads is not None and _size(shape, part) == heads), None)
+    if chosen is not None:
+        batch = tuple(axis for axis in others if axis not in chosen)
+        return Arrangement(batch, tuple(chosen), tuple(queries), keys), True
+    told = heads == 1 or (heads is None and len(others) <= 1)
+    return Arrangement(tuple(others), (), tuple(queries), keys), told
+
+
+def _candidates(
+    known: Scores,
+    queries: list[int],
+    others: list[int],
+    long: list[int],
+    keys: int,
+    heads: int | None,
+    layers: Sequence[Layer],
+) -> Iterator[Arrangement]:
+    """Ways to read the axes, the usual one first; `long`: of the others, those with several entries."""
+    assert known.axes is not None
+    shape = known.axes.shape
+
+    def at(chosen: Sequence[int], **more: int | bool) -> Arrangement:
+        batch = tuple(axis for axis in others if axis not in chosen)
+        return replace(Arrangement(batch, tuple(chosen), tuple(queries), keys), **more)  # type: ignore[arg-type]
+
+    parts = _parts(long)
+    exact = [part for part in parts if _size(shape, part) == heads]
+    yield from map(at, exact)
+    if heads is None and others:
+        grouped = len(long) > 2 and score_axes.origin(known.axes, long[-1]) == "left"
+        first = [] if len(others) < 2 else long[-2:] if grouped else long[-1:]
+        yield at(first)
+        yield from (at(part) for part in parts if part != first)
+    if any(_at_the_end(part, long) and len(part) < len(long) for part in exact):
+        return
+    for n in _numbers_of_heads(known, layers) if heads is None else [heads]:
+        if len(long) == 1 and n > 1 and shape[long[0]] % n == 0 and shape[long[0]] > n:
+            yield at([], split=n)
+            yield at([], split=n, heads_first=True)
+        for part in ([], *_ends(long)) if len(queries) == 1 else ():
+            times = n // _size(shape, part)
+            if times > 1 and n % times == 0 and shape[queries[0]] % times == 0:
+                yield at(part, grouped=times)
+    if not exact:  # fewer here than the module says, as after pruning
+        yield from (at(part) for part in ([], *parts))
+
+
+def _is_usual(one: Arrangement, others: list[int]) -> bool:
+    """Whether heads are the axes next to the queries, or lie in the batch's one axis."""
+    return one.grouped == 1 and not one.heads_first and _at_the_end(one.heads, others)
+
+
+def _at_the_end(part: Sequence[int], axes: list[int]) -> bool:
+    return list(part) == axes[len(axes) - len(part) :]
+
+
+def _fits(one: Arrangement, known: Scores, layers: Sequence[Layer]) -> bool:
+    """Whether the heads are parts of what a layer put out."""
+    assert known.axes is not None
+    q, k = one.factors(known.axes, known.left, known.right)
+    return any(not x.is_complex() and apart(x, layers) < _SAME for x in ((q, k) if k.shape[1] == q.shape[1] else (q,)))
+
+
+def _numbers_of_heads(known: Scores, layers: Sequence[Layer]) -> list[int]:
+    """That the widths of layers allow."""
+    width = known.left.shape[2]
+    return sorted({one.rows.shape[1] // width for one in layers if width and one.rows.shape[1] % width == 0} - {0})
+
+
+def _ends(axes: list[int]) -> list[list[int]]:
+    """The last axis, the last two …"""
+    return [axes[n:] for n in reversed(range(len(axes)))]
+
+
+def _parts(others: list[int]) -> list[list[int]]:
+    """Axes that may be heads: those at the end, any one, and any two beside each other."""
+    parts = [*_ends(others), *([axis] for axis in others), *(others[n : n + 2] for n in range(len(others) - 1))]
+    return [part for n, part in enumerate(parts) if part not in parts[:n]]
+
+
+def _size(shape: Sequence[int], axes: Sequence[int]) -> int:
+    return math.prod(shape[axis] for axis in axes)

@@ -1,0 +1,101 @@
+"""Which axes of a tensor hold the columns that a layer put out, however it was reshaped.
+
+A softmax over columns is a classifier, a router or a gate. A softmax over another axis, whose weights are then applied
+to something, is attention, although its logits may be no product of queries and keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from levelhead.watching.scores import VIEWS
+
+Columns: TypeAlias = tuple[bool, ...]  # for every axis
+
+_REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "logsumexp", "prod", "linalg_vector_norm", "norm"}
+_JOINS = {"cat", "stack"}
+_FEWER = {"gather", "index_select", "constant_pad_nd", "index", "masked_select"}  # or more entries along an axis
+_DISTANCES = {"_cdist_forward", "_euclidean_dist"}
+
+
+def of_product(shape: Sequence[int], axis: int) -> Columns:
+    """Fresh from a product with a parameter, whose columns are along `axis`."""
+    place = axis % len(shape) if shape else 0
+    return tuple(n == place for n in range(len(shape)))
+
+
+def after(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: list[Any], out: Any) -> Any:
+    """The columns in `out`: one tuple, a list of them for several outputs, or None; `known`: those of the tensors among
+    the arguments (of the list that is joined), None elsewhere."""
+    place = next(n for n, x in enumerate(known) if x is not None)
+    mine: Columns = known[place]
+    if name in VIEWS:
+        return _viewed(func, args, kwargs, mine, out)
+    if name in _JOINS:
+        return _joined(name, args, mine, out)
+    if name in _DISTANCES:
+        return None
+    if isinstance(out, list | tuple) or name in _FEWER:
+        each = [_kept(mine, args[place], x) for x in _list(out)]
+        return each if isinstance(out, list | tuple) else each[0]
+    if name in _REDUCTIONS and isinstance(out, Tensor) and out.dim() < args[place].dim():
+        return _reduced(mine, args, out)
+    inputs = [(x, columns) for x, columns in zip(args, known, strict=False) if columns is not None]
+    found = [columns for x, own in inputs if (columns := _placed(own, x, out)) is not None]
+    return tuple(map(any, zip(*found, strict=True))) if found else None
+
+
+def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mine: Columns, out: Any) -> Any:
+    shape = args[0].shape
+    stand = torch.empty_strided(shape, [int(x) for x in mine], dtype=torch.uint8, device="meta")
+    try:
+        seen = func(stand, *args[1:], **kwargs)
+    except RuntimeError:  # columns and other entries became one axis
+        one = isinstance(out, Tensor) and out.dim() and mine and mine[-1] and out.shape[-1] == shape[-1]
+        return of_product(out.shape, -1) if one else None
+    several = isinstance(seen, list | tuple)
+    each = [tuple(s != 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)) for x in _list(seen)]
+    return each if several else each[0]
+
+
+def _joined(name: str, args: tuple[Any, ...], mine: Columns, out: Tensor) -> Columns:
+    """Outputs of several layers beside each other are columns, too."""
+    dim = (args[1] if len(args) > 1 else 0) % out.dim()
+    inner = (*mine[:dim], True, *mine[dim:]) if name == "stack" else mine
+    return tuple(x or n == dim for n, x in enumerate(inner)) if len(inner) == out.dim() else of_product(out.shape, dim)
+
+
+def _reduced(mine: Columns, args: tuple[Any, ...], out: Tensor) -> Columns | None:
+    dims = args[1] if len(args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    if not isinstance(dims, list | tuple) or not all(isinstance(d, int) for d in dims):
+        return None
+    gone = {d % len(mine) for d in dims}
+    kept = tuple(x for n, x in enumerate(mine) if n not in gone)
+    return kept if len(kept) == out.dim() else None
+
+
+def _placed(mine: Columns, x: Any, out: Any) -> Columns | None:
+    """Where they are in a result that was computed entry by entry."""
+    if not isinstance(out, Tensor) or not isinstance(x, Tensor) or not out.is_floating_point():
+        return None
+    more = out.dim() - x.dim()
+    padded, sizes = (False,) * more + mine, (1,) * more + tuple(x.shape)
+    if more < 0 or any(n not in (1, m) for n, m in zip(sizes, out.shape, strict=True)):
+        return None
+    return tuple(c and not (n == 1 and m > 1) for c, n, m in zip(padded, sizes, out.shape, strict=True))
+
+
+def _kept(mine: Columns, x: Any, out: Any) -> Columns | None:
+    """Where they are in a result with the same axes and perhaps fewer entries, or with fewer axes before the last."""
+    if not isinstance(out, Tensor) or not isinstance(x, Tensor) or not out.is_floating_point() or not out.dim():
+        return None
+    return mine if out.dim() == x.dim() else of_product(out.shape, -1) if mine[-1] else None
+
+
+def _list(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, list | tuple) else [x]

@@ -1,0 +1,109 @@
+"""Scores with something beside them: more keys, more heads, or a column that is a sink."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from levelhead.watching import score_axes
+from levelhead.watching.scores import Scores, Sink
+
+NAMES = {"cat", "stack"}
+
+
+def after(name: str, args: tuple[Any, ...], known: list[Any], out: Tensor) -> Scores | None:
+    """The scores in `out`; `known`: those among the tensors that are joined, None elsewhere."""
+    dim = (args[1] if len(args) > 1 else 0) % out.dim()
+    if name == "stack":
+        return _stacked(known, dim) or next(x for x in known if x is not None).lost()
+    return _beside(args[0], known, dim)
+
+
+def _stacked(parts: list[Any], dim: int) -> Scores | None:
+    """Scores of one head each as those of all; None: they do not fit together."""
+    first: Scores = next(x for x in parts if x is not None)
+    if not all(x is not None and _alike(x, first) for x in parts):
+        return None
+    assert first.axes is not None
+    shape, strides = list(first.axes.shape), list(first.axes.stride())
+    shape.insert(dim, len(parts))
+    strides.insert(dim, first.left.shape[0] * score_axes.BATCH)
+    axes = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
+    left, right = (torch.cat([getattr(x, name) for x in parts]) for name in ("left", "right"))
+    same = isinstance(first.factor, float) and all(x.factor == first.factor for x in parts)
+    factor = first.factor if same else None
+    masks: dict[str, Any] = {name: _side_by_side(parts, name, None, dim) for name in ("hidden", "filled")}
+    return replace(first, left=left, right=right, factor=factor, axes=axes, before=None, log_over=None, **masks)
+
+
+def _alike(a: Scores, b: Scores) -> bool:
+    """Whether two scores have factors of the same shape, and the same axes."""
+    if a.axes is None or b.axes is None or a.sink is not None or b.sink is not None:
+        return False
+    known = a.axes.shape == b.axes.shape and a.axes.stride() == b.axes.stride()
+    known = known and a.axes.storage_offset() == b.axes.storage_offset() == 0
+    return known and a.left.shape == b.left.shape and a.right.shape == b.right.shape and a.softcap == b.softcap
+
+
+def _beside(parts: list[Tensor], known: list[Any], dim: int) -> Scores | None:
+    """Scores with something beside them: one more column is a sink, other scores are more keys."""
+    scored = [n for n, x in enumerate(known) if x is not None]
+    scores: Scores = known[scored[0]]
+    rest = [x for n, x in enumerate(parts) if n not in scored]
+    if len(scored) == 1 and len(rest) == 1 and rest[0].shape[dim] == 1 and scores.axes is not None and not scores.sink:
+        keys = scores.axes.shape[dim]
+        sink = Sink(dim, scored[0], keys, rest[0].detach())
+        hidden, filled = (_padded(x, dim, scored[0]) for x in (scores.hidden, scores.filled))
+        return replace(scores, sink=sink, before=None, log_over=None, hidden=hidden, filled=filled)
+    several = [known[n] for n in scored]
+    joined = _joined(several, dim) if len(several) == len(parts) else None
+    if joined is None:
+        return scores.lost()
+    same = all(isinstance(x.factor, float) and x.factor == scores.factor for x in several)
+    return joined if same else replace(joined, factor=None)
+
+
+def _joined(parts: list[Scores], dim: int) -> Scores | None:
+    """More keys beside the keys, as after a memory; None: the factors do not fit together."""
+    first = parts[0]
+    if first.axes is None or score_axes.origin(first.axes, dim) not in ("right", None):
+        return None
+    fits = all(
+        part.axes is not None
+        and part.axes.storage_offset() == 0
+        and part.axes.shape[dim] == part.right.shape[2]
+        and part.left.shape == first.left.shape
+        and [s for d, s in enumerate(part.axes.stride()) if d != dim]
+        == [s for d, s in enumerate(first.axes.stride()) if d != dim]
+        for part in parts
+    )
+    if not fits:
+        return None
+    right = torch.cat([part.right for part in parts], 2)
+    shape, strides = list(first.axes.shape), list(first.axes.stride())
+    shape[dim], strides[dim] = right.shape[2], 1
+    axes = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
+    hidden, filled = (_side_by_side(parts, name, dim) for name in ("hidden", "filled"))
+    return replace(first, right=right, axes=axes, before=None, log_over=None, hidden=hidden, filled=filled)
+
+
+def _side_by_side(parts: list[Scores], name: str, dim: int | None, stacked: int = 0) -> Tensor | None:
+    """The masks of several scores as one, beside each other along `dim`, or along a new axis `stacked`."""
+    masks = [getattr(part, name) for part in parts]
+    if not any(mask is not None for mask in masks):
+        return None
+    nothing = torch.zeros((), dtype=torch.bool, device=parts[0].left.device)
+    shapes = [part.axes.shape for part in parts if part.axes is not None]
+    each = [(nothing if m is None else m).expand(s) for m, s in zip(masks, shapes, strict=True)]
+    return torch.stack(each, stacked) if dim is None else torch.cat(each, dim)
+
+
+def _padded(mask: Tensor | None, dim: int, first: int) -> Tensor | None:
+    """A mask with a column beside it that hides nothing."""
+    if mask is None:
+        return None
+    column = torch.zeros_like(mask.narrow(dim, 0, 1))
+    return torch.cat([column, mask] if first else [mask, column], dim)

@@ -1,0 +1,87 @@
+"""Which axis of hand-written scores is heads, in every layout, and also where the batch is as large."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import levelhead as lh
+from levelhead.watching.hand_softmax import TOGETHER
+from watched import one_thread
+
+__all__ = ["one_thread"]  # a fixture
+WIDTH, HEADS, D = 16, 4, 4
+
+LAYOUTS = "bhts hbts btsh tsbh bths thbs flat-bh flat-hb bngts stacked"
+
+
+class Laid(nn.Module):
+    """Scores in a layout of their own; `logits` (B, H, T, S) are what they are. Grouped ones have two heads a key."""
+
+    def __init__(self, layout: str, told: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.layout = layout
+        if told:
+            self.num_heads = HEADS
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (HEADS, D)) for f in (self.q, self.k, self.v))  # (B, T, H, D)
+        q = q / 2
+        if self.layout in ("bngts", "stacked"):
+            k, v = k[:, :, ::2], v[:, :, ::2]
+            grouped = q.unflatten(2, (2, 2))
+            self.logits = torch.einsum("btngd,bsnd->bngts", grouped, k).flatten(1, 2).detach()
+            if self.layout == "bngts":
+                scores = torch.einsum("btngd,bsnd->bngts", grouped, k)
+                return torch.einsum("bngts,bsnd->btngd", scores.softmax(-1), v)
+            rows = grouped.permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, N, g T, D)
+            return (rows @ k.permute(0, 2, 3, 1)).softmax(-1) @ v.transpose(1, 2)
+        self.logits = torch.einsum("bthd,bshd->bhts", q, k).detach()
+        if self.layout.startswith("flat"):
+            order = (0, 2, 1, 3) if self.layout == "flat-bh" else (2, 0, 1, 3)
+            q, k, v = (y.permute(order).flatten(0, 1) for y in (q, k, v))
+            return torch.bmm(torch.bmm(q, k.mT).softmax(-1), v)
+        scores = torch.einsum(f"bthd,bshd->{self.layout}", q, k)
+        return torch.einsum(f"{self.layout},bshd->bthd", scores.softmax(self.layout.index("s")), v)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["number told", "not told"])
+@pytest.mark.parametrize("layout", LAYOUTS.split())
+def test_heads_are_told_apart_in_every_layout(layout: str, told: bool) -> None:
+    for B, T in ((4, 4), (2, 6)):
+        torch.manual_seed(0)
+        model = Laid(layout, told)
+        with torch.no_grad(), lh.watch(model, deep=True) as w:
+            model(3 * torch.randn(B, T, WIDTH))
+        assert w.coverage()[0].note == ""
+        np.testing.assert_allclose(w.last[""].heads.max_logit, model.logits.amax((0, 2, 3)), rtol=1e-4)
+        np.testing.assert_allclose(w.last[""].heads.var_logit, model.logits.var(-1, correction=0).mean((0, 2)), 1e-4)
+
+
+class Columns(nn.Module):
+    """Attends within the columns of a grid whose rows lie together: no layer has tokens in this order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.num_heads = HEADS
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (f(x).unflatten(-1, (HEADS, D)).unflatten(1, (-1, HEADS)) for f in (self.q, self.k))
+        self.logits = torch.einsum("btrhd,bsrhd->bhrts", q, k)
+        return torch.einsum("bhrts,bsrhd->btrhd", self.logits.softmax(-1), k)
+
+
+def test_heads_that_cannot_be_told_apart_are_together_and_the_coverage_says_so() -> None:
+    torch.manual_seed(0)
+    model = Columns()
+    with torch.no_grad(), lh.watch(model, deep=True) as w:
+        model(torch.randn(2, 12, WIDTH))
+    assert TOGETHER in w.coverage()[0].note
+    heads = w.last[""].heads
+    assert heads.max_logit.shape == (1,)
+    np.testing.assert_allclose(heads.max_logit, model.logits.max(), rtol=1e-5)
+    assert heads.rows[0] == 2 * 12 * HEADS
