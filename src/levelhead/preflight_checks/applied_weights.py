@@ -11,7 +11,7 @@ from torch import Tensor
 
 from levelhead.diagnosis.findings import Finding, worst_heads
 from levelhead.preflight_checks.calls import SeenCall
-from levelhead.preflight_checks.independence import Flight
+from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.operators import called
 from levelhead.preflight_checks.result import PAGE, finding
 from levelhead.preflight_checks.value_probe import Site, heads_out, sites

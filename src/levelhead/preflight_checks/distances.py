@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from levelhead.preflight_checks.calls import SeenCall
-from levelhead.preflight_checks.independence import Flight
+from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.result import finding
 from levelhead.runs.record import Run
 

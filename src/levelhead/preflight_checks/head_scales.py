@@ -14,7 +14,7 @@ from torch import Tensor
 
 from levelhead.diagnosis.findings import Finding, worst_heads
 from levelhead.preflight_checks.calls import SeenCall
-from levelhead.preflight_checks.independence import Flight
+from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.passes import Tape
 from levelhead.preflight_checks.result import finding
 from levelhead.watching import effective_scale

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from levelhead.preflight_checks.calls import SeenCall
-from levelhead.preflight_checks.independence import Flight
+from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.result import finding
 
 CAUSAL, NEXT, NOT_SELF, INVERTED = "causal", "sees the next token", "does not see itself", "inverted mask"

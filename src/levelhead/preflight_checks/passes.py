@@ -74,6 +74,11 @@ def distance(before: Tensor, after: Tensor, largest: float) -> float:
     return relative if relative > tolerance(before.dtype) else 0.0
 
 
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same bits; NaN equals NaN."""
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
 def tolerance(dtype: torch.dtype) -> float:
     """What counts as moved, as a share of the largest number."""
     return _TOLERANCE.get(dtype, 3e-6)

@@ -12,8 +12,8 @@ from torch import Tensor
 from levelhead.diagnosis.findings import Finding
 from levelhead.errors import LevelheadError
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
+from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.head_scales import projected
-from levelhead.preflight_checks.independence import Flight
 from levelhead.preflight_checks.inputs import Batch, Key
 from levelhead.preflight_checks.passes import Tape, taped
 from levelhead.preflight_checks.places import Grid

@@ -14,17 +14,20 @@ from levelhead.diagnosis.findings import Findings
 from levelhead.errors import LevelheadError, bad_type
 from levelhead.preflight_checks import (
     applied_weights,
+    causality,
     distances,
     head_scales,
-    independence,
     inputs,
     masks,
+    padding,
     positions,
+    repeats,
+    rows,
     scales,
     settings,
 )
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
-from levelhead.preflight_checks.independence import Flight
+from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.passes import held_still
 from levelhead.preflight_checks.result import Preflight
 from levelhead.runs.record import Run
@@ -69,7 +72,7 @@ def preflight(
     model = module_stack.unwrapped(model)
     given = inputs.read(model, batch, sequence_first=sequence_first)
     with held_still(model):
-        flight = independence.begin(given)
+        flight = rows.begin(given)
         run, calls = _seen(flight, expected_scale)
         turned = {record.module for record in run.latest if applied_weights.wrong_axis(record) is not None}
         calls = [seen for seen in calls if seen.module not in turned]  # their logits have other axes
@@ -83,13 +86,13 @@ def preflight(
         flight.attempt("scale of each head", lambda: head_scales.check(flight, calls))
         flight.attempt("type of the product", lambda: scales.half_products(flight, calls))
         flight.attempt("ALiBi's sign", lambda: distances.check(flight, run, calls))
-        flight.attempt("finite outputs", lambda: independence.finite(flight))
-        flight.attempt("dropout off in eval", lambda: independence.same_twice(flight))
+        flight.attempt("finite outputs", lambda: repeats.finite(flight))
+        flight.attempt("dropout off in eval", lambda: repeats.same_twice(flight))
         keys = {seen.module: seen.keys for seen in calls}
-        flight.attempt("batch independence", lambda: independence.batch_independence(flight, keys))
+        flight.attempt("batch independence", lambda: rows.batch_independence(flight, keys))
         claim = _claim(model, modules, next(filter(None, claims), None), causal)
-        flight.attempt("causality", lambda: independence.causality(flight, claim))
-        flight.attempt("padding independence", lambda: independence.padding(flight, modules))
+        flight.attempt("causality", lambda: causality.causality(flight, claim))
+        flight.attempt("padding independence", lambda: padding.padding(flight, modules))
         judged = scales.named(flight, run, diagnose(run)) if run.latest else []
         if against is not None:
             judged = scales.against(flight, module_stack.unwrapped(against), run, judged)

@@ -15,7 +15,7 @@ from levelhead.diagnosis.findings import Finding
 from levelhead.diagnosis.wrong_scale import UNUSUAL, WRONG
 from levelhead.preflight_checks import settings
 from levelhead.preflight_checks.calls import SeenCall
-from levelhead.preflight_checks.independence import Flight
+from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.result import finding
 from levelhead.runs.record import Record, Run
 from levelhead.watching import effective_scale

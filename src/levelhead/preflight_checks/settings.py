@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from levelhead.diagnosis.findings import Finding
 from levelhead.errors import LevelheadError
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
-from levelhead.preflight_checks.independence import Flight
+from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.result import finding
 from levelhead.runs.record import Run
 from levelhead.watching import effective_scale
