@@ -6,8 +6,7 @@ in which no attention was seen is an error.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from levelhead.diagnosis.diagnose import diagnose
@@ -52,13 +51,13 @@ def assert_level(
     >>> len(assert_level(layer, (x, x, x)).latest)
     1
     """
-    import torch
-
+    from levelhead.preflight_checks import inputs, passes
     from levelhead.preflight_checks import preflight as flight
     from levelhead.watching.watch import watch
 
-    with _evaluating(model), torch.no_grad(), watch(model, deep=deep, rows=rows, expected_scale=expected_scale) as seen:
-        _call(model, batch)
+    read = inputs.read(model, batch)
+    with passes.held_still(model), watch(model, deep=deep, rows=rows, expected_scale=expected_scale) as seen:
+        passes.run(read)
     run: Run = seen.run()
     if not run.latest:
         given = f"{type(model).__name__}, in which none was seen: {run.by_hand}"
@@ -74,24 +73,3 @@ def assert_level(
         lines = text.finding_lines(wrong, colour=False, width=100)
         raise AssertionError(f"{run.model} is not level:\n" + "\n".join(lines))
     return run
-
-
-def _call(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, Mapping):
-        model(**batch)
-    elif isinstance(batch, tuple | list):
-        model(*batch)
-    else:
-        model(batch)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards the mode each module had of its own."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -342,7 +342,7 @@ def test_the_model_is_left_as_it_was() -> None:
     model.dropout.eval()
     lh.testing.assert_level(model, X)
     assert (model.training, model.q_proj.training, model.dropout.training) == (True, True, False)
-    with pytest.raises(TypeError):
+    with pytest.raises(lh.LevelheadError, match="TypeError"):
         lh.testing.assert_level(model, (X, X))
     assert (model.training, model.dropout.training) == (True, False)
 

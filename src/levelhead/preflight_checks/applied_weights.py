@@ -11,6 +11,7 @@ from torch import Tensor
 
 from levelhead.diagnosis.findings import Finding, worst_heads
 from levelhead.preflight_checks.calls import SeenCall
+from levelhead.preflight_checks.causality import Claim
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.operators import called
 from levelhead.preflight_checks.result import PAGE, finding
@@ -54,7 +55,7 @@ class Applied:
         return share, rest
 
 
-def check(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> str | None:
+def check(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> Claim | None:
     """Reads all sites and judges them; returns why the model should be causal, if the weights say so."""
     wrong = [_over(record.module, axis) for record in run.latest if (axis := wrong_axis(record)) is not None]
     return _check(flight, calls, wrong)
@@ -66,7 +67,7 @@ def wrong_axis(record: Record) -> str | None:
     return words.get(record.facts.softmax_axis or "")
 
 
-def _check(flight: Flight, calls: Sequence[SeenCall], wrong: list[Finding]) -> str | None:
+def _check(flight: Flight, calls: Sequence[SeenCall], wrong: list[Finding]) -> Claim | None:
     name, changed = "applied weights", "the values, behind their projections"
     found = sites(flight.batch, flight.tape, calls)
     if not found and not wrong:
@@ -74,12 +75,13 @@ def _check(flight: Flight, calls: Sequence[SeenCall], wrong: list[Finding]) -> s
         return None
     by_module = {call.module: call for call in calls}
     known = {one.module for one in wrong}
-    claim = None
+    claim: Claim | None = None
     for one in _read(flight, [site for site in found if site.module not in known]):
         here = [*_groups(one), *_mixing(one, by_module.get(one.site.module)), *_idle(one, flight)]
         if not here:
             behind = _behind_softmax(one)
-            claim = "its weights behind the diagonal are zero" if behind else claim
+            if behind:
+                claim = Claim("its weights behind the diagonal are zero", frozenset({one.site.module}))
             axis = _axis(one)
             if axis and one.site.module not in by_module:  # no call seen: was there such a softmax at all?
                 ran = called(flight.batch)

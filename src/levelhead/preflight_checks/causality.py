@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch import nn
 
 from levelhead.preflight_checks.flight import Flight
-from levelhead.preflight_checks.inputs import Batch, Key
 from levelhead.preflight_checks.passes import Moved, Tape, moved, same, taped
 from levelhead.preflight_checks.result import finding
 
 
-def causality(flight: Flight, claim: str | None) -> None:
-    """Changes a token; earlier outputs must stand still. `claim`: why the model should be causal; None: no sign."""
+@dataclass(frozen=True)
+class Claim:
+    """Why a model should be causal."""
+
+    why: str
+    modules: frozenset[str] | None = None  # attention modules of which it says so; None: the whole model
+
+
+def causality(flight: Flight, claim: Claim | None, attending: Collection[str]) -> None:
+    """Changes a token; earlier outputs must stand still. `claim`: None: nothing says that they should; `attending`:
+    modules that do."""
     name, stream = "causality", flight.batch.stream()
     if stream is None:
         return flight.unknown(name, "a token", "the batch holds no tokens (ids (B, T) or vectors (B, T, C))")
@@ -19,7 +30,7 @@ def causality(flight: Flight, claim: str | None) -> None:
     if grid.tokens < 3 or not grid.clear:
         why = "fewer than 3 tokens" if grid.tokens < 3 else "as many rows as tokens: they cannot be told apart"
         return flight.unknown(name, "a token", why)
-    unpadded = _unpadded(flight.batch, stream)
+    unpadded = flight.batch.unpadded(stream)
     if not unpadded.any():
         return flight.unknown(name, "a token", "every row is padded, and which of its tokens are is not known")
     worst, at = Moved(0.0, None, 0), 0
@@ -40,22 +51,27 @@ def causality(flight: Flight, claim: str | None) -> None:
         what += "; nothing says that this model should be causal: pass causal=True if it should"
         return flight.unknown(name, changed, what)
     module = worst.module or ""
-    why = f"Later tokens change earlier outputs, although {claim}: the model sees in training what it must predict."
+    if (other := _elsewhere(flight, module, claim, attending)) is not None:
+        return flight.unknown(name, changed, f"{what}, {other}; pass causal=True if the whole model should be causal")
+    why = f"Later tokens change earlier outputs, although {claim.why}: the model sees in training what it must predict."
     advice = "Look at the mask in this module: which keys may query t see? Only 0 … t."
     found = finding("not causal", "error", module, why, advice, change=worst.size, token=float(at))
     return flight.failed(name, changed, what, found)
 
 
-def _unpadded(batch: Batch, stream: Key) -> torch.Tensor:
-    """(B, T): tokens that are no padding. A padded query may see anything: its output is ignored. Where 1 may mean
-    either, rows with padding are left out as a whole."""
-    key = batch.padding_mask()
-    if key is None or stream != next(iter(batch.streams())):
-        return torch.ones(batch.sizes(stream), dtype=torch.bool)
-    mask: torch.Tensor = batch[key].bool().cpu()
-    if batch.names[key].endswith("attention_mask"):
-        return mask
-    return (mask.all(1) | ~mask.any(1))[:, None].expand_as(mask)
+def _elsewhere(flight: Flight, module: str, claim: Claim, attending: Collection[str]) -> str | None:
+    """Why a module that lets later tokens through is none of those that should not; None: it is one of them."""
+    if claim.modules is None:
+        return None
+    here = {a for a in attending if a == module or f"{a}.".startswith(f"{module}.") or f"{module}.".startswith(f"{a}.")}
+    kind = dict(flight.model.named_modules())[module]
+    if isinstance(kind, nn.Embedding) or (module == "" and module not in attending):
+        return "because the model itself moves tokens before its layers (a flip, a shift, a second direction)"
+    if here:
+        return None if here & claim.modules else f"first through {module}, whose mask is not causal"
+    if set(attending) <= claim.modules:
+        return None
+    return f"first through {module}, and not all attention of this model is causal"
 
 
 def _changed(before: Tape, after: Tape) -> bool:

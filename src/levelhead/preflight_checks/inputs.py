@@ -37,9 +37,11 @@ class Batch:
     sequence_first: bool = False
 
     def run(self) -> Any:
-        """Calls the model; objects other than tensors are copies: a cache may grow."""
-        args = tuple(_fresh(x) for x in self.args)
-        return self.model(*args, **{name: _fresh(x) for name, x in self.kwargs.items()})
+        """Calls the model with copies: it may write into a tensor, and a cache may grow. What is given twice is one
+        object still."""
+        copies: dict[int, Any] = {}
+        args = tuple(_fresh(x, copies) for x in self.args)
+        return self.model(*args, **{name: _fresh(x, copies) for name, x in self.kwargs.items()})
 
     def __getitem__(self, key: Key) -> Any:
         return self.args[key] if isinstance(key, int) else self.kwargs[key]
@@ -110,6 +112,17 @@ class Batch:
                 return key
         return None
 
+    def unpadded(self, stream: Key) -> Tensor:
+        """(B, T): tokens that are no padding. A padded query may see anything: its output is ignored. Where 1 may mean
+        either, rows with padding are left out as a whole."""
+        key = self.padding_mask()
+        if key is None or stream != next(iter(self.streams())):
+            return torch.ones(self.sizes(stream), dtype=torch.bool)
+        mask: Tensor = self[key].bool().cpu()
+        if self.names[key].endswith("attention_mask"):
+            return mask
+        return (mask.all(1) | ~mask.any(1))[:, None].expand_as(mask)
+
     def changed(self, key: Key, where: Tensor) -> Batch:
         """Other tokens at the places (B, T) that are True."""
         x = self[key]
@@ -158,9 +171,12 @@ def _other_ids(x: Tensor, special: set[int]) -> Tensor:
     return new
 
 
-def _fresh(x: Any) -> Any:
-    plain = isinstance(x, Tensor | int | float | str | bool | type(None))
-    return x if plain else copy.deepcopy(x)
+def _fresh(x: Any, copies: dict[int, Any]) -> Any:
+    if isinstance(x, int | float | str | bool | type(None)):
+        return x
+    if id(x) not in copies:
+        copies[id(x)] = x.detach().clone() if isinstance(x, Tensor) else copy.deepcopy(x)
+    return copies[id(x)]
 
 
 def read(model: nn.Module, batch: Any, *, sequence_first: bool = False) -> Batch:

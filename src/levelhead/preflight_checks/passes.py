@@ -22,6 +22,8 @@ from levelhead.preflight_checks.inputs import Batch
 # What counts as moved, as a share of the tensor's largest number: sums in another order may differ by so much.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-6, torch.float16: 8e-3, torch.bfloat16: 3e-2}
 
+_OF_TORCH = {"training", "_parameters", "_buffers", "_modules"}  # attributes that `held_still` and others put back
+
 Places: TypeAlias = Callable[[Tensor], Tensor | None]  # the numbers that must not move; None: cannot be told
 
 
@@ -153,7 +155,8 @@ def held_still(model: nn.Module) -> Iterator[None]:
 
 
 def run(batch: Batch, *, seed: int = 0) -> Any:
-    """One pass; its buffers are put back afterwards."""
+    """One pass; buffers and what modules keep in plain attributes are put back afterwards."""
+    attributes = [(m, type(m), _copied(vars(m))) for m in batch.model.modules()]
     kept = [
         (m, name, x, x.detach().clone())
         for m in batch.model.modules()
@@ -176,6 +179,27 @@ def run(batch: Batch, *, seed: int = 0) -> Any:
             if not torch.equal(x, old):
                 x.copy_(old)
             module._buffers[name] = x
+        for module, kind, before in attributes:
+            if type(module) is kind:  # a lazy module has become another
+                _put_back(vars(module), before)
+
+
+def _copied(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Attributes and copies of those that a pass may write into: counters, lists and tensors, such as a cache."""
+    return {
+        name: (x, x.clone() if isinstance(x, Tensor) else list(x) if isinstance(x, list) else None)
+        for name, x in attributes.items()
+        if name not in _OF_TORCH and (x is None or type(x) in (int, float, bool, list, tuple) or isinstance(x, Tensor))
+    }
+
+
+def _put_back(attributes: dict[str, Any], before: Mapping[str, tuple[Any, Any]]) -> None:
+    for name, (x, content) in before.items():
+        attributes[name] = x
+        if isinstance(x, list):
+            x[:] = content
+        elif isinstance(x, Tensor) and not torch.equal(x, content):
+            x.copy_(content)
 
 
 def taped(batch: Batch, *, seed: int = 0) -> Tape:

@@ -1,6 +1,7 @@
-"""Relative positions: with the same token everywhere, products of q and k may depend on the distance only.
+"""Relative positions: with the same token everywhere, its product with itself must be the same at every place.
 
-Judged where the tokens that enter a module are all equal: there positions come from inside the attention (RoPE), and
+That holds for any positions that q and k share: of a line, of rows and columns of an image, of packed documents. Judged
+where the tokens that enter a module are all equal: there positions come from inside the attention (RoPE), and
 rotations keep the length of q and k.
 """
 
@@ -46,7 +47,7 @@ def check(flight: Flight) -> None:
         return flight.failed(name, changed, f"in {len(wrong)} modules", *wrong)
     if not relative:
         return flight.unknown(name, changed, "no rotation of q and k was seen")
-    return flight.passed(name, changed, f"{len(relative)} modules rotate q and k; products depend on distances only")
+    return flight.passed(name, changed, f"{len(relative)} modules rotate q and k, both alike")
 
 
 def _constant(batch: Batch, stream: Key) -> Batch:
@@ -107,9 +108,9 @@ def _judged(call: SeenCall, tape: Tape) -> Finding | str:
         return finding(f"RoPE on {which} only", "error", call.module, why, advice, turned=max(of_q, of_k))
     groups = call.q.shape[1] // call.k.shape[1]
     products = call.q.double() @ call.k.double().repeat_interleave(groups, 1).mT
-    gap = (products[..., 1:, 1:] - products[..., :-1, :-1]).abs().max()
-    size = float(gap) / float(products.abs().max())
-    why = "q and k are rotated differently: the product of the same two tokens changes when both move by one place. "
+    own = products.diagonal(dim1=-2, dim2=-1)  # of every token with itself: rotations by the same angles cancel
+    size = float((own - own[..., :1]).abs().max()) / float(products.abs().max())
+    why = "q and k are rotated differently: the product of a token with itself changes from place to place. "
     why += "Their positions, frequencies or the pairing of columns differ."
     if size <= _NEAR:
         size = _offset(call, tape, products)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,7 @@ from levelhead.preflight_checks import (
     applied_weights,
     causality,
     distances,
+    earlier_weights,
     head_scales,
     inputs,
     masks,
@@ -27,6 +29,7 @@ from levelhead.preflight_checks import (
     settings,
 )
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
+from levelhead.preflight_checks.causality import Claim
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.passes import held_still
 from levelhead.preflight_checks.result import Preflight
@@ -41,7 +44,8 @@ def preflight(
     causal: bool | None = None,
     sequence_first: bool = False,
     expected_scale: float | str | None = None,
-    against: nn.Module | None = None,
+    against: nn.Module | Run | str | os.PathLike[str] | None = None,
+    independent: bool | None = None,
 ) -> Preflight:
     """Checks a model's attention before training: changes one thing at a time and says what moved that must not.
 
@@ -54,7 +58,9 @@ def preflight(
         causal: whether a token may see only earlier ones; None: as the configuration and the masks say.
         sequence_first: the batch is (tokens, rows, ...), as torch's modules read it without batch_first.
         expected_scale: the scale that is right for this model, where that is not 1/√d_k.
-        against: an earlier checkpoint of the same architecture, to find a scale that was folded into weights since.
+        against: an earlier checkpoint of the same architecture (the model, its file or directory), or a run recorded
+            of it, to find a scale that was folded into weights since.
+        independent: whether rows of the batch must not change each other; False: they may, as in models of tables.
 
     >>> import torch
     >>> layer = torch.nn.MultiheadAttention(64, 4, batch_first=True)
@@ -64,9 +70,8 @@ def preflight(
     """
     if not isinstance(model, nn.Module):
         raise bad_type("model", "a torch.nn.Module", short_repr(model), "Give the model itself")
-    if against is not None and not isinstance(against, nn.Module):
-        raise bad_type("against", "a torch.nn.Module", short_repr(against), "Give the earlier model itself")
-    for name, flag in (("causal", causal), ("sequence_first", sequence_first)):
+    earlier = None if against is None else earlier_weights.read(against)
+    for name, flag in (("causal", causal), ("sequence_first", sequence_first), ("independent", independent)):
         if flag is not None:
             checks.flag(name, flag)
     model = module_stack.unwrapped(model)
@@ -77,7 +82,7 @@ def preflight(
         turned = {record.module for record in run.latest if applied_weights.wrong_axis(record) is not None}
         calls = [seen for seen in calls if seen.module not in turned]  # their logits have other axes
         modules = {seen.module for seen in calls}
-        claims: list[str | None] = []
+        claims: list[Claim | None] = []
         flight.attempt("form of masks", lambda: claims.append(masks.forms(flight, calls, causal)))
         flight.attempt("applied weights", lambda: claims.append(applied_weights.check(flight, run, calls)))
         flight.attempt("relative positions", lambda: positions.check(flight))
@@ -89,13 +94,13 @@ def preflight(
         flight.attempt("finite outputs", lambda: repeats.finite(flight))
         flight.attempt("dropout off in eval", lambda: repeats.same_twice(flight))
         keys = {seen.module: seen.keys for seen in calls}
-        flight.attempt("batch independence", lambda: rows.batch_independence(flight, keys))
-        claim = _claim(model, modules, next(filter(None, claims), None), causal)
-        flight.attempt("causality", lambda: causality.causality(flight, claim))
+        flight.attempt("batch independence", lambda: rows.batch_independence(flight, keys, independent))
+        claim = _claim(model, calls, next(filter(None, claims), None), causal)
+        flight.attempt("causality", lambda: causality.causality(flight, claim, modules))
         flight.attempt("padding independence", lambda: padding.padding(flight, modules))
         judged = scales.named(flight, run, diagnose(run)) if run.latest else []
-        if against is not None:
-            judged = scales.against(flight, module_stack.unwrapped(against), run, judged)
+        if earlier is not None:
+            judged = earlier_weights.against(flight, earlier, run, judged)
     return Preflight(type(model).__name__, tuple(flight.checks), Findings([*judged, *flight.findings]))
 
 
@@ -107,15 +112,16 @@ def _seen(flight: Flight, expected_scale: float | str | None) -> tuple[Run, list
         return seen_calls(flight.batch, deep=False, expected_scale=expected_scale)
 
 
-def _claim(model: nn.Module, attending: Collection[str], seen: str | None, causal: bool | None) -> str | None:
+def _claim(model: nn.Module, calls: Sequence[SeenCall], seen: Claim | None, causal: bool | None) -> Claim | None:
     """Why the model should be causal; None: nothing says so."""
     if causal is not None:
-        return "causal=True says that it must not" if causal else None
-    modules = dict(model.named_modules())
+        return Claim("causal=True says that it must not") if causal else None
+    modules, attending = dict(model.named_modules()), frozenset(call.module for call in calls)
     says = [getattr(modules.get(name), word, None) for name in attending for word in ("is_causal", "causal")]
     flags = [flag for flag in says if isinstance(flag, bool)]
     kind = type(model).__name__
     foreign = type(model).__module__.startswith("transformers.")
-    if flags and all(flags) and (not foreign or kind.endswith(("ForCausalLM", "LMHeadModel"))):
-        return "its attention modules are marked as causal"
+    marked = flags and all(flags) and not any(map(masks.deliberate, calls))
+    if marked and (not foreign or kind.endswith(("ForCausalLM", "LMHeadModel"))):
+        return Claim("its attention modules are marked as causal", attending)
     return seen

@@ -6,7 +6,7 @@ import torch
 
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.operators import called
-from levelhead.preflight_checks.passes import same, taped
+from levelhead.preflight_checks.passes import Places, same, taped
 from levelhead.preflight_checks.result import finding
 
 
@@ -39,17 +39,27 @@ def _differs(old: list[torch.Tensor], new: list[torch.Tensor]) -> float:
 
 
 def finite(flight: Flight) -> None:
-    """Looks for NaN in what modules give for real tokens."""
+    """Looks for NaN in what modules give for real tokens; of padded ones it may be NaN."""
     name, looked = "finite outputs", "what every module gives"
-    stream, mask = flight.batch.stream(), flight.batch.padding_mask()
-    if stream is not None and mask is not None:
-        return flight.unknown(name, looked, "rows of padding may be NaN; `not finite` is judged by the calls")
+    stream, padded = flight.batch.stream(), flight.batch.padding_mask() is not None
+    places: Places = lambda x: x  # noqa: E731
+    if stream is not None and padded:
+        looked = "what every module gives for real tokens"
+        places = flight.grid(stream).at(flight.batch.unpadded(stream))
     for (module, _), entry in flight.tape.entries.items():
-        bad = [x for x in entry.outputs if bool(x.isnan().any())]
-        if bad and not any(bool(x.isnan().any()) for x in entry.inputs):
-            why = "NaN comes out of this module, and none went in: a row whose keys are all hidden, a softmax along a "
-            why += "wrong axis, or a product beyond its type."
+        whole = padded and module == ""  # what the model gives has no place for NaN, pooled or not
+        bad = [x for x in entry.outputs if _nan(x, places, unplaced=whole)]
+        if bad and not any(_nan(x, places) for x in entry.inputs):
+            why = "NaN comes out of this module, and none went in: a row whose keys are all hidden by -inf (padding at "
+            why += "the beginning does this to a causal model), a softmax along a wrong axis, or a product beyond its "
+            why += "type."
             share = float(bad[0].isnan().double().mean())
-            found = finding("NaN in outputs", "error", module, why, "Look at its mask and at its softmax.", share=share)
+            advice = "Fill hidden logits with torch.finfo(dtype).min, or let every query see itself."
+            found = finding("NaN in outputs", "error", module, why, advice, share=share)
             return flight.failed(name, looked, f"NaN in {share:.0%} of an output", found)
     return flight.passed(name, looked, "no NaN")
+
+
+def _nan(x: torch.Tensor, places: Places, *, unplaced: bool = False) -> bool:
+    chosen = x if unplaced and places(x) is None else places(x)
+    return chosen is not None and bool(chosen.isnan().any())

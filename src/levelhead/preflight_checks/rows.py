@@ -43,9 +43,12 @@ def _fewer(batch: Batch, rows: int) -> Batch | None:
     return fewer
 
 
-def batch_independence(flight: Flight, keys_seen: dict[str, int]) -> None:
-    """Changes row 0 of every stream; the other rows must stand still. `keys_seen`: of each attention module."""
+def batch_independence(flight: Flight, keys_seen: dict[str, int], meant: bool | None) -> None:
+    """Changes row 0 of every stream; the other rows must stand still. `keys_seen`: of each attention module; `meant`:
+    what the user says about rows: False: they may mix."""
     name, changed = "batch independence", "row 0 of the batch"
+    if meant is False:
+        return flight.unknown(name, changed, "independent=False: rows may mix")
     stream, rows = flight.batch.stream(), flight.batch.rows
     if rows < 2:
         return flight.unknown(name, changed, "the batch has one row, or its rows are not known; give at least two")
@@ -59,6 +62,9 @@ def batch_independence(flight: Flight, keys_seen: dict[str, int]) -> None:
     if not _confirmed(flight, stream):
         return flight.unknown(name, changed, "a size of the model is the number of rows; give another number of rows")
     module = here.module or ""
+    if meant is None and _by_design(flight, module, keys_seen):
+        what = f"other rows moved by {here.size:.2g}: {module} attends over the rows, other modules over tokens, which "
+        return flight.unknown(name, changed, what + "may be meant; independent=True says that it is not")
     why, advice = _why_rows(flight, module, keys_seen)
     found = finding("batch rows mixed", "error", module, why, advice, change=here.size, rows=float(rows))
     return flight.failed(name, changed, f"other rows moved by {here.size:.2g} of the largest output", found)
@@ -99,13 +105,30 @@ def _row(flight: Flight, stream: Key | None, row: int) -> Moved:
     return moved(flight.tape, taped(batch), grid.other_rows(row))
 
 
+def _by_design(flight: Flight, module: str, keys_seen: dict[str, int]) -> bool:
+    """Whether attention over rows stands beside attention over tokens (tables: SAINT, TabPFN), and no module of torch
+    reads its axes in another order than it is given."""
+    rows, tokens = _sizes(flight)
+    inside = {name: keys for name, keys in keys_seen.items() if name == module or name.startswith(f"{module}.")}
+    mistaken = any(getattr(part, "batch_first", None) is False for part in flight.model.modules())
+    return not mistaken and rows != tokens and rows in inside.values() and tokens in keys_seen.values()
+
+
+def _sizes(flight: Flight) -> tuple[int, int]:
+    stream = flight.batch.stream()
+    return flight.batch.sizes(stream) if stream is not None else (flight.batch.rows, 0)
+
+
 def _why_rows(flight: Flight, module: str, keys_seen: dict[str, int]) -> tuple[str, str]:
     inside = dict(flight.model.named_modules())[module]
-    stream = flight.batch.stream()
-    rows, tokens = flight.batch.sizes(stream) if stream is not None else (flight.batch.rows, 0)
+    rows, tokens = _sizes(flight)
     over = next((n for name, n in keys_seen.items() if name == module or name.startswith(f"{module}.")), None)
-    if getattr(inside, "batch_first", None) is False or (over == rows and over != tokens):
+    mistaken = getattr(inside, "batch_first", None) is False
+    if mistaken or (over == rows and over != tokens):
         why = f"Attention runs over the batch axis: it sees {rows} keys, one for each row, and no other token. "
+        if not mistaken:
+            advice = "Transpose before and after. If rows are meant to mix (tables), pass independent=False."
+            return why + "Axes are in another order than the attention reads them.", advice
         why += "The module has batch_first=False: it reads (tokens, batch, width) and was given (batch, tokens, width)."
         advice = (
             "Pass batch_first=True, or transpose before and after. If the batch is meant to be (tokens, batch, …), "
@@ -118,4 +141,7 @@ def _why_rows(flight: Flight, module: str, keys_seen: dict[str, int]) -> tuple[s
         why = "The experts' routing depends on the other rows: a capacity, or a sort over the batch, drops or moves "
         return why + "tokens of one row because of another.", "Raise the capacity in evaluation, or route row by row."
     why = "One row of the batch changes the results of others: an axis is mistaken (a view without a transpose, a mask "
-    return why + "or a softmax over the batch, a sum over axis 0).", "Look at the reshapes and axes in this module."
+    return (
+        why + "or a softmax over the batch, a sum over axis 0).",
+        "Look at the reshapes and axes in this module; if rows are meant to mix, pass independent=False.",
+    )

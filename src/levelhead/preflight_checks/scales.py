@@ -1,14 +1,14 @@
-"""Scales that `diagnose` cannot name, with a name from the model's sizes; logits that QK-norms allow; weights that hold
-a scale which an earlier checkpoint did not hold."""
+"""Scales that `diagnose` cannot name, with a name from the model's sizes; logits that QK-norms allow; products in a
+narrow type."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from levelhead.diagnosis import thresholds
 from levelhead.diagnosis.findings import Finding
@@ -35,7 +35,8 @@ def named(flight: Flight, run: Run, found: Sequence[Finding]) -> list[Finding]:
     for one in found:
         record = records.get(one.module)
         known = one.kind == UNUSUAL and record is not None
-        better = _named(one, record, modules.get(one.module)) if known and record is not None else one
+        groups = _key_heads(flight, record) if record is not None else []
+        better = _named(one, record, modules.get(one.module), groups) if known and record is not None else one
         result.append(better)
         if better.kind in (UNUSUAL, WRONG) and better.severity != "note":
             wrong.append(better)
@@ -51,24 +52,24 @@ def named(flight: Flight, run: Run, found: Sequence[Finding]) -> list[Finding]:
     return result
 
 
-def _named(one: Finding, record: Record, module: nn.Module | None) -> Finding:
+def _named(one: Finding, record: Record, module: nn.Module | None, groups: Sequence[int]) -> Finding:
     scale, d_k = one.evidence.get("effective_scale", 0.0), record.facts.d_k
     if settings.yarn_explains(module, one.evidence.get("ratio", 1.0)):
         return replace(one, severity="note", why="Not 1/√d_k, but meant: YaRN's factor is set.")
-    name = next((words for words, x in _candidates(record, module) if scale > 0 and _same(scale, x)), None)
+    name = next((words for words, x in _candidates(record, module, groups) if scale > 0 and _same(scale, x)), None)
     if name is None or one.severity != "note":
         return one
     why = f"The scale is {name}, not 1/√d_k with d_k = {d_k}."
     return replace(one, severity="warning", why=why, advice="Take the root of the width of a head's keys.")
 
 
-def _candidates(record: Record, module: nn.Module | None) -> Iterator[tuple[str, float]]:
+def _candidates(record: Record, module: nn.Module | None, groups: Sequence[int]) -> Iterator[tuple[str, float]]:
     """Mistakes by their number, from sizes that only the model knows."""
     facts, H = record.facts, len(record.tally)
     if facts.model_width and H and facts.model_width / H != facts.d_k:
         each = facts.model_width / H
         yield f"1/√{each:g}, the model's width over {H} heads, which is not the width of a head (pruned?)", each**-0.5
-    for n in _kv_heads(module):
+    for n in {*_kv_heads(module), *groups}:
         width = H * facts.d_k / n
         yield f"1/√{width:g}, a width computed with the {n} key/value heads, not with the query heads", width**-0.5
     for holder in (module, getattr(module, "config", None)):
@@ -79,8 +80,20 @@ def _candidates(record: Record, module: nn.Module | None) -> Iterator[tuple[str,
 
 def _kv_heads(module: nn.Module | None) -> list[int]:
     words = ("kv_head", "key_value_head", "n_kv", "kv_groups")
-    found = vars(module).items() if module is not None else ()
+    config = getattr(module, "config", None)
+    found = [pair for holder in (module, config) if holder is not None for pair in vars(holder).items()]
     return [n for name, n in found if isinstance(n, int) and n > 0 and any(word in name for word in words)]
+
+
+def _key_heads(flight: Flight, record: Record) -> list[int]:
+    """How many heads the projection of the keys gives, if fewer than there are."""
+    prefix, H = f"{record.module}." if record.module else "", len(record.tally)
+    widths = [
+        entry.outputs[0].shape[-1]
+        for (name, _), entry in flight.tape.entries.items()
+        if name.startswith(prefix) and effective_scale.role(name) == "k" and entry.outputs
+    ]
+    return [w // record.facts.d_k for w in widths if w % record.facts.d_k == 0 and 0 < w < H * record.facts.d_k]
 
 
 def _same(a: float, b: float) -> bool:
@@ -136,13 +149,7 @@ def half_products(flight: Flight, calls: Sequence[SeenCall]) -> None:
     name, looked = "type of the product", "the type of q and k at the product, and of their projections"
     found = []
     for call in calls:
-        prefix = f"{call.module}." if call.module else ""
-        wide = [
-            x.dtype
-            for (inner, _), entry in flight.tape.entries.items()
-            if inner.startswith(prefix) and effective_scale.role(inner) in ("q", "k", "qkv")
-            for x in entry.outputs
-        ]
+        wide = _projected_types(flight, call.module)
         narrow = call.call.ready and call.q.dtype is torch.float16
         if narrow and wide and all(dtype is torch.float32 for dtype in wide):
             why = "q and k are cast to float16 for their product, which is scaled afterwards: it overflows at 65,504, "
@@ -154,63 +161,16 @@ def half_products(flight: Flight, calls: Sequence[SeenCall]) -> None:
     return flight.passed(name, looked, "no product is narrower than its projections")
 
 
-# ---- against an earlier checkpoint
-
-
-def against(flight: Flight, earlier: nn.Module, run: Run, found: list[Finding]) -> list[Finding]:
-    """Compares the sizes of q and k weights with those of an earlier checkpoint."""
-    name, changed = "against", "the weights of q and k, compared with the earlier checkpoint"
-    before, after = _projections(earlier), _projections(flight.model)
-    wrong, same = [], 0
-    for record in run.latest:
-        ratio = _product(after, record.module) / max(_product(before, record.module), 1e-30)
-        if ratio <= 0 or record.module not in {name for name, _ in before}:
-            continue
-        root = math.sqrt(record.facts.d_k)
-        scale = record.facts.scale or 1 / root
-        folded = next((r for r in (1 / root, root) if _near(ratio, r)), None)
-        if folded is None:
-            same += 1
-            continue
-        if _near(scale * root, 1 / folded):  # the call makes up for it
-            found = [f for f in found if not (f.kind in (WRONG, UNUSUAL) and f.module == record.module)]
-            same += 1
-            continue
-        why = (
-            "The weights of q and k together are √d_k times another size than in the earlier checkpoint, and the call "
-        )
-        why += "still scales: the scale is folded into the weights and applied again."
-        advice = "Undo the factor in the weights, or pass scale=1.0 to the attention function."
-        folds = finding("scale folded into weights", "warning", record.module, why, advice, ratio=ratio, scale=scale)
-        wrong.append(folds)
-    if wrong:
-        flight.failed(name, changed, f"in {len(wrong)} modules", *wrong)
-    elif same:
-        flight.passed(name, changed, f"{same} modules have no scale in their weights that was not there")
-    else:
-        flight.unknown(name, changed, "no q and k projections of the same names")
-    return found
-
-
-def _near(a: float, b: float) -> bool:
-    return abs(math.log(max(a, 1e-30) / b)) < math.log(1.1)
-
-
-def _projections(model: nn.Module) -> dict[tuple[str, str], Tensor]:
-    """(module, role) -> weights of q and k projections."""
-    found: dict[tuple[str, str], Tensor] = {}
-    for name, module in model.named_modules():
-        role, weight = effective_scale.role(name), getattr(module, "weight", None)
-        if role in ("q", "k", "qkv") and isinstance(weight, Tensor) and weight.dim() == 2:
-            found[name.rpartition(".")[0], role] = weight.detach()
-    return found
-
-
-def _product(weights: Mapping[tuple[str, str], Tensor], module: str) -> float:
-    q, k, joint = (weights.get((module, role)) for role in ("q", "k", "qkv"))
-    if q is not None and k is not None:
-        return float(q.double().norm() * k.double().norm())
-    if joint is None:
-        return 0.0
-    thirds = torch.chunk(joint if joint.shape[0] >= joint.shape[1] else joint.mT, 3)
-    return float(thirds[0].double().norm() * thirds[1].double().norm())
+def _projected_types(flight: Flight, module: str) -> list[torch.dtype]:
+    """Types of what the projections of q and k give; those around the module, where it has none of its own."""
+    while True:
+        prefix = f"{module}." if module else ""
+        found = [
+            x.dtype
+            for (inner, _), entry in flight.tape.entries.items()
+            if inner.startswith(prefix) and effective_scale.role(inner) in ("q", "k", "kv", "qkv")
+            for x in entry.outputs
+        ]
+        if found or not module:
+            return found
+        module = module.rpartition(".")[0]

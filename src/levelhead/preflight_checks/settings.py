@@ -60,8 +60,10 @@ def _number(module: nn.Module, names: Sequence[str]) -> float | None:
         if hasattr(module, name):
             value = getattr(module, name)
             value = value[0] if isinstance(value, tuple | list) and value else value
-            whole = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-            return float(value) if whole else None
+            if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+                return float(value)
+            if names is _WINDOWS:  # this layer has none
+                return None
     config = getattr(module, "config", None)
     if config is None:
         return None

@@ -1,0 +1,256 @@
+"""`lh.preflight` at its borders: designs that look like bugs and are none, bugs that hide behind padding or names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import levelhead as lh
+from attention_bugs import Transformer, rotate, words
+from levelhead.errors import LevelheadError
+from levelhead.preflight_checks.result import Preflight
+from watched import one_thread  # noqa: F401
+
+H, D, WIDTH = 4, 16, 64
+
+
+def wrong(result: Preflight) -> list[str]:
+    return sorted({f.kind for f in result.findings if f.severity != "note"})
+
+
+class Own(nn.Module):
+    """Attention whose middle is a function of q, k, v (B, H, T, D)."""
+
+    def __init__(self, middle: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.middle = middle
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor, **more: Any) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (H, D)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return self.o_proj(self.middle(q, k, v, **more).transpose(1, 2).flatten(2))
+
+
+class Model(nn.Module):
+    def __init__(self, *middles: Callable[..., Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(50, WIDTH)
+        self.layers = nn.ModuleList(Own(middle) for middle in middles)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = x + (layer(x) if attention_mask is None else layer(x, keep=attention_mask))
+        return x
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v)
+
+
+def by_hand(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """`change` makes logits of scaled products and of what is hidden."""
+
+    def middle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = q @ k.mT * D**-0.5
+        return change(s, torch.ones(s.shape[-2:], dtype=torch.bool).triu(1)).softmax(-1) @ v
+
+    return middle
+
+
+# ---- designs
+
+
+def axial(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """RoPE of the tokens of an image that is 4 wide: half of a head for each axis."""
+    q, k = (torch.cat((placed(x[..., :8], 4, 1), placed(x[..., 8:], 1, 4)), -1) for x in (q, k))
+    return both(q, k, v)
+
+
+def placed(x: Tensor, by: int, modulo: int) -> Tensor:
+    positions = [t // by if modulo == 1 else t % modulo for t in range(x.shape[2])]
+    return torch.cat([rotate(x[:, :, t : t + 1], p) for t, p in enumerate(positions)], 2)
+
+
+class Directions(nn.Module):
+    """One causal model forward, one backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead, self.back = Model(causal), Model(causal)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.ahead(input_ids) + self.back(input_ids.flip(1)).flip(1)
+
+
+class Tagger(nn.Module):
+    """A causal model with one layer on top that sees everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.pool = Model(causal, causal, causal), Own(both)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.pool(self.model(input_ids))
+
+
+class Table(nn.Module):
+    """Attention over columns, then over rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.columns, self.over_rows = Own(both), Own(both)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.columns(x)
+        return x + self.over_rows(x.transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("make", [lambda: Model(axial), Directions, Tagger])
+def test_a_design_is_no_bug(make: Callable[[], nn.Module]) -> None:
+    assert wrong(lh.preflight(make(), words())) == []
+
+
+def test_attention_over_rows_is_named_and_judged_if_asked_for() -> None:
+    model, x = Table(), torch.randn(3, 7, WIDTH)
+    check = lh.preflight(model, x)["batch independence"]
+    assert check.verdict == "not judged"
+    assert "over_rows attends over the rows" in check.moved
+    assert wrong(lh.preflight(model, x, independent=True)) == ["batch rows mixed"]
+    assert lh.preflight(model, x, independent=False)["batch independence"].moved.startswith("independent=False")
+
+
+def test_one_layer_of_a_causal_stack_that_sees_everything_is_an_error() -> None:
+    result = lh.preflight(Model(causal, causal, both, causal), words())
+    assert "not causal" in wrong(result)
+    assert result["causality"].module == "layers.2"
+
+
+# ---- masks
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("mask with the wrong sign", lambda s, hidden: s.masked_fill(hidden, 1e4)),
+        ("mask with the wrong sign", lambda s, hidden: s + hidden * 1e4),
+        ("mask without effect", lambda s, hidden: s + (~hidden).float()),
+        ("mask without effect", lambda s, hidden: s.masked_fill(hidden, -2.5)),
+        ("inverted mask", lambda s, hidden: s.masked_fill(hidden.flip(1), -torch.inf)),
+        (None, lambda s, hidden: s + hidden * -1e4),
+        (None, lambda s, hidden: s.masked_fill(hidden, -1e9)),
+    ],
+)
+def test_what_a_mask_does_to_logits(kind: str | None, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    found = wrong(lh.preflight(Model(by_hand(change), by_hand(change)), words()))
+    assert found == [] if kind is None else kind in found, found
+
+
+class Cached(nn.Module):
+    def __init__(self, top_left: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attn, self.top_left, self.past = Own(self._attend), top_left, torch.randn(2, H, 8, D)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (torch.cat((self.past, x), 2) for x in (k, v))
+        T, S = q.shape[2], k.shape[2]
+        mask = torch.ones(T, S, dtype=torch.bool).tril(0 if self.top_left else S - T)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x)
+
+
+def test_a_causal_mask_that_does_not_count_the_cache() -> None:
+    x = torch.randn(2, 4, WIDTH)
+    assert wrong(lh.preflight(Cached(False), x)) == []
+    assert wrong(lh.preflight(Cached(True), x)) == ["causal from the first key of a cache"]
+
+
+# ---- padding
+
+
+def keeping(fill: float) -> Callable[..., Tensor]:
+    def middle(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+        s = q @ k.mT * D**-0.5
+        hidden = torch.ones(s.shape[-2:], dtype=torch.bool).triu(1) | ~keep[:, None, None].bool()
+        return s.masked_fill(hidden, fill).softmax(-1) @ v
+
+    return middle
+
+
+def test_nan_of_real_tokens_is_found_behind_padding() -> None:
+    mask = torch.ones(3, 13, dtype=torch.long)
+    mask[1, :3] = 0
+    batch = words() | {"attention_mask": mask}
+    assert wrong(lh.preflight(Model(*[keeping(-1e9)] * 2), batch)) == []
+    result = lh.preflight(Model(*[keeping(-torch.inf)] * 2), batch)
+    assert "NaN in outputs" in wrong(result)
+    assert result["finite outputs"].module == "layers.1"
+
+
+# ---- the model and what belongs to it are left as they were
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.attn, self.seen, self.kept = nn.BatchNorm1d(WIDTH), Own(causal), 0, []
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+        self.steps += 1
+        self.seen += 1
+        self.kept.append(x)
+        cache += 1
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        return functional.dropout(self.attn(x), 0.1, self.training)
+
+
+def test_assert_level_leaves_everything_as_it_was() -> None:
+    model, x, cache = Stateful(), torch.randn(2, 5, WIDTH), torch.zeros(3)
+    model.attn.eval()
+    model.attn.q_proj.weight.grad = torch.ones(WIDTH, WIDTH)
+    state = {name: y.clone() for name, y in model.state_dict().items()}
+    generator = torch.get_rng_state()
+    lh.testing.assert_level(model, (x, cache))
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(y, state[name]) for name, y in model.state_dict().items())
+    assert (model.training, model.attn.training) == (True, False)
+    assert (model.seen, model.kept) == (0, [])
+    assert torch.equal(cache, torch.zeros(3))
+    assert torch.equal(model.attn.q_proj.weight.grad, torch.ones(WIDTH, WIDTH))
+
+
+# ---- an earlier state
+
+
+def test_against_takes_a_run_and_a_file(tmp_path: Path) -> None:
+    from attention_bugs import BUGS
+
+    earlier, folded = (BUGS["scale folded into weights"].make(bug) for bug in (False, True))
+    with torch.no_grad(), lh.watch(earlier, deep=True) as watch:
+        earlier(**words())
+    torch.save({"model": earlier.state_dict()}, tmp_path / "earlier.pt")
+    watch.run().save(tmp_path / "run.json")
+    for before in (watch.run(), tmp_path / "earlier.pt", str(tmp_path / "run.json")):
+        assert wrong(lh.preflight(folded, words(), against=before)) == ["scale folded into weights"]
+        assert wrong(lh.preflight(earlier, words(), against=before)) == []
+    (tmp_path / "broken.pt").write_bytes(b"text")
+    for bad in (tmp_path / "none.pt", tmp_path / "broken.pt", 3):
+        with pytest.raises(LevelheadError, match="against: expected"):
+            lh.preflight(Transformer("right"), words(), against=bad)  # type: ignore[arg-type]
