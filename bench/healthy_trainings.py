@@ -6,9 +6,11 @@ logits pass 30 in good health. A watch looks at every fourth step. After each ob
 watch would have judged it then, and the whole run at the end by every rule. A training counts as healthy if its loss
 fell and stayed low; any warning or error in one is a false alarm.
 
-    python bench/healthy_trainings.py [--json FILE]
+    python bench/healthy_trainings.py [--json FILE] [--fresh N]
 
-FILE is written after every training, and continued if it is there.
+FILE is written after every training, and continued if it is there. The bounds of the rules were chosen with these
+trainings in view. `--fresh N` makes N others: seeds that were never used, a task that was not among them (to write a
+sequence in order), and rate and gain drawn at random. Nothing may be chosen by their results.
 """
 
 from __future__ import annotations
@@ -72,6 +74,23 @@ def plans() -> list[Plan]:
     ]
 
 
+FRESH_TASK = "sort"
+FRESH_SEED = 1000
+
+
+def fresh_plans(count: int) -> list[Plan]:
+    """Trainings that no bound was chosen with: every second one of the new task, optimisers in turn; rates are drawn
+    between the usual ones, gains between the smallest and the largest."""
+    chance = np.random.default_rng(FRESH_SEED)
+    made = []
+    for n in range(count):
+        optimiser, (low, high) = list(RATES.items())[n % len(RATES)]
+        task = FRESH_TASK if n % 2 else TASKS[n // 2 % len(TASKS)]
+        rate, gain = np.exp(chance.uniform(np.log([low, GAINS[0]]), np.log([high, GAINS[-1]])))
+        made.append(Plan(task, optimiser, short(rate), short(gain), FRESH_SEED + n))
+    return made
+
+
 def on_the_edge(one: dict[str, Any]) -> bool:
     return one["rate"] == EDGE.get(one["optimiser"])
 
@@ -81,12 +100,13 @@ def on_the_edge(one: dict[str, Any]) -> bool:
 
 def examples(task: str, seed: int) -> tuple[tuple[int, ...], int, Tensor, Tensor]:
     """Sizes of the vocabularies, classes, tokens (N, T, C), answers (N, T)."""
-    if task == "reverse":
+    if task in ("reverse", FRESH_TASK):
         chance = np.random.default_rng(seed)
         letters = chance.integers(LETTERS, size=(EXAMPLES, LENGTH))
         both = np.concatenate([letters, np.full_like(letters, LETTERS)], 1)
         places = np.broadcast_to(np.arange(2 * LENGTH), both.shape)
-        answers = np.concatenate([np.full_like(letters, tasks.NO_ANSWER), letters[:, ::-1]], 1)
+        written = letters[:, ::-1] if task == "reverse" else np.sort(letters, 1)
+        answers = np.concatenate([np.full_like(letters, tasks.NO_ANSWER), written], 1)
         return (LETTERS + 1, 2 * LENGTH), LETTERS, torch.tensor(np.stack([both, places], -1)), torch.tensor(answers)
     made = tasks.make(task, seed, EXAMPLES)
     return made.vocabulary, made.classes, torch.tensor(made.learnt.tokens), torch.tensor(made.learnt.answers)
@@ -203,20 +223,20 @@ def alarmed(one: dict[str, Any]) -> bool:
     return bool(one["first_alarm"] or one["findings"])
 
 
-def about() -> dict[str, Any]:
+def about(fresh: int) -> dict[str, Any]:
     return {
         **machine(threads=1),
         "versions": versions(),
-        "command": "python bench/healthy_trainings.py --json FILE",
+        "command": f"python bench/healthy_trainings.py {f'--fresh {fresh} ' * bool(fresh)}--json FILE",
         "method": f"2 layers, 4 heads, width {WIDTH}; batches of {BATCH}, {STEPS} steps, gradients clipped to 1; "
         f"every {EVERY}th step watched, and judged after each",
         "healthy": "the loss ends at 0.9 of where it began or below, and within a tenth of its fall from its best",
     }
 
 
-def written(file: Path | None, done: Sequence[dict[str, Any]]) -> None:
+def written(file: Path | None, done: Sequence[dict[str, Any]], fresh: int) -> None:
     if file is not None:
-        whole = {"about": about(), "summary": summary(done), "runs": list(done)}
+        whole = {"about": about(fresh), "summary": summary(done), "runs": list(done)}
         text = json.dumps(whole, allow_nan=False, separators=(",", ":"))
         file.write_text(text.replace('{"task"', '\n{"task"') + "\n", encoding="utf-8")
 
@@ -224,16 +244,18 @@ def written(file: Path | None, done: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="whether healthy trainings raise an alarm")
     parser.add_argument("--json", metavar="FILE", type=Path)
-    file = parser.parse_args().json
+    parser.add_argument("--fresh", metavar="N", type=int, default=0, help="so many trainings that are not in the list")
+    given = parser.parse_args()
+    file = given.json
     torch.set_num_threads(1)  # so small a model is slower on more
     done = json.loads(file.read_text())["runs"] if file is not None and file.exists() else []
     known, begin = {tuple(one[name] for name in Plan._fields) for one in done}, time.monotonic()
-    for plan in plans():
+    for plan in fresh_plans(given.fresh) if given.fresh else plans():
         if tuple(plan) in known:
             continue
         done.append(one := train(plan))
         print(f"{time.monotonic() - begin:5.0f} s  {plan}  {list(one.values())[5:]}", file=sys.stderr, flush=True)
-        written(file, done)
+        written(file, done, given.fresh)
     print(json.dumps(summary(done), indent=2))
 
 

@@ -23,6 +23,16 @@ def test_the_file_has_a_hundred_and_no_false_alarm() -> None:
     assert {tuple(one[name] for name in BENCH.Plan._fields) for one in RESULT["runs"]} == set(BENCH.plans())
 
 
+def test_the_page_says_what_happened_out_of_sample() -> None:
+    fresh = json.loads((ROOT / "bench/results/healthy-fresh.json").read_text())
+    found = fresh["summary"]
+    assert found == BENCH.summary(fresh["runs"]) and found["false_alarms"] == 0
+    assert [tuple(one[name] for name in BENCH.Plan._fields) for one in fresh["runs"]] == BENCH.fresh_plans(30)
+    assert not {one["seed"] for one in fresh["runs"]} & {one["seed"] for one in RESULT["runs"]}
+    words = f"in {found['healthy']} healthy trainings, {found['above_30']} of which reach logits above 30"
+    assert words in (ROOT / "docs" / "health.md").read_text()
+
+
 @pytest.mark.parametrize("optimiser", BENCH.RATES)
 def test_one_of_each_trains_without_alarm(optimiser: str) -> None:
     plan = BENCH.Plan("reverse", optimiser, BENCH.RATES[optimiser][0], 3.0, 7)

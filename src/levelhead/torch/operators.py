@@ -67,12 +67,12 @@ _core.register_torch(torch)
 
 
 class Pass(NamedTuple):
-    """An observed forward pass: its inputs, and the states of its rows."""
+    """An observed forward pass: its inputs, and the states of its rows; sums of None: of other rows than these."""
 
     q: Tensor
     k: Tensor
     scoring: Scoring
-    sums: Array
+    sums: Array | None
     counts: Array
     sinks: Array | None
 
@@ -99,6 +99,14 @@ def observing() -> Iterator[list[Pass]]:
         yield passes
     finally:
         _observers.stack.pop()
+
+
+def describe_as(q: Tensor, mask: Tensor | None) -> None:
+    """The latest pass stands for a call with these queries and this mask: a front end had changed some rows of them."""
+    if observed() and _observers.stack[-1]:
+        latest = _observers.stack[-1][-1]
+        scoring = latest.scoring._replace(mask=None if mask is None else mask.detach())
+        _observers.stack[-1][-1] = latest._replace(q=q.detach(), scoring=scoring, sums=None)
 
 
 # ---- the kernels

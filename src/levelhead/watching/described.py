@@ -78,9 +78,11 @@ def from_scores(scores: Tensor) -> Call:
 
 def plain(x: Tensor) -> bool:
     """Whether its numbers can be read: no nested, sparse, meta, traced or vmapped tensor."""
+    if type(x) not in _PLAIN:  # first: a subclass may compute what it is asked
+        return False
     if x.is_nested or x.layout is not torch.strided or x.is_meta:
         return False
-    return type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)

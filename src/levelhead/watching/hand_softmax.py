@@ -11,12 +11,13 @@ from torch import Tensor
 
 from levelhead.watching import head_axes
 from levelhead.watching.hand_weights import Pending
+from levelhead.watching.intercept_softmax import BY_HAND
 from levelhead.watching.measure import Call, from_scores
 from levelhead.watching.module_stack import Frame, Product, fed, heads_around
 from levelhead.watching.score_axes import Arrangement
 from levelhead.watching.scores import Scores, Sink
 
-PATH = "softmax by hand"
+PATH = BY_HAND
 LOST = "an operator between the product of queries and keys and the softmax is not followed"
 TOGETHER = (
     "which axis of the scores is heads is not known: heads are not told apart, the statistics are of all together"

@@ -24,17 +24,18 @@ from levelhead.distributed.attention import look
 from levelhead.observation import Observation
 from levelhead.torch import sdpa
 from levelhead.torch.functorch import attend
+from levelhead.torch.huggingface import formula
 from levelhead.torch.huggingface.functions import AttentionHook
 from levelhead.torch.multihead_forward import FAST_PATH_OFF
 from levelhead.torch.swap import Function, Swap
 from levelhead.watching import amend
 from levelhead.watching.functions.torch_functions import describe_sdpa
 from levelhead.watching.intercept_known import note, run_taught
-from levelhead.watching.intercept_softmax import multihead_over, softmax_over
+from levelhead.watching.intercept_softmax import BY_HAND, multihead_over, softmax_over
 from levelhead.watching.intercept_transformers import transformers_attention
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import Observed, current, traced
-from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_observed, run_traced
+from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_labelled, run_observed, run_traced
 from levelhead.watching.wrapped import Wrapped
 
 # Modules that keep the originals: those that define them, compare with them, or compile them.
@@ -67,6 +68,7 @@ class Interception:
             multihead = functional.multi_head_attention_forward
             instead[multihead] = multihead_over(multihead)
             self._swaps = [Swap(instead, _KEPT), Swap({attend: _operator_over(attend)}, (attend.__module__, __name__))]
+            self._swaps.append(Swap({formula.computed: _formula_over(formula.computed)}, (__name__,)))
             self.wrapped.begin(instead, {sdpa.ORIGINAL: _sdpa_over})
             self._modules = len(sys.modules)
             self._has_transformers = "transformers" in sys.modules
@@ -257,6 +259,19 @@ def _operator_over(original: Function) -> Function:
         return run_traced(frame, path, lambda: original(q, k, v, scoring, threads), Call(q4, k4, scoring))
 
     return attend
+
+
+def _formula_over(original: Function) -> Function:
+    """Over `formula.computed`: attention that a module writes out, served by `use(model)`."""
+
+    def computed(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        frame = current()
+        if frame is None or frame.busy:
+            return original(q, k, v, *rest)
+        frame.watch.follow_gradients(frame, q, k, v)
+        return run_labelled(frame, BY_HAND, lambda: original(q, k, v, *rest))
+
+    return computed
 
 
 INTERCEPTION = Interception()

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from levelhead.torch.huggingface.scores import Scores
 from levelhead.torch.multihead_forward import traced
 from levelhead.torch.swap import Function
 from levelhead.watching.measure import Call, from_scores
 from levelhead.watching.module_stack import Frame, current
 from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_observed, run_traced
 
+BY_HAND = "softmax by hand"
 WEIGHTS = "nn.MultiheadAttention, weights asked for"
 
 
@@ -25,6 +27,8 @@ def softmax_over(original: Function) -> Function:
 
     def softmax(input: Tensor, *args: Any, **kwargs: Any) -> Any:
         frame = current()
+        if isinstance(input, Scores):  # of a served module: observed when it is computed
+            return original(input, *args, **kwargs)
         if frame is None or frame.busy or is_retraced(input) or not _is_call(frame, input):
             return original(input, *args, **kwargs)
 

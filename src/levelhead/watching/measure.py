@@ -67,11 +67,14 @@ def _elsewhere(call: Call, by_torch: bool | None) -> bool:
 
 def from_pass(sums: Any, counts: Any, sinks: Any, call: Call) -> Tensor:
     """The same of a call that levelhead computed, from the states of its rows, (..., H, T, ...) NumPy arrays; measured
-    once more where the statistics need what the pass did not have: other first keys, or stand-ins for -inf."""
+    once more where the statistics need what the pass did not have: other first keys, stand-ins for -inf, or the rows as
+    they were (`sums` is None)."""
+    if sums is None:
+        return tallied(call)
     mask = call.scoring.mask
     below = _hiding(call, wait=True)
     used, first = layout(call, below)
-    if first is not None or (below is not None and bool(((mask <= below) & ~hides(mask) & (mask != -math.inf)).any())):
+    if first is not None or (below is not None and bool((((mask <= below) | hides(mask)) & (mask != -math.inf)).any())):
         return tallied(call)
     used = _counted(call, torch.arange(call.q.shape[2]), used)
     return from_core(sums, counts, sinks, call, exists=None if used is None else used[:, None].numpy())

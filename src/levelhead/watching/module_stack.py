@@ -363,7 +363,7 @@ def child_ran(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def _is_output(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dim() > 1 and x.numel() > 0 and x.is_floating_point() and plain(x)
+    return isinstance(x, Tensor) and plain(x) and x.dim() > 1 and x.numel() > 0 and x.is_floating_point()
 
 
 # ---- the same while Dynamo traces

@@ -27,7 +27,7 @@ from levelhead.torch.operators import Pass
 from levelhead.watching import call_sites, configuration, effective_scale, measure, scale_reader
 from levelhead.watching.call_sites import Place, Sites
 from levelhead.watching.effective_scale import NOT_FOLLOWED, NOTHING_RAN, Ran, Reading
-from levelhead.watching.intercept_softmax import WEIGHTS
+from levelhead.watching.intercept_softmax import BY_HAND, WEIGHTS
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import Frame, Observed, Product, WatchedModule, fed, pass_number
 from levelhead.watching.scale_reader import ALIKE, Noted, Reader
@@ -119,11 +119,17 @@ class Ledger:
 
     def add_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """A call that levelhead computed."""
-        q, k = (_four(x) for x in (computed.q, computed.k))
-        call = Call(q, k, computed.scoring)
+        q, k, scoring = _four(computed.q), _four(computed.k), computed.scoring
+        heads, mask = self.watched.heads or q.shape[1], scoring.mask
+        if path.startswith(BY_HAND) and len(q) == 1 and q.shape[1] == k.shape[1] and q.shape[1] % heads == 0:
+            q, k = (x.reshape(-1, heads, *x.shape[2:]) for x in (q, k))  # they lay in the batch
+            if mask is not None and mask.dim() > 2:
+                mask = mask.reshape(-1, heads, *mask.shape[-2:]) if mask.shape[-3] > 1 else mask
+            scoring = scoring._replace(mask=mask, scale=scoring.scale[:heads])
+        call = Call(q, k, scoring)
         tallied = measure.from_pass(computed.sums, computed.counts, computed.sinks, call)
         rules = self._rules(q, lambda times: measure.tallied(measure.rescaled(call, times)))
-        self._enter(frame, path, call, Product(q, k, computed.scoring.scale), tallied, rules, fused=True)
+        self._enter(frame, path, call, Product(q, k, scoring.scale), tallied, rules, fused=True)
 
     def add_observed(self, frame: Frame, observed: Observed) -> None:
         """A call of `levelhead.attention`, or this rank's rows of one of `levelhead.distributed.attention`."""

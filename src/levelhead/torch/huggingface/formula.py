@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from levelhead.errors import bad_value
 from levelhead.torch import sdpa
-from levelhead.torch.huggingface.empty_rows import leveled
+from levelhead.torch.huggingface.empty_rows import as_given, leveled
 from levelhead.torch.huggingface.formula_steps import STEPS
 from levelhead.torch.huggingface.scores import HERE, Formula, Scores, asked, fits, is_metadata, real
 
@@ -138,9 +138,16 @@ def _attended(formula: Formula, v: Any) -> Tensor | None:
     q, k, bias = formula.q, formula.k, formula.bias
     if bias is not None and bias.dtype not in (q.dtype, torch.float32):
         bias = bias.to(torch.promote_types(q.dtype, torch.float32))
-    q, bias = leveled(q, bias)
-    out = sdpa.extended(q, k, v.to(q.dtype), bias, formula.p, scale=float(formula.factor))
+    out = computed(q, k, v.to(q.dtype), bias, formula.p, float(formula.factor))
     return out.to(v.dtype, copy=out.requires_grad)  # the operator keeps its output: the code may write into this one
+
+
+def computed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, scale: float) -> Tensor:
+    """The attention that a formula is."""
+    level, level_bias = leveled(q, bias)
+    out = sdpa.extended(level, k, v, level_bias, dropout, scale=scale)
+    as_given(level, q, bias)
+    return out
 
 
 # ---- einsum: the same with letters

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from levelhead.call.options import Scoring
 from levelhead.errors import bad_type, bad_value
 from levelhead.torch import sdpa
-from levelhead.torch.huggingface.empty_rows import leveled
+from levelhead.torch.huggingface.empty_rows import as_given, leveled
 from levelhead.torch.huggingface.scores import unread
 from levelhead.torch.masks import hides
 from levelhead.torch.weights import weights
@@ -69,6 +69,7 @@ def attention(
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling, 1.0
     mask = _mask(eager, query.dtype, attention_mask, position_bias)
+    original = query, mask
     if s_aux is None:  # else a query without keys has its sink
         query, mask = leveled(query, mask)
     grouped = query.dim() == 4 and query.shape[1] != key.shape[1]
@@ -78,6 +79,7 @@ def attention(
         out = sdpa.scaled_dot_product_attention(query, key, value, mask, dropout, causal, **options)
     else:
         out = sdpa.extended(query, key, value, mask, dropout, causal, **options, **more)
+    as_given(query, *original)
     out = out.transpose(1, 2).contiguous()
     formed = partial(weights, query, key, Scoring(sdpa.factors(scaling, query), mask, causal=causal, **more))
     if output_attentions or weights_are_collected(module):
