@@ -7,13 +7,10 @@ For every architecture of the zoo that runs: warnings and errors, and the verdic
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import levelhead as lh
-from huggingface_zoo import SECONDS, limited, prepare_worker, specimen, sweep
+from huggingface_zoo import SECONDS, limited, specimen, sweep_zoo
 
 
 def examine(name: str, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -25,13 +22,5 @@ def examine(name: str, recipe: dict[str, Any]) -> dict[str, Any]:
     return {"findings": found, "checks": {check.name: check.verdict for check in result.checks}}
 
 
-def main() -> None:
-    file, zoo, *rest = sys.argv[1:]
-    recipes = {name: x["recipe"] for name, x in json.loads(Path(zoo).read_text()).items() if "error" not in x}
-    names = rest[1:] if rest else sorted(recipes)
-    prepare_worker()
-    sweep(__file__, Path(file), names, lambda name: examine(name, recipes[name]), [zoo])
-
-
 if __name__ == "__main__":
-    main()
+    sweep_zoo(__file__, examine)

@@ -8,16 +8,13 @@ down are the warnings and errors, the modules that attended unseen, and whether 
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import levelhead as lh
-from huggingface_zoo import SECONDS, Specimen, limited, prepare_worker, specimen, sweep
+from huggingface_zoo import SECONDS, Specimen, limited, specimen, sweep_zoo
 
 VARIANTS: dict[str, dict[str, Any]] = {"loaded": {}, "eager": {"implementation": "eager"}, "deep": {"deep": True}}
 
@@ -72,13 +69,5 @@ def tensors(x: Any) -> list[Tensor]:
     return [tensor for inner in x for tensor in tensors(inner)] if isinstance(x, (list, tuple)) else []
 
 
-def main() -> None:
-    file, zoo, *rest = sys.argv[1:]
-    recipes = {name: x["recipe"] for name, x in json.loads(Path(zoo).read_text()).items() if "error" not in x}
-    names = rest[1:] if rest else sorted(recipes)
-    prepare_worker()
-    sweep(__file__, Path(file), names, lambda name: examine(name, recipes[name]), [zoo])
-
-
 if __name__ == "__main__":
-    main()
+    sweep_zoo(__file__, examine)

@@ -198,6 +198,15 @@ def sweep(
     return done
 
 
+def sweep_zoo(script: str, examine: Callable[[str, dict[str, Any]], dict[str, Any]]) -> None:
+    """`script FILE ZOO`: examine(name, recipe) for every architecture that runs, by the zoo's file."""
+    file, zoo, *rest = sys.argv[1:]
+    recipes = {name: x["recipe"] for name, x in json.loads(Path(zoo).read_text()).items() if "error" not in x}
+    names = rest[1:] if rest else sorted(recipes)
+    prepare_worker()
+    sweep(script, Path(file), names, lambda name: examine(name, recipes[name]), [zoo])
+
+
 def _guarded(work: Callable[[str], dict[str, Any]], name: str) -> dict[str, Any]:
     try:
         return work(name)

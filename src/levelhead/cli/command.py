@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -48,6 +48,28 @@ def write(option: str, file: str, content: str) -> None:
     except OSError as error:
         given, advice = f"{file!r}: {error.strerror}", "Make room there, or name another file"
         raise bad_value(option, "a place to write", given, advice) from None
+
+
+def requested_files(arguments: argparse.Namespace) -> dict[str, str]:
+    """The files of --json and --html that are asked for; refused unless all can be written."""
+    files = {name: getattr(arguments, name) for name in ("json", "html") if getattr(arguments, name)}
+    if list(files.values()).count(STDOUT) > 1:
+        raise bad_value("--json, --html", "one of them on stdout", "two", "Name a file for the other")
+    for name, file in files.items():
+        check_writable(f"--{name}", file)
+    return files
+
+
+def written(files: dict[str, str], contents: dict[str, str], report: Iterable[str]) -> Iterator[str]:
+    """Writes the contents of all files; yields what to print: the one for stdout, else the report and their names."""
+    for name, file in files.items():
+        if file != STDOUT:
+            write(f"--{name}", file, contents[name])
+    if STDOUT in files.values():
+        yield next(contents[name] for name, file in files.items() if file == STDOUT).rstrip("\n")
+    else:
+        yield from report
+        yield from (f"wrote {file}" for file in files.values())
 
 
 def number_or_rule(scale: str | None) -> float | str | None:

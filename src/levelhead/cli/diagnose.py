@@ -12,8 +12,7 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
-from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, number_or_rule, write
-from levelhead.errors import bad_value
+from levelhead.cli.command import Commands, add_command, number_or_rule, requested_files, written
 from levelhead.terminal import colour_wanted, width_of
 
 if TYPE_CHECKING:
@@ -45,22 +44,11 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     from levelhead.diagnosis.diagnose import diagnose
     from levelhead.runs import files
 
-    wanted = {name: getattr(arguments, name) for name in ("json", "html")}
-    if list(wanted.values()).count(STDOUT) > 1:
-        raise bad_value("--json, --html", "one of them on stdout", "two", "Name a file for the other")
-    for name, file in wanted.items():
-        check_writable(f"--{name}", file)
+    wanted = requested_files(arguments)
     recorded = files.read(arguments.file)
     findings = diagnose(recorded, expected_scale=number_or_rule(arguments.scale))
-    contents = {name: _content(name, recorded, findings) for name, file in wanted.items() if file}
-    for name, content in contents.items():
-        if wanted[name] != STDOUT:
-            write(f"--{name}", wanted[name], content)
-    if STDOUT in wanted.values():
-        yield next(content for name, content in contents.items() if wanted[name] == STDOUT).rstrip("\n")
-    else:
-        yield from _report(recorded, findings)
-        yield from (f"wrote {wanted[name]}" for name in contents)
+    contents = {name: _content(name, recorded, findings) for name in wanted}
+    yield from written(wanted, contents, _report(recorded, findings))
     return int(any(finding.severity != "note" for finding in findings))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, number_or_rule, write
+from levelhead.cli.command import STDOUT, Commands, add_command, number_or_rule, requested_files, written
 from levelhead.errors import bad_value
 from levelhead.terminal import StatusLine, colour_wanted, width_of
 
@@ -54,28 +54,15 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     """Examines, writes the files, yields what to print, and returns the exit code."""
-    files = {name: getattr(arguments, name) for name in ("json", "html")}
-    if list(files.values()).count(STDOUT) > 1:
-        raise bad_value("--json, --html", "one of them on stdout", "two", "Name a file for the other")
-    for name, file in files.items():
-        check_writable(f"--{name}", file)
+    files = requested_files(arguments)
     text = None if arguments.text is None else _read(arguments.text)
     line = StatusLine()
     try:
         examined, earlier, comparison, flight = _examined(arguments, text, line.show)
     finally:
         line.clear()
-    written = _contents(files, examined, earlier, comparison, flight)
-    for name, content in written.items():
-        if files[name] != STDOUT:
-            write(f"--{name}", files[name], content)
-    if STDOUT in files.values():
-        yield next(content for name, content in written.items() if files[name] == STDOUT).rstrip("\n")
-    else:
-        yield from _report(examined, comparison, arguments.table)
-        if flight is not None:
-            yield "\n" + str(flight)
-        yield from (f"wrote {files[name]}" for name in written)
+    contents = _contents(files, examined, earlier, comparison, flight)
+    yield from written(files, contents, _report(examined, comparison, flight, arguments.table))
     fine = examined.healthy and (earlier is None or earlier.healthy) and (flight is None or flight.passed)
     return int(not fine)
 
@@ -109,7 +96,7 @@ def _flown(model: Opened, against: Opened | None, text: str | None, options: dic
 
 
 def _contents(
-    files: dict[str, str | None],
+    files: dict[str, str],
     examined: Examination,
     earlier: Examination | None,
     comparison: Comparison | None,
@@ -119,7 +106,7 @@ def _contents(
     from levelhead.show import html
 
     contents = {}
-    if files["json"]:
+    if "json" in files:
         content = examined.to_json()
         if earlier is not None and comparison is not None:
             content["against"] = earlier.to_json()
@@ -127,12 +114,14 @@ def _contents(
         if flight is not None:
             content["preflight"] = flight.to_json()
         contents["json"] = json.dumps(content, allow_nan=False) + "\n"
-    if files["html"]:
+    if "html" in files:
         contents["html"] = html.html(examined.run, examined.findings, comparison)
     return contents
 
 
-def _report(examined: Examination, comparison: Comparison | None, table: bool) -> Iterator[str]:
+def _report(
+    examined: Examination, comparison: Comparison | None, flight: Preflight | None, table: bool
+) -> Iterator[str]:
     from levelhead.diagnosis.findings import counted
     from levelhead.show import text
 
@@ -141,6 +130,8 @@ def _report(examined: Examination, comparison: Comparison | None, table: bool) -
         yield "\n" + "\n".join(comparison.lines())
     yield f"\n{examined.run.model}: {counted(examined.findings)}"
     yield from text.verdict_lines(examined.findings, width_of())
+    if flight is not None:
+        yield "\n" + str(flight)
 
 
 def _read(file: str) -> str:

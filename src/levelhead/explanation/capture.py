@@ -60,7 +60,7 @@ def _call(
     **rest: Any,
 ) -> AttentionCall:
     """One call of transformers' attention interface, as arguments of `levelhead.attention`."""
-    from levelhead.torch.huggingface.options import CHANGING_LOGITS
+    from levelhead.torch.huggingface.options import CHANGING_LOGITS, causal_without_mask
 
     unsupported = ", ".join(name for name in CHANGING_LOGITS if rest.get(name) is not None)
     if unsupported:
@@ -69,8 +69,8 @@ def _call(
     options: dict[str, Any] = {}
     if attention_mask is not None:
         options["mask"] = _mask(attention_mask[0, ..., : key.shape[2]])
-    elif not eager and query.shape[2] > 1:
-        options["causal"] = bool(module.is_causal if is_causal is None else is_causal)
+    elif not eager and causal_without_mask(module, query, is_causal):
+        options["causal"] = True
     q, k, v = (x[0].float().contiguous().numpy() for x in (query, key, value))
     return AttentionCall(q, k, v, None if scaling is None else float(scaling), options)
 

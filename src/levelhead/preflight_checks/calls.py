@@ -14,12 +14,12 @@ from levelhead import reference
 from levelhead.preflight_checks.inputs import Batch
 from levelhead.preflight_checks.passes import run
 from levelhead.runs.record import Run
+from levelhead.torch.masks import hiding
 from levelhead.watching.mask_functions import scored, visible
 from levelhead.watching.measure import Call
 from levelhead.watching.watch import watch
 
 _LARGEST = 1 << 25  # logits of one call; beyond, nothing is said about single keys
-_HIDDEN = -5e3  # a logit below is hidden: stand-ins for -inf are -1e4, -1e9 or the lowest number of a type
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class SeenCall:
         """(B, H, T, S)"""
         if self.logits is None:
             return None
-        return ~(self.logits.nan_to_num(nan=0.0, neginf=-math.inf) > _HIDDEN)
+        logits = self.logits.nan_to_num(nan=0.0, neginf=-math.inf)
+        return ~(logits > hiding(logits))
 
     def shown(self) -> Tensor | None:
         """(T, S): keys that a query sees in any row or head."""

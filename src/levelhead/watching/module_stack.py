@@ -57,6 +57,16 @@ class Product(NamedTuple):
     factor: float | Tensor | None  # None: not one number
 
 
+class Followed(NamedTuple):
+    """The inputs of a call whose gradients are measured."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor | None
+    parts: tuple[int, int] = (1, 1)  # over how many ranks the queries lie, and the keys
+    views: tuple[Callable[[Tensor], Tensor], ...] = ()  # make (B, H, T, D) of q, k and v, if they are not
+
+
 class Recorder(Protocol):
     """What hooks and wrappers need of the watch whose model is running."""
 
@@ -86,15 +96,7 @@ class Recorder(Protocol):
     def record_observed(self, frame: Frame, observed: Observed) -> None: ...
 
     # Measures the gradients of a call when backward computes them, if they are wanted.
-    def follow_gradients(
-        self,
-        frame: Frame,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor | None,
-        parts: tuple[int, int] = (1, 1),
-        views: tuple[Callable[[Tensor], Tensor], ...] = (),  # make (B, H, T, D) of the gradients
-    ) -> None: ...
+    def follow_gradients(self, frame: Frame, inputs: Followed) -> None: ...
 
 
 class WatchedModule:

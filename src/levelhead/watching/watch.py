@@ -16,7 +16,7 @@ from functools import reduce
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from levelhead import checks
@@ -30,7 +30,15 @@ from levelhead.watching.functions import taught
 from levelhead.watching.history import History
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import ATTRIBUTE, WATCHED_MODULES, Frame, Observed, Product, WatchedModule
+from levelhead.watching.module_stack import (
+    ATTRIBUTE,
+    WATCHED_MODULES,
+    Followed,
+    Frame,
+    Observed,
+    Product,
+    WatchedModule,
+)
 from levelhead.watching.probe import Probe
 from levelhead.watching.step_tallies import Ledger
 from levelhead.watching.wrapped import Reach
@@ -322,17 +330,9 @@ class Watch:
         with self._timed():
             self._ledger(frame).add_observed(frame, observed)
 
-    def follow_gradients(
-        self,
-        frame: Frame,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor | None,
-        parts: tuple[int, int] = (1, 1),
-        views: tuple[Callable[[Tensor], Tensor], ...] = (),
-    ) -> None:
+    def follow_gradients(self, frame: Frame, inputs: Followed) -> None:
         if self.gradients and self.observing and torch.is_grad_enabled():
-            self._ledger(frame).follow_gradients(frame, q, k, v, parts, views)
+            self._ledger(frame).follow_gradients(frame, inputs)
 
     # ---- results
 

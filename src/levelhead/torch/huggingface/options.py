@@ -63,9 +63,7 @@ def attention(
         causal = False  # the mask contains it
         dropout = dropout if module.training else 0.0
     else:
-        wanted = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        # One query is the newest, not the first; a mask contains causality.
-        causal = bool(query.shape[2] > 1 and attention_mask is None and wanted)
+        causal = attention_mask is None and causal_without_mask(module, query, is_causal)
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling, 1.0
     mask = _mask(eager, query.dtype, attention_mask, position_bias)
@@ -87,6 +85,11 @@ def attention(
     # Eager attention always returns them, and few modules look at them.
     readable = eager and not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None
     return out, unread(formed, query, key) if readable else None
+
+
+def causal_without_mask(module: nn.Module, query: Tensor, is_causal: bool | None) -> bool:
+    """Whether "sdpa" hides later keys; a mask would contain causality. One query is the newest, not the first."""
+    return query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 def _mask(eager: bool, dtype: torch.dtype, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
