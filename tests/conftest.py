@@ -1,10 +1,14 @@
-"""What every test shares: Hypothesis without chance, and a header that says what is under test."""
+"""What every test shares: Hypothesis without chance, a header that says what is under test, and tests that are left
+out by name where the machine lacks what they need.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -20,6 +24,50 @@ hypothesis.settings.load_profile("levelhead")
 
 def pytest_report_header() -> list[str]:
     return [f"levelhead from {Path(lh.__file__).parent}", *repr(lh.info()).splitlines()]
+
+
+# ---- needs ------------------------------------------------------------------
+
+LEFT_OUT = pytest.StashKey[dict[str, str]]()  # what, and for want of what
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = {}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Several processes share the tests out by name. An address in a name differs from process to process.
+    unstable = [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+>", item.nodeid)]
+    if unstable:
+        raise pytest.UsageError(f"names of tests must be the same in every process; give ids= to {unstable[0]}")
+    if os.environ.get("CI") == "true":  # everything is required: what is missing there is a failure
+        return
+    gone = []
+    for item in items:
+        marker = item.get_closest_marker("needs")
+        if marker and marker.args[1]:
+            gone.append(item)
+            config.stash[LEFT_OUT][marker.args[0]] = marker.args[1]
+    items[:] = [item for item in items if item not in gone]
+    config.hook.pytest_deselected(items=gone)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for what, missing in sorted(config.stash[LEFT_OUT].items()):
+        terminalreporter.write_line(f"left out: {what}, for want of {missing}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # one of several processes: only the first one writes the report
+        session.config.workeroutput["left out"] = session.config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT_OUT].update(getattr(node, "workeroutput", {}).get("left out", {}))
+
+
+# ---- fixtures ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,6 @@ import pytest
 from sharded import PLANS, Case, together
 from sharded_truth import check
 
-REQUIRED = os.environ.get("CI") == "true"
 ADDRESSES = ("10.213.77.1", "10.213.77.2", "10.213.77.3")
 RATE = "100mbit"
 
@@ -103,25 +102,7 @@ def _reason() -> str:
     return ""
 
 
-REASON = _reason()
-
-
-class LeftOut:
-    """A plugin of this run that deselects the tests, visibly."""
-
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        gone = [item for item in items if item.path == Path(__file__)]
-        items[:] = [item for item in items if item not in gone]
-        config.hook.pytest_deselected(items=gone)
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.write_line(f"left out: ranks in network namespaces ({REASON})")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    plugins = metafunc.config.pluginmanager
-    if REASON and not REQUIRED and not plugins.has_plugin("left-out-network"):
-        plugins.register(LeftOut(), "left-out-network")
+pytestmark = pytest.mark.needs("ranks in network namespaces", _reason())
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """The page in a real browser: Chromium opens what `levelhead page` serves, and what it exports.
 
 One server and one browser for all tests; every test watches the console and every request. Not
-everybody has Chromium. Without it these tests are left out, with a line that says so; where CI=true
+everybody has Chromium. Without it these tests are left out, with a line in the report; where CI=true
 it is required, and missing it is a failure.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -31,30 +30,13 @@ from runs import record as record_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 MISSING = [name for name, there in (("chromium", CHROMIUM), ("playwright", find_spec("playwright"))) if there is None]
-REQUIRED = os.environ.get("CI") == "true"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 PANELS = len(figures.PANELS)
 SCALES = {"none": "none", "sqrt": "1/sqrt(d_k)", "power": "1/d_k^p"}  # by short names
 PATIENCE = 30_000  # ms for anything to appear; far more than it takes
 
-
-class LeftOut:
-    """A plug-in of this run that takes the tests away, openly."""
-
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        gone = [item for item in items if item.path == Path(__file__)]
-        items[:] = [item for item in items if item not in gone]
-        config.hook.pytest_deselected(items=gone)
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.write_line(f"left out: the page in a browser, for want of {' and '.join(MISSING)}")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    plugins = metafunc.config.pluginmanager
-    if MISSING and not REQUIRED and not plugins.has_plugin("left-out-browser"):
-        plugins.register(LeftOut(), "left-out-browser")
+pytestmark = pytest.mark.needs("the page in a browser", " and ".join(MISSING))
 
 
 # ---- one server, one browser

@@ -54,9 +54,7 @@ def old_constructor(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tenso
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize(
-    ("attend", "learns"), [(flex, False), (lower_right, True), (old_constructor, True)], ids=lambda x: str(x)
-)
+@pytest.mark.parametrize(("attend", "learns"), [(flex, False), (lower_right, True), (old_constructor, True)])
 def test_what_no_dispatch_mode_supports_runs_as_it_does(attend: Callable[..., Tensor], learns: bool) -> None:
     model = stack(attend)
     plain = outcome(model, lambda: model(batch()), learns=learns)
