@@ -23,9 +23,8 @@ unexport PYTHONPATH
 export PATH := $(abspath $(BIN)):$(PATH)
 export CXX
 
-.NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help run test lint cpp ladder wheel clean
+.PHONY: help run test checks lint cpp ladder wheel clean
 
 help:
 	@echo 'make run     build levelhead in .venv and take the tour, which ends with every head of a real model'
@@ -42,10 +41,15 @@ run: $(VENV)/.test $(VENV)/.installed
 	$(say) 'the tour'
 	@$(BIN)/levelhead tour
 
-test: lint cpp wheel $(VENV)/.installed $(VENV)-transformers4/.installed
+# Threads of torch that wait must not spin: on cores that are shared, a small model then takes ten times as long.
+# Two at a time: pip and mypy keep one core busy, beside them the C++ tests are compiled. Older makes mix the output.
+test:
+	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) checks
 	$(say) 'Python tests'
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_ARGS)
 	@echo 'levelhead: everything passed'
+
+checks: lint cpp wheel $(VENV)/.installed $(VENV)-transformers4/.installed
 
 lint: $(VENV)/.test
 	$(say) 'ruff'
@@ -93,7 +97,8 @@ $(VENV)/.wheel: $(VENV)/.build $(SOURCES)
 	@$(PIP) wheel --no-build-isolation --no-deps --wheel-dir $(VENV)/wheels .
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.wheel
+# One pip at a time changes the environment.
+$(VENV)/.installed: $(VENV)/.wheel | $(VENV)/.test
 	$(say) 'installing levelhead into $(VENV)'
 	@$(PIP) uninstall --yes levelhead 2>/dev/null
 	@$(PIP) install --constraint constraints.txt $(VENV)/wheels/*.whl
