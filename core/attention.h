@@ -121,6 +121,9 @@ struct Gradients {
   const void* logsumexp = nullptr;             // (B, H, T) of the compute type: natural, sinks included
   const void* dlogsumexp = nullptr;            // the same, or null: zero
   const double* sinks = nullptr;               // (H,)
+  // (B, H, T, row_sums) of forward() over all keys, where the problem has only some of them; null: it has them all. Used for
+  // rows whose logsumexp is so far from zero that its rounding would be an error of their weights.
+  const void* sums = nullptr;
   MutableTensor dq, dk, dv;                    // what is absent is not computed
   MutableTensor dmask;                         // of the compute type, zero before; stride 0 where the bias was broadcast
   double *dsinks = nullptr, *dscale = nullptr;  // (H,)

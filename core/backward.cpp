@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "frame.h"
 #include "kernel.h"
+#include "state.h"
 #include "workspace.h"
 
 namespace levelhead {
@@ -36,6 +37,7 @@ class BackwardCall {
   bool run() {
     if (gradients_.dadditive) std::fill_n(gradients_.dadditive, problem_.D, 0.0);
     if (problem_.B * problem_.G == 0) return true;
+    if (has_far_rows() && !sum_again()) return false;
     reserve();
     if (!frame_.gather_facts()) return false;
     if (!run_alone(alone_)) return false;
@@ -46,6 +48,29 @@ class BackwardCall {
   }
 
  private:
+  bool has_far_rows() const {
+    bool any = false;
+    for (std::int64_t i = 0; !any && i < problem_.B * problem_.H * problem_.T; ++i)
+      any = real_bytes_ == sizeof(double) ? is_far(static_cast<const double*>(gradients_.logsumexp)[i])
+                                          : is_far(static_cast<const float*>(gradients_.logsumexp)[i]);
+    return any;
+  }
+
+  // m and l of all rows: one more pass over the keys. Rare: logits of a healthy model are below a hundred.
+  bool sum_again() {
+    sums_ = gradients_.sums;
+    if (sums_) return true;
+    const std::int64_t rows = problem_.B * problem_.H * problem_.T;
+    again_.emplace(round_up(rows * row_sums * real_bytes_, 64) + round_up(rows * row_counts * std::int64_t(sizeof(std::int64_t)), 64));
+    Problem problem = problem_;
+    problem.v = {};
+    Result result;
+    result.sums = again_->take(rows * row_sums * real_bytes_);
+    result.counts = reinterpret_cast<std::int64_t*>(again_->take(rows * row_counts * std::int64_t(sizeof(std::int64_t))));
+    sums_ = result.sums;
+    return forward(problem, result, threads_, *frame_.job.interrupt);
+  }
+
   // A bias that several heads share is summed head after head.
   bool shares_bias() const {
     const MutableTensor& dmask = gradients_.dmask;
@@ -55,7 +80,7 @@ class BackwardCall {
 
   void reserve() {
     const std::int64_t rows = problem_.B * problem_.H * problem_.T, scratch_bytes = kernel_.scratch_bytes(plan_);
-    backward_ = {&gradients_, nullptr, nullptr, nullptr, chunk_of_score(problem_.E, problem_.T),
+    backward_ = {&gradients_, nullptr, nullptr, sums_, nullptr, chunk_of_score(problem_.E, problem_.T),
                  bool(gradients_.dq) || gradients_.dscale || problem_.scoring.additive, rows_};
     part_bytes_ = backward_.parts ? (rows_ + plan_.tile.rows) * round_up(problem_.D, plan_.tile.panel) * real_bytes_ : 0;
     row_blocks_ = (rows_ + plan_.query_block - 1) / plan_.query_block;
@@ -168,7 +193,8 @@ class BackwardCall {
   Frame frame_;
   Backward backward_{};
   std::int64_t part_bytes_ = 0, query_bytes_ = 0, row_blocks_ = 0, scratch_bytes_ = 0, alone_ = 0, together_ = 1;
-  std::optional<Workspace> workspace_;
+  std::optional<Workspace> workspace_, again_;
+  const void* sums_ = nullptr;
   char *scratch_ = nullptr, *queries_ = nullptr, *parts_ = nullptr;
 };
 

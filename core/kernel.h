@@ -94,6 +94,7 @@ struct Job {
 struct Backward {
   const Gradients* given;
   void *lse, *delta;         // (B, H, T, 2) and (B, H, T) of the compute type, made by GradientTable::queries
+  const void* sums;          // (B, H, T, row_sums) of the compute type, for far rows; null: there are none
   double* dscale;            // (B, H, T), or null: not wanted
   std::int64_t value_chunk;  // Plan::score_chunk for dout . v
   bool parts;                // whether dq is summed at all

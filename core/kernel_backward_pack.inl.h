@@ -129,9 +129,10 @@ void pack_gradient_keys(const Job& job, std::int64_t b, std::int64_t g, std::int
 }
 
 // Values common to all keys of a row: the logsumexp in units of ln 2, and delta = dout . out - dlse, which is subtracted
-// from dp. A row that saw nothing gets +inf, so that its weights are zero; one whose delta is not finite gets NaN.
+// from dp. A row that saw nothing gets +inf, so that its weights are zero; one whose delta is not finite gets NaN. Far from
+// zero the logsumexp is taken apart: m, and log2 of the denominator.
 template <class Real>
-LH_INLINE void place_facts(const Backward& backward, std::int64_t index, Real delta) {
+LH_INLINE void place_facts(const Backward& backward, std::int64_t index, Real delta, const double* sink) {
   const Gradients& given = *backward.given;
   const Real lse = static_cast<const Real*>(given.logsumexp)[index];
   const bool nothing = lse == -infinity<Real>;
@@ -143,6 +144,11 @@ LH_INLINE void place_facts(const Backward& backward, std::int64_t index, Real de
   Real* to = static_cast<Real*>(backward.lse) + 2 * index;
   to[0] = nothing ? infinity<Real> : most_of_it + wrong;
   to[1] = lse - lse == 0 ? static_cast<Real>(twos - static_cast<double>(most_of_it)) : Real(0);
+  if (!backward.sums || !is_far(lse)) return;
+  const Real* row = static_cast<const Real*>(backward.sums) + index * row_sums;  // max, l, ...
+  if (row[0] == -infinity<Real>) return;                                         // all of it is the sink
+  to[0] = row[0] + wrong;
+  to[1] = static_cast<Real>(__builtin_log2(static_cast<double>(denominator(row[0], row[1], sink))));
 }
 
 // A row that does not exist: the facts of one that saw nothing.
@@ -186,7 +192,7 @@ void pack_queries(const Job& job, const Backward& backward, const Piece& rows, v
     place_row(q, plan.D, static_cast<Real>(natural_scale(job, strip, r)), plan.query_block, to.q_rows + i * panel<Real>);
     place_row(dout, plan.E, Real(1), plan.query_block, to.dout_rows + i * panel<Real>);
     const Real* out = view_vector(given.out, b, head, t, plan.E, false, scratch.row);
-    place_facts(backward, row_index(problem, {b, head, t}), dot(out, dout, plan.E));
+    place_facts(backward, row_index(problem, {b, head, t}), dot(out, dout, plan.E), given.sinks ? given.sinks + head : nullptr);
   }
 }
 

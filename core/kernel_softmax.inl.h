@@ -89,13 +89,27 @@ template <class Real>
   return sum<Real>(total[0] + total[1]);
 }
 
+// The mean where the sum of the logits overflows. Halves, so that differences do not; of equal logits it is exact, so that
+// their deviations are zero.
+template <class Real>
+[[gnu::noinline]] Real far_mean(const Real* s, std::int64_t n, const Sweep<Real>& sweep) {
+  const Vector<Real> nothing = splat(-infinity<Real>), zero{};
+  const Real half = sweep.max * Real(0.5), part = Real(2) / static_cast<Real>(sweep.count);
+  Vector<Real> total = zero;
+  for (std::int64_t j = 0; j < n; j += lanes<Real>) {
+    const Vector<Real> x = load(s + j);
+    total += select(x != nothing, (x * Real(0.5) - half) * part, zero);
+  }
+  return sweep.max + sum<Real>(total);
+}
+
 // The moments of a block. Where its mean is near zero, the deviations come from the squares; where that would cancel
 // more than two bits (or overflow, or give NaN), they are computed one by one.
 template <class Real>
 LH_INLINE void moments(const Real* s, std::int64_t n, const Sweep<Real>& sweep, Row<Real>& tile) {
   tile.count = sweep.count;
   if (sweep.count == 0) return;
-  tile.mean = sweep.total / static_cast<Real>(sweep.count);
+  tile.mean = sweep.total - sweep.total == 0 ? sweep.total / static_cast<Real>(sweep.count) : far_mean(s, n, sweep);
   tile.m2 = sweep.squares - tile.mean * sweep.total;
   if (!(sweep.squares <= 4 * tile.m2 && sweep.squares < infinity<Real>)) tile.m2 = deviations(s, n, tile.mean);
 }

@@ -141,6 +141,14 @@ inline Real natural_logsumexp(Real max, Real l, const double* sink) {
   return static_cast<Real>(static_cast<double>(max) * ln_2 + __builtin_log(static_cast<double>(denominator(max, l, sink))));
 }
 
+// Whether a logsumexp is so far from zero that its rounding would be an error of 3e-5 (in double 1e-10) of a weight
+// computed from it. Weights of such rows are computed from m and l.
+template <class Real>
+inline bool is_far(Real logsumexp) {
+  constexpr Real bound = sizeof(Real) == sizeof(double) ? Real(1 << 20) : Real(1 << 10);
+  return (logsumexp > bound || logsumexp < -bound) && logsumexp - logsumexp == 0;
+}
+
 template <class Real>
 inline void store_row(const Row<Real>& row, Real* sums, std::int64_t* counts) {
   const Real values[row_sums] = {row.max, row.l, row.h, row.e2, row.mean, row.m2, row.min, row.first};

@@ -67,7 +67,7 @@ void backward_arrays(nb::handle dout_, nb::handle q, nb::handle k, nb::handle v,
   const auto read = [&](const char* name) { return MaybeArray(options.object(name), name); };
   const auto written = [&](const char* name) { return MaybeArray(options.object(name), name, true); };
   Array dout(dout_, "dout"), out(out_, "out"), logsumexp(logsumexp_, "logsumexp");
-  MaybeArray dlogsumexp = read("dlogsumexp"), sinks = read("sinks"), dq = written("dq"), dk = written("dk"), dv = written("dv"),
+  MaybeArray dlogsumexp = read("dlogsumexp"), sums = read("sums"), sinks = read("sinks"), dq = written("dq"), dk = written("dk"), dv = written("dv"),
              dmask = written("dmask"), dsinks = written("dsinks"), dscale = written("dscale"), dadditive = written("dadditive");
   const Threads threads(options);
   Given given(q, k, v, options);
@@ -79,6 +79,7 @@ void backward_arrays(nb::handle dout_, nb::handle q, nb::handle k, nb::handle v,
   gradients.dout = dout.tensor<const char>();
   gradients.logsumexp = logsumexp.contiguous<void>(given.rows, logsumexp.format() == real);
   gradients.dlogsumexp = dlogsumexp.contiguous<void>(given.rows, !dlogsumexp || dlogsumexp->format() == real);
+  gradients.sums = sums.contiguous<void>(extended(given.rows, row_sums), !sums || sums->format() == real);
   gradients.sinks = sinks.doubles({problem.H});
   gradients.dq = gradient(dq, dq && dq->shape() == given.q.shape());
   gradients.dk = gradient(dk, dk && dk->shape() == given.k.shape());

@@ -43,6 +43,7 @@ def backward(
     logsumexp: _Memory,
     *,
     dlogsumexp: _Memory | None = None,
+    sums: _Memory | None = None,  # of `forward` over all keys, where these are a part of them
     sinks: _Memory | None = None,
     dq: _Memory | None = None,
     dk: _Memory | None = None,

@@ -135,8 +135,8 @@ def observe(
     if out is not None:
         vars(observation)["output"] = origin.give(out)  # the bits of reading it off, computed by all threads
     if chosen is not None:
-        scoring, logsumexp = described(sizes, origin, options), observation.rows.logsumexp
-        vars(observation)["weights"] = weights_of_rows(q_view, k_view, sizes, scoring, chosen, logsumexp, origin)
+        scoring = described(sizes, origin, options)
+        vars(observation)["weights"] = weights_of_rows(q_view, k_view, sizes, scoring, chosen, origin)
     return observation
 
 

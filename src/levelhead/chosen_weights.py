@@ -1,7 +1,7 @@
 """Attention weights of chosen query rows, which the core never forms: what `observe(weights=)` adds.
 
-From the core's logsumexp: exp(logit - logsumexp), some rows at a time, with the logits of `reference`. This file checks
-which rows are asked for and says what they cost before anything is computed.
+The softmax of the logits of `reference`, some rows at a time. This file checks which rows are asked for and says what
+they cost before anything is computed.
 """
 
 from __future__ import annotations
@@ -52,21 +52,25 @@ def row_indices(rows: Any, shape: Shape, dtype: str) -> NDArray[np.int64]:
 
 
 def weights_of_rows(
-    q: Array, k: Array, shape: Shape, scoring: Scoring, index: NDArray[np.int64], logsumexp: Array, origin: Origin
+    q: Array, k: Array, shape: Shape, scoring: Scoring, index: NDArray[np.int64], origin: Origin
 ) -> Any:
-    """(..., H, rows, S) in the caller's dtype and family. `logsumexp` (..., H, T) is the core's."""
+    """(..., H, rows, S) in the caller's dtype and family."""
     from levelhead import reference  # most calls do without it
 
     lead = (*shape.batch, shape.H)
     found = np.empty((*lead, len(index), shape.S), origin.wide)
-    q, per_row = q.reshape(*lead, shape.T, shape.D), np.asarray(logsumexp, np.float64).reshape(*lead, shape.T)
+    q = q.reshape(*lead, shape.T, shape.D)
+    sinks = np.asarray(-np.inf) if scoring.sinks is None else scoring.sinks[:, None, None]
     step = max(1, _AT_A_TIME // max(shape.B * shape.H * shape.S, 1))
     for start in range(0, len(index), step):
         rows = index[start : start + step]
         part = replace(shape, T=len(rows))
         with np.errstate(all="ignore"):
             s = reference.logits_of(q[..., rows, :], k, part, _of_rows(scoring, rows), rows)
-            weights = np.where(s == -np.inf, 0.0, np.exp(s - per_row[..., rows, None]))
+            m = np.maximum(s.max(-1, initial=-np.inf, keepdims=True), sinks)
+            e = np.where(s == -np.inf, 0.0, np.exp(s - m))
+            # Not exp(s - logsumexp): far from zero, that has lost the sum of the exponentials.
+            weights = np.where(e == 0, 0.0, e / (e.sum(-1, keepdims=True) + np.exp(sinks - m)))
         found[..., start : start + len(rows), :] = weights
     found = found.reshape(*shape.lead, len(index), shape.S)
     return origin.give(_narrow(found, origin))

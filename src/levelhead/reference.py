@@ -273,15 +273,16 @@ def _first_keys(scoring: Scoring, j: Array) -> Array | None:
 
 def _sums(s: Array, j: Array, first_key: Array | int) -> tuple[Array, Array, Array]:
     """The state's columns for rows of logits s (..., S) at positions j, and exp(s - m)."""
-    s = s / state.LN2
     seen = s != -np.inf
+    s = np.where(seen, np.maximum(s / state.LN2, np.finfo(np.float64).min), s)  # the lowest number is no -inf
     count = seen.sum(-1)
     m = s.max(-1, initial=-np.inf)
     d = np.where(seen, s - m[..., None], -np.inf)
     e = np.exp2(d)
     l = e.sum(-1)  # noqa: E741
     h = np.where(e == 0, 0.0, e * d).sum(-1)
-    mean = np.where(seen, s, 0.0).sum(-1) / np.maximum(count, 1)
+    n = np.maximum(count, 1)  # about m: a sum of the lowest numbers would overflow
+    mean = np.where(count == 0, 0.0, m + np.where(seen, (s - m[..., None]) / n[..., None], 0.0).sum(-1))
     m2 = np.where(seen, (s - mean[..., None]) ** 2, 0.0).sum(-1)
     low = np.where(seen, s, np.inf).min(-1, initial=np.inf)
     first = np.where(j == first_key, s, -np.inf).max(-1, initial=-np.inf)

@@ -17,7 +17,7 @@ import levelhead as lh
 from levelhead.distributed import Split
 from ranks import Ranks
 from sharded import FEATURES, PLANS, SPLITS, Case, Found, alone, numpy, split_of, together, work
-from sharded_truth import check
+from sharded_truth import check, check_gradients
 from support import same_bits
 
 WORLDS = (1, 2, 3, 4)
@@ -86,11 +86,19 @@ def test_every_split(ranks: Ranks, plan: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_every_dtype(ranks: Ranks, dtype: str) -> None:
-    cases = [Case(plan, feature, "zigzag", 3, dtype=dtype) for plan in PLANS for feature in ("causal", "log-n")]
+    features = ("causal", "log-n", "row-bias")
+    cases = [Case(plan, feature, "zigzag", 3, dtype=dtype) for plan in PLANS for feature in features]
     for case, found in zip(cases, found_by(ranks, cases), strict=True):
         assert found.out.dtype is getattr(torch, dtype)
         assert all(found.gradients[x].dtype is found.out.dtype for x in "qkv")
         check(case, found)
+
+
+def test_rows_of_the_lowest_numbers_are_uniform(ranks: Ranks) -> None:
+    """Their logsumexp has lost the number of keys. The second case has runs long enough to be computed one by one."""
+    cases = [Case(plan, "lowest", "zigzag", 2, n) for plan in PLANS for n in (83, 530)]
+    for case, found in zip(cases, found_by(ranks, cases), strict=True):
+        check_gradients(case, found)
 
 
 @pytest.mark.parametrize("plan", PLANS)

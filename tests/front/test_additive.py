@@ -21,10 +21,11 @@ def plain(
     w_k: torch.Tensor,
     w_v: torch.Tensor,
     hidden: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The plain formula, with its (T, S, A) array."""
     inner = torch.tanh((q @ w_q.mT)[..., :, None, :] + (k @ w_k.mT)[..., None, :, :])
-    s = inner @ w_v
+    s = inner @ w_v + (0.0 if mask is None else mask)
     s = s if hidden is None else s.masked_fill(hidden, -torch.inf)
     return s.softmax(-1) @ v
 
@@ -148,3 +149,17 @@ def test_nothing_of_what_is_hidden_reaches_the_weights(hides: str) -> None:
         gradients.append(torch.autograd.grad(out.square().sum(), given))
     for clean, dirty in zip(*gradients, strict=True):
         assert torch.isfinite(dirty).all() and torch.equal(clean, dirty)
+
+
+def test_the_gradient_of_a_mask(isa: str) -> None:  # noqa: F811
+    """That of a float mask, which is broadcast; 0 where all keys share it, in a half type, too."""
+    given = arrays(2, dtype=torch.float64)
+    mask = torch.randn(30, 70, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(lh.additive_attention(*given, mask=mask).square().sum(), mask)
+    (wanted,) = torch.autograd.grad(plain(*given, mask=mask).square().sum(), mask)
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+    half = [x.to(torch.bfloat16) for x in given]
+    shared = torch.zeros(30, 1, dtype=torch.bfloat16, requires_grad=True)
+    out = lh.additive_attention(*half, mask=shared)
+    (zero,) = torch.autograd.grad(out.float().square().sum(), shared)
+    assert zero.shape == shared.shape and zero.abs().max() < 1e-5

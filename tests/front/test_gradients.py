@@ -337,3 +337,38 @@ def test_half_types_a_bias_that_is_constant_along_keys_has_no_gradient(isa: str,
     truth = reference.attention_backward(q, q, k, v, **full)["mask"]
     assert np.abs(found.sum(-1)).max() < 2e-5
     np.testing.assert_allclose(found, truth, atol=2e-5)
+
+
+# ---- rows far from zero
+
+
+LOWEST = {"float32": -3.4028234663852886e38, "float64": -1.7976931348623157e308, "float16": -65504.0}
+
+
+@pytest.mark.parametrize("low", [None, -1e38, -1e4, 3e4])
+@pytest.mark.parametrize("dtype", LOWEST)
+def test_rows_whose_bias_is_far_from_zero(isa: str, dtype: str, low: float | None) -> None:  # noqa: F811
+    """Their logsumexp is too coarse: of the lowest numbers it has lost the number of keys. These weigh the same."""
+    low = LOWEST[dtype] if low is None or (dtype == "float16" and low == -1e38) else low
+    q, k, v = qkv((1, 4), 7, 150, 16, 8, groups=2, dtype=dtype)
+    dout = np.random.default_rng(3).standard_normal((1, 4, 7, 8)).astype(dtype)
+    bias = np.zeros((7, 150), dtype)
+    bias[1::3] = low
+    options: dict[str, Any] = {"mask": bias, "sinks": np.array([-np.inf, 0.0, 1.0, low if abs(low) < 1e5 else 2.0])}
+    with np.errstate(over="ignore"):
+        truth, seen = reference.observe(q, k, v, **options), lh.observe(q, k, v, weights=[0, 1, 4], **options)
+    names = ("q", "k", "v", "mask", "sinks")
+    bound = {"float32": 2e-6, "float64": 1e-13, "float16": 2e-3}[dtype]
+    # Between the two, logits keep some digits after the point: those of a number of that size.
+    bound = (
+        max(bound, abs(low) * float(np.finfo("f8" if dtype == "float64" else "f4").eps)) if abs(low) < 1e5 else bound
+    )
+    found = backward(dout, q, k, v, wrt=names, **options)
+    close(found, true(dout, q, k, v, **options), bound)
+    np.testing.assert_allclose(seen.output.astype("f8"), truth.output, atol=bound)
+    np.testing.assert_allclose(seen.rows.entropy, truth.rows.entropy, atol=5 * bound)
+    weights = seen.weights.astype("f8").sum(-1) + seen.rows.sink[..., [0, 1, 4]]
+    np.testing.assert_allclose(weights, 1.0, atol=150 * bound)
+    if abs(low) > 1e5:
+        np.testing.assert_allclose(np.sqrt(seen.rows.var[..., 1::3]) / low, 0.0, atol=1e-15)
+        np.testing.assert_allclose(seen.rows.mean[..., 1::3], low, rtol=0.31)  # a state is in units of ln 2

@@ -121,6 +121,7 @@ class Case:
             "bias": {"mask": floats(T, S)},
             "row-bias": {"mask": floats(BATCH, 1, T, 1)},
             "head-bias": {"mask": floats(H, 1, S)},
+            "lowest": {"mask": torch.where(torch.arange(T)[:, None] % 3 == 0, -1e38, floats(T, S))},
             "softcap": {"softcap": 1.5},
             "alibi": {"alibi": True, "causal": True},
             "sinks": {"sinks": floats(H)},

@@ -24,7 +24,7 @@ from levelhead.distributed.wire import Wire
 from levelhead.observation import Observation, Unpack
 from levelhead.state import State
 from levelhead.torch.functorch import untraced
-from levelhead.torch.operators import first_order
+from levelhead.torch.operators import first_order, wide
 
 _PLANS: Mapping[str, ModuleType] = {"all-gather": gathered, "ring": ring, "decode": decode, "ulysses": ulysses}
 _INPUTS = ("q", "k", "v", "scale", "mask", "sinks")  # of `_Attend` that may need gradients
@@ -151,10 +151,13 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, call: Agreement, states: dict[str, Any], stats: bool, *inputs: Any) -> tuple[Tensor, Tensor]:
         _, k, v, *_ = inputs
         own = KeyBlock(k, v, call.keys.runs[call.wire.rank])
-        result: ForwardResult = _PLANS[call.plan].forward(call, own, stats=stats)
+        # A mask's gradient sums dout·out over many keys: the rounding of a half type would add up.
+        precise = ctx.needs_input_grad[3 + _INPUTS.index("mask")] and wide(k.dtype) is not k.dtype
+        result: ForwardResult = _PLANS[call.plan].forward(call, own, stats=stats, precise=precise)
         states["state"] = result.state
-        ctx.save_for_backward(result.out, result.logsumexp, *inputs)
-        ctx.call, ctx.kept = call, result.kept
+        exact = result.out if result.exact is None else result.exact
+        ctx.save_for_backward(exact, result.logsumexp, *inputs)
+        ctx.call, ctx.kept, ctx.sums = call, result.kept, result.sums
         ctx.set_materialize_grads(False)
         return result.out, result.logsumexp
 
@@ -168,8 +171,8 @@ class _Attend(torch.autograd.Function):
         wanted = {name for name, x in zip(_INPUTS, needed, strict=True) if x}
         same = {"gradients": mark(sorted(wanted)), "logsumexp": int(dlogsumexp is not None)}
         agree(call.wire, f"the backward pass of call {call.number}", same, {})
-        dout = torch.zeros_like(out) if dout is None else dout.to(out.dtype)
-        of_output = OutputGradients(out, logsumexp, dout, dlogsumexp, ctx.kept)
+        dout = (torch.zeros_like(out) if dout is None else dout).to(inputs["q"].dtype)
+        of_output = OutputGradients(out, logsumexp, dout, dlogsumexp, ctx.kept, ctx.sums)
         own = KeyBlock(inputs["k"], inputs["v"], call.keys.runs[call.wire.rank])
         gradients = _PLANS[call.plan].backward(call, own, of_output, wanted)
         grads = {name: x.to(inputs[name].dtype) for name, x in gradients.items() if name in wanted}

@@ -20,21 +20,22 @@ from levelhead.distributed import local
 from levelhead.distributed.agree import agree_about
 from levelhead.distributed.call import Agreement
 from levelhead.distributed.local import KeyBlock, OutputGradients
-from levelhead.distributed.plan import ForwardResult, buffers, by_row, through_rows
+from levelhead.distributed.plan import ForwardResult, buffers, by_row, read, through_rows
 from levelhead.state import State
 
 
-def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
+def forward(call: Agreement, own: KeyBlock, *, stats: bool, precise: bool) -> ForwardResult:
     """All rows over all keys, on every rank."""
     if call.verify:
         agree_about(call.wire, "q", call.rows.q.detach(), "In plan decode every rank passes all queries")
     rows, _ = by_row(call)
+    rows, own = (rows.widened(), own.widened()) if precise else (rows, own)
     own_state = local.observe(rows, own, call.wire.trace)
     packed = call.wire.gather(_pack(own_state), "gathering states")
     states = (_unpack(x, own_state, length) for x, length in zip(packed, call.keys.lengths, strict=True))
     whole = functools.reduce(local.join, states)
     call.verify_counts(whole, call.rows)
-    return ForwardResult(*local.read(whole, call.rows, call.exists), whole if stats else None)
+    return read(call, whole, stats=stats, precise=precise)
 
 
 def backward(call: Agreement, own: KeyBlock, gradients: OutputGradients, wanted: set[str]) -> dict[str, Tensor]:

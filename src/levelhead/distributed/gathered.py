@@ -21,12 +21,12 @@ from levelhead.distributed.split import all_positions
 from levelhead.torch.operators import memory, wide
 
 
-def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
+def forward(call: Agreement, own: KeyBlock, *, stats: bool, precise: bool) -> ForwardResult:
     """This rank's rows over all keys."""
-    return attend(call, call.rows, _whole(call, own), stats=stats)
+    return attend(call, call.rows, _whole(call, own), stats=stats, precise=precise)
 
 
-def attend(call: Agreement, rows: QueryRows, block: KeyBlock, *, stats: bool) -> ForwardResult:
+def attend(call: Agreement, rows: QueryRows, block: KeyBlock, *, stats: bool, precise: bool) -> ForwardResult:
     """One kernel call over all keys, verified."""
     shape = tuple(rows.q.shape[:-1])
     out = rows.q.new_empty((*shape, block.v.shape[-1]))
@@ -36,7 +36,11 @@ def attend(call: Agreement, rows: QueryRows, block: KeyBlock, *, stats: bool) ->
     local.forward(rows, block, states, call.wire.trace, **into)
     if states is not None:
         call.verify_counts(states, rows)
-    return ForwardResult(out, logsumexp, states if stats else None)
+    exact = torch.empty_like(out, dtype=logsumexp.dtype) if precise and out.dtype is not logsumexp.dtype else None
+    if exact is not None:  # a second pass: the first has the bits of one process
+        into = {"out": memory(exact), "sinks": rows.sink_logits()}
+        local.forward(rows.widened(), block.widened(), None, call.wire.trace, **into)
+    return ForwardResult(out, logsumexp, states if stats else None, exact=exact)
 
 
 def backward(call: Agreement, own: KeyBlock, gradients: OutputGradients, wanted: set[str]) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ No message is sent here. States are float32 (float64 for float64) whatever the i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -23,6 +23,7 @@ from levelhead.distributed.trace import Trace, timed
 from levelhead.state import State
 from levelhead.torch.operators import memory, wide
 
+FAR = 1000.0  # a logsumexp beyond it may be too coarse for its weights; the core has its own, higher bounds
 LONG = 128  # keys; for fewer, a second call and a join cost more than they save
 
 
@@ -71,6 +72,12 @@ class QueryRows:
         """The sinks as the core expects them."""
         return None if self.sinks is None else memory(self.sinks.to(torch.float64).contiguous())
 
+    def widened(self) -> QueryRows:
+        """The same in float32, if it is of a half type: for bfloat16 the core may round weights, too."""
+        real, mask = wide(self.q.dtype), self.mask
+        half = mask is not None and mask.dtype in (torch.float16, torch.bfloat16)
+        return replace(self, q=self.q.to(real), mask=mask.float() if mask is not None and half else mask)
+
 
 @dataclass(frozen=True, slots=True)
 class KeyBlock:
@@ -79,6 +86,10 @@ class KeyBlock:
     k: Tensor
     v: Tensor
     runs: Runs
+
+    def widened(self) -> KeyBlock:
+        """As `QueryRows.widened`."""
+        return replace(self, k=self.k.to(wide(self.k.dtype)), v=self.v.to(wide(self.v.dtype)))
 
     def named(self, names: Collection[str] = ("k", "v")) -> dict[str, Tensor]:
         """Those of keys and values that are among the names."""
@@ -141,11 +152,12 @@ def join(a: State, b: State) -> State:
     return State(b.sums, b.counts, b.acc, a.keys + b.keys)
 
 
-def read(states: State, rows: QueryRows, exists: Array | None = None) -> tuple[Tensor, Tensor]:
-    """Output and logsumexp of the states over all keys; the sinks are added here, once, to the rows that exist."""
+def read(states: State, rows: QueryRows, exists: Array | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Output (in `dtype`) and logsumexp of the states over all keys; the sinks are added here, once, to the rows that
+    exist."""
     assert states.acc is not None
     sinks = rows.sink_logits()
-    out = torch.empty(states.acc.shape, dtype=rows.q.dtype)
+    out = torch.empty(states.acc.shape, dtype=dtype)
     _core.finish(states.acc, states.sums, sinks, memory(out))
     m, l = (states.sums[..., i].astype(np.float64) for i in (state.MAX, state.L))  # noqa: E741
     z = np.asarray(-np.inf) if sinks is None else sinks[:, None]
@@ -156,15 +168,25 @@ def read(states: State, rows: QueryRows, exists: Array | None = None) -> tuple[T
     return out, torch.from_numpy(logsumexp.astype(states.sums.dtype))
 
 
+def far_sums(states: State, logsumexp: Tensor) -> Tensor | None:
+    """The sums, if the backward pass over parts of the keys needs them: some row's logsumexp is far from zero."""
+    return torch.from_numpy(states.sums) if _has_far_rows(logsumexp) else None
+
+
+def _has_far_rows(logsumexp: Tensor) -> bool:
+    return bool(((logsumexp.abs() > FAR) & logsumexp.isfinite()).any())
+
+
 @dataclass(frozen=True, slots=True)
 class OutputGradients:
     """The output of a call and the gradients of it: where the backward pass starts."""
 
-    out: Tensor
+    out: Tensor  # not rounded to a half type if the gradient of a mask is wanted: it is a sum of many
     logsumexp: Tensor
     dout: Tensor
     dlogsumexp: Tensor | None
     kept: tuple[Tensor, ...] = ()  # what the plan kept of its forward pass
+    sums: Tensor | None = None  # of the states over all keys, for rows whose logsumexp is too coarse
 
 
 def differentiate(
@@ -175,7 +197,9 @@ def differentiate(
     The weights follow from the logsumexp of all keys, so the gradients of several blocks add up; only the gradient of
     the sinks is the same from each block.
     """
-    for number, (part, piece) in enumerate(block.pieces()):
+    # The core takes the sums of such rows once more, over the keys it is given: these must be all.
+    whole = gradients.sums is None and _has_far_rows(gradients.logsumexp)
+    for number, (part, piece) in enumerate([(slice(None), block)] if whole else block.pieces()):
         own = {name: x if number == 0 else torch.empty_like(x) for name, x in into.items()}
         own |= {name: into[name][..., part, :] for name in into.keys() & {"k", "v"}}
         own |= {name: into[name] for name in into.keys() & {"mask"}}
@@ -208,6 +232,7 @@ def _differentiate(
             memory(gradients.out),
             memory(gradients.logsumexp),
             dlogsumexp=per_row,
+            sums=None if gradients.sums is None else memory(gradients.sums),
             sinks=rows.sink_logits(),
             **arrays,
             **rows.keywords(block.runs),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from levelhead.distributed import counted
+from levelhead.distributed import counted, local
 from levelhead.distributed.call import Agreement
 from levelhead.distributed.local import KeyBlock, QueryRows
 from levelhead.distributed.split import Split
@@ -26,6 +26,8 @@ class ForwardResult:
     logsumexp: Tensor
     state: State | None  # only for `observe`
     kept: tuple[Tensor, ...] = ()  # for the backward pass, beside out and logsumexp
+    sums: Tensor | None = None  # `OutputGradients.sums`
+    exact: Tensor | None = None  # the output before it was rounded to a half type, if that is asked for
 
 
 def buffers(
@@ -46,6 +48,14 @@ def buffers(
     if block is not None:
         grads |= {name: torch.empty(x.shape, dtype=real) for name, x in block.named(wanted).items()}
     return grads
+
+
+def read(call: Agreement, states: State, *, stats: bool, precise: bool) -> ForwardResult:
+    """The result of the states over all keys."""
+    rows = call.rows
+    out, logsumexp = local.read(states, rows, call.exists, rows.q.dtype)
+    exact = local.read(states, rows, call.exists, wide(rows.q.dtype))[0] if precise else None
+    return ForwardResult(out, logsumexp, states if stats else None, (), local.far_sums(states, logsumexp), exact)
 
 
 # ---- the "log-n" rule, where no rank sees all keys

@@ -14,7 +14,7 @@ from torch import Tensor
 from levelhead.distributed import local
 from levelhead.distributed.call import Agreement
 from levelhead.distributed.local import KeyBlock, OutputGradients
-from levelhead.distributed.plan import ForwardResult, PackedKeys, buffers, by_row, through_rows
+from levelhead.distributed.plan import ForwardResult, PackedKeys, buffers, by_row, read, through_rows
 from levelhead.distributed.wire import Pending
 from levelhead.state import State
 from levelhead.torch.operators import wide
@@ -49,14 +49,16 @@ class _KeyRing:
             self._pending, self._current = None, self._next
 
 
-def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
+def forward(call: Agreement, own: KeyBlock, *, stats: bool, precise: bool) -> ForwardResult:
     """This rank's rows over all keys."""
     rows, _ = by_row(call)
+    rows = rows.widened() if precise else rows
     ring = _KeyRing(call, own, tag=0)
     before: State | None = None  # of ranks up to this one
     after: State | None = None
     for step in range(call.wire.world):
-        states = local.observe(rows, ring.begin(step), call.wire.trace)
+        block = ring.begin(step)
+        states = local.observe(rows, block.widened() if precise else block, call.wire.trace)
         if ring.owner(step) <= call.wire.rank:
             before = states if before is None else local.join(states, before)
         else:
@@ -65,7 +67,7 @@ def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
     assert before is not None
     whole = before if after is None else local.join(before, after)
     call.verify_counts(whole, call.rows)
-    return ForwardResult(*local.read(whole, call.rows, call.exists), whole if stats else None)
+    return read(call, whole, stats=stats, precise=precise)
 
 
 def backward(call: Agreement, own: KeyBlock, gradients: OutputGradients, wanted: set[str]) -> dict[str, Tensor]:

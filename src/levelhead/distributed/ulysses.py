@@ -26,12 +26,12 @@ from levelhead.distributed.whole import gathered_shards
 from levelhead.state import State
 
 
-def forward(call: Agreement, own: KeyBlock, *, stats: bool) -> ForwardResult:
+def forward(call: Agreement, own: KeyBlock, *, stats: bool, precise: bool) -> ForwardResult:
     """This rank's rows over all keys: some heads of all rows first, then all heads of its own."""
     rows, block, _ = _some_heads(call, own, ())
-    result = gathered.attend(call, rows, block, stats=stats)
+    result = gathered.attend(call, rows, block, stats=stats, precise=precise)
     (out,) = _to_tokens(call, [(result.out, call.queries)])
-    kept = (result.out, result.logsumexp)
+    kept = (result.out if result.exact is None else result.exact, result.logsumexp)
     states = result.state
     if states is None:
         return ForwardResult(out, result.logsumexp.new_empty(0), None, kept)

@@ -42,7 +42,10 @@ def additive_attention(
     with torch.no_grad():
         views = (memory(projected_q), memory(projected_k), memory(v))
         keywords = keywords_of(*views, origin, options) | team_for(threads, origin)
-    out: Tensor = _Additive.apply(projected_q, projected_k, v.to(real), w_v.to(real), keywords)  # type: ignore[no-untyped-call]
+    given = options.get("mask")
+    mask = given if isinstance(given, Tensor) and given.requires_grad else None  # for its gradient alone
+    inputs = (projected_q, projected_k, v.to(real), w_v.to(real), mask)
+    out: Tensor = _Additive.apply(*inputs, keywords)  # type: ignore[no-untyped-call]
     return out.to(q.dtype)
 
 
@@ -67,7 +70,9 @@ class _Additive(torch.autograd.Function):
     """Attention from projected queries and keys."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, keywords: dict[str, Any]) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, mask: Tensor | None, keywords: dict[str, Any]
+    ) -> Tensor:
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         logsumexp = q.new_empty(q.shape[:-1])
         q, k = q * OCTAVES, k * OCTAVES
@@ -75,7 +80,7 @@ class _Additive(torch.autograd.Function):
         additive = memory(weights.contiguous())
         _core.forward(memory(q), memory(k), memory(v), additive=additive, **into, **keywords)
         ctx.save_for_backward(q, k, v, weights, out, logsumexp)
-        ctx.keywords = keywords
+        ctx.keywords, ctx.mask = keywords, None if mask is None else (mask.shape, mask.dtype)
         return out
 
     @staticmethod
@@ -85,6 +90,11 @@ class _Additive(torch.autograd.Function):
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         dweights = np.zeros(weights.shape)
         keywords = ctx.keywords | {"dq": memory(dq), "dk": memory(dk), "dv": memory(dv), "dadditive": dweights}
+        dmask = None
+        if ctx.mask is not None:
+            dmask = q.new_zeros(ctx.mask[0])
+            keywords["dmask"] = arrays.stretched(memory(dmask), keywords["mask"].shape)
         forward = (memory(dout), memory(q), memory(k), memory(v), memory(out), memory(logsumexp))
         _core.backward(*forward, additive=memory(weights.contiguous()), **keywords)
-        return dq, dk, dv, torch.from_numpy(dweights).to(weights.dtype), None
+        dmask = None if dmask is None else dmask.to(ctx.mask[1])
+        return dq, dk, dv, torch.from_numpy(dweights).to(weights.dtype), dmask, None
