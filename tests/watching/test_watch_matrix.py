@@ -3,7 +3,7 @@
 One row per case, one test per column, so that `pytest -v` prints the table. Seen: the coverage
 report names the way, and misses nothing. Attributed: the right module names, the right numbers of
 heads, every query row counted once. Bit-identical: outputs, gradients and the random numbers that
-come next are those of the unwatched model, except where a native fast path had to go.
+come next are those of the unwatched model.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import levelhead as lh
 from levelhead.runs.record import Run
+from levelhead.watching.native_fast_path import PATH as FAST
 from tiny_models import MODELS
 from tiny_models import TOKENS as MODEL_TOKENS
 from watched import (
@@ -58,7 +59,6 @@ class Case:
     rows: int | None = BATCH * TOKENS
     learns: bool = True
     within: float = 0.0  # 0: the same bits
-    fast_path: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     around: Callable[[nn.Module], AbstractContextManager[Any]] = lambda model: nullcontext()
 
@@ -82,11 +82,9 @@ def torchs(train: bool, need_weights: bool, learns: bool) -> Case:
     return Case(
         make,
         lambda model: model(*[batch()] * 3, need_weights=need_weights)[0],
-        WEIGHTS if need_weights else "sdpa",
+        FAST if fast else WEIGHTS if need_weights else "sdpa",
         modules=("",),
         learns=learns,
-        within=1e-5 if fast else 0.0,
-        fast_path=fast,
     )
 
 
@@ -99,11 +97,9 @@ def encoder(whole: bool) -> Case:
     return Case(
         make,
         lambda model: model(batch()),
-        "sdpa",
+        FAST,
         modules=("layers.0.self_attn", "layers.1.self_attn") if whole else ("self_attn",),
         learns=False,
-        within=1e-5,
-        fast_path=True,
     )
 
 
@@ -244,8 +240,7 @@ def test_seen(row: str) -> None:
     case, (run, _, _) = CASES[row], ran(row)
     assert all(line.seen for line in run.coverage)
     assert {line.how for line in run.coverage} == {case.how}
-    assert {bool(line.note) for line in run.coverage} == {case.fast_path}
-    assert not case.fast_path or "fast path" in run.coverage[0].note
+    assert {line.note for line in run.coverage} == {""}
 
 
 def test_attributed(row: str) -> None:

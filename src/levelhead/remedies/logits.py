@@ -18,6 +18,7 @@ from levelhead.remedies.remedy import Remedy, Sight, Verified, checked, listed, 
 from levelhead.runs import tally
 from levelhead.torch.huggingface.survey import attending_modules, eager_functions, understood
 from levelhead.torch.masks import hides
+from levelhead.torch.multihead_forward import FAST_PATH_OFF
 from levelhead.torch.nn import MultiHeadAttention
 from levelhead.watching import amend
 from levelhead.watching.intercept import INTERCEPTION
@@ -43,6 +44,7 @@ class _OfTheCall(Remedy):
             raise bad_value("model", wanted, f"one in {', '.join(taken)}", "undo() that one first")
         self._options: list[tuple[MultiHeadAttention, Any]] = []
         INTERCEPTION.hold()
+        FAST_PATH_OFF.hold()  # it passes by what a remedy changes
         self._reach = Reach(unwrapped(model), (), INTERCEPTION.wrapped)  # functions that the model holds, too
         for module in self.modules.values():
             if isinstance(module, MultiHeadAttention):
@@ -64,6 +66,7 @@ class _OfTheCall(Remedy):
             amend.restore(module, self._field)
         self._reach.undo()
         INTERCEPTION.release()
+        FAST_PATH_OFF.release()
 
 
 class softcap(_OfTheCall):  # noqa: N801  a verb, as `patch` is

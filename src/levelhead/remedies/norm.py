@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from levelhead.errors import bad_value
 from levelhead.remedies.projections import Probe, Source, Sources, Unknown
 from levelhead.remedies.remedy import Remedy, Sight, checked, listed, needs_deep, no_attention, positive, run
+from levelhead.torch.multihead_forward import FAST_PATH_OFF
 from levelhead.watching import amend, effective_scale
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.module_stack import unwrapped
@@ -114,6 +115,7 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
         self._ratios[name] = (sources.q.ratio, sources.k.ratio)
         if isinstance(module, nn.MultiheadAttention):
             INTERCEPTION.hold()
+            FAST_PATH_OFF.hold()  # it passes by what a remedy changes
             amend.amend(module, q_norm=norms[0], k_norm=norms[1])
             self._amended.append(module)
 
@@ -123,6 +125,7 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
         for module in self._amended:
             amend.restore(module, "q_norm", "k_norm")
             INTERCEPTION.release()
+            FAST_PATH_OFF.release()
         for module, name, before in self._taken:
             if before is None:
                 del module._modules[name]

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.library import Library, register_fake
 
 from levelhead.call.options import Scoring
 from levelhead.torch.operators import SCHEMA
 from levelhead.watching.effective_scale import Ran
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import INPUT, WATCHED_MODULES, Frame, WatchedModule, traced_before
+from levelhead.watching.module_stack import INPUT, WATCHED_MODULES, Frame, WatchedModule, traced_before, would_be_fast
 
 NO_GRADIENTS = "gradients are not read inside compiled graphs"
 
@@ -49,6 +49,7 @@ def _call(handle: Tensor, q: Tensor, k: Tensor, *arguments: Any) -> None:
     watched = WATCHED_MODULES.get(int(handle[0]))
     if watched is not None:
         watched.runs += 1
+        watched.lost_fast_path |= isinstance(watched.module, nn.MultiheadAttention) and would_be_fast(watched.module)
     if watched is not None and watched.watch.wanted():
         frame = Frame(watched)
         for width, count, sample in zip(reads, tokens, rows, strict=True):

@@ -20,7 +20,7 @@ from levelhead.watching.probe import Probe
 
 _ADDED_UP = "up to {} calls in one pass, from one place in its code, are added up"
 _ONE_HEAD = "; calls of one head each: heads in a loop cannot be told apart"
-_FAST_PATH = "its native fast path was switched off while watching: results differ by rounding"
+_FAST_PATH = "its native fast path was left out of the compiled graph while watching: results differ by rounding"
 
 
 def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool, probe: Probe) -> tuple[Seen, ...]:

@@ -26,9 +26,8 @@ from levelhead.torch import sdpa
 from levelhead.torch.functorch import attend
 from levelhead.torch.huggingface import formula
 from levelhead.torch.huggingface.functions import AttentionHook
-from levelhead.torch.multihead_forward import FAST_PATH_OFF
 from levelhead.torch.swap import Function, Swap
-from levelhead.watching import amend
+from levelhead.watching import amend, native_fast_path
 from levelhead.watching.functions.torch_functions import describe_sdpa
 from levelhead.watching.intercept_known import note, run_taught
 from levelhead.watching.intercept_softmax import BY_HAND, multihead_over, softmax_over
@@ -74,7 +73,7 @@ class Interception:
             self._has_transformers = "transformers" in sys.modules
             if self._has_transformers:
                 self._transformers.install()
-            FAST_PATH_OFF.hold()  # it calls none of these functions
+            self._swaps.append(Swap(native_fast_path.instead(), (native_fast_path.__name__, __name__)))
 
     def refresh(self) -> None:
         """Wraps functions whose library was loaded since."""
@@ -100,7 +99,6 @@ class Interception:
             self.wrapped.end()
             if self._has_transformers:
                 self._transformers.remove()
-            FAST_PATH_OFF.release()
             traced.clear()  # after Ctrl-C no hook ran, and old frames remain
 
 

@@ -25,6 +25,7 @@ from levelhead.watching.functions.transformers import eager_is_understood, forms
 from levelhead.watching.graph_calls import Operators, calls_operator
 from levelhead.watching.measure import Call, plain
 from levelhead.watching.own_weights import own_weights, products
+from levelhead.watching.uncounted_hooks import Before, counted, uncounted
 from levelhead.watching.undisturbed import undisturbed
 
 ATTRIBUTE = "_levelhead_watched"
@@ -121,7 +122,7 @@ class WatchedModule:
         self.reads = reads(module) or 0
         self.calls = 0
         self.runs = 0
-        self.lost_fast_path = False  # its native fast path would have run
+        self.lost_fast_path = False  # its native fast path would have run in a graph
         self.calls_in_a_pass = 0  # measured calls that one record adds up, at most
         self.single_head = False  # whether the last of them had one head
         self.paths: dict[str, None] = {}  # functions through which its calls were observed, in order
@@ -153,6 +154,7 @@ class Frame:
         self.busy = False  # inside a call that is being measured already
         self.softmax_is_call = False  # inside a function whose softmax is the call
         self.via = ""  # path of the transformers function that is running
+        self.uncounted: Before = []  # hooks, meanwhile
         self.mode: Operators | None = None  # active while a graph runs
         self.kv_heads = 0  # passed to that function, before it repeated them; 0: not known
 
@@ -274,10 +276,10 @@ def enter(module: nn.Module, args: Any) -> None:
     if module is watched.watch.model:
         leave_all(watched.watch)  # after Ctrl-C no hook ran, and old frames remain
     watched.runs += 1
-    if isinstance(module, nn.MultiheadAttention) and _would_be_fast(module):
-        watched.lost_fast_path = True
     frame = Frame(watched)
     _stack.frames.append(frame)
+    if isinstance(module, nn.TransformerEncoderLayer) and not module.training:
+        frame.uncounted = uncounted(module.modules())
     if watched.calls_operator:
         frame.mode = Operators()
         frame.mode.__enter__()  # type: ignore[no-untyped-call]
@@ -297,6 +299,7 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
     if watched is None or not _stack.frames or _stack.frames[-1].watched is not watched:
         return
     frame = _stack.frames.pop()
+    counted(frame.uncounted)
     if frame.mode is not None:
         frame.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     if output is not None and watched.watch.wanted():  # ran whole
@@ -331,10 +334,13 @@ def _matters(frame: Frame) -> bool:
 
 def leave_all(watch: Recorder) -> None:
     """Removes all frames of a watch from this thread's stack."""
+    for frame in _stack.frames:
+        if frame.watch is watch:
+            counted(frame.uncounted)
     _stack.frames[:] = [frame for frame in _stack.frames if frame.watch is not watch]
 
 
-def _would_be_fast(module: nn.MultiheadAttention) -> bool:
+def would_be_fast(module: nn.MultiheadAttention) -> bool:
     with_gradients = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
     return not (module.training or with_gradients)
 
