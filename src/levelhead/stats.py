@@ -79,7 +79,7 @@ class Heads:
     mean_first: Floats
     mean_sink: Floats
     saturated: Floats  # share of rows with top1 >= SATURATED_ROW
-    normalised_entropy: Floats  # mean of H/ln(count)
+    normalised_entropy: Floats  # mean of H/ln(count); a sink counts as one more key
     effective_keys: Floats  # mean of exp(H)
 
 
@@ -128,7 +128,7 @@ def heads(rows: Rows, exists: NDArray[np.bool_] | None = None) -> Heads:
     top = np.argmax(rows.max, axis=-1) if T else np.zeros(rows.count.shape[:-1], np.int64)
     key = np.take_along_axis(rows.argmax, top[..., None], -1)[..., 0] if T else top - 1
     with np.errstate(all="ignore"):
-        n, seen = some.sum(-1), np.log(rows.count)
+        n, seen = some.sum(-1), np.log(rows.count + (rows.sink > 0))
         return Heads(
             rows=n,
             lone_rows=total - several.sum(-1),

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import levelhead as lh
 from levelhead.watching.by_hand import NO_PRODUCT, NO_SOFTMAX
+from levelhead.watching.hand_softmax import GRADIENTS
 from levelhead.watching.hand_weights import MASKED
 from watched import BATCH, HEADS, TOKENS, WIDTH, batch, hidden, one_thread, outcome, same, stack
 
@@ -178,6 +179,13 @@ def test_a_mask_after_the_softmax_is_named() -> None:
     assert line.seen and MASKED in line.note
 
 
+def test_gradients_of_a_softmax_by_hand_are_named() -> None:
+    model = stack(lambda m, q, k, v: scores(q, k).softmax(-1) @ v, depth=1)
+    with lh.watch(model, deep=True, gradients=True) as w:
+        model(batch()).sum().backward()
+    assert GRADIENTS in w.coverage()[0].note
+
+
 # ---- neither
 
 
@@ -201,6 +209,10 @@ class Gates(nn.Module):
         raised = (logits - logits.amax(-1, keepdim=True)).exp()
         x = x + torch.einsum("bte,bted->btd", raised / raised.sum(-1, keepdim=True), each)
         x = x + (each * torch.stack([branch(x) for branch in self.branches], 2).softmax(2)).sum(2)
+        kernels = self.gate(x).reshape(-1, 2, 1).softmax(1)  # of a convolution
+        x = x + (each.reshape(len(kernels), -1, 2) @ kernels).reshape(*x.shape[:2], -1).mean(-1, keepdim=True)
+        product = x @ x.mT
+        x = x + (torch.sigmoid(product) * product.tanh()) @ x  # a gate
         probabilities = self.out(x).softmax(-1)
         return probabilities @ self.out.weight
 

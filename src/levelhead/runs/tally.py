@@ -106,6 +106,7 @@ def of_rows(rows: Mapping[str, Any], xp: Any = np, *, length: int | None = None,
     some, several = (count > 0) & real_rows, (count > 1) & real_rows
     B, H, T = count.shape
     ones = xp.ones_like(rows["mean"])  # counts times these have the rows' precision
+    outcomes = xp.where(count > 2, count, 2) + (rows["sink"] > 0)
     summed = {name: (rows[name], some) for name in _MEANS} | {
         "rows": (ones, some),
         "lone_rows": (ones, ~several & real_rows),
@@ -113,7 +114,7 @@ def of_rows(rows: Mapping[str, Any], xp: Any = np, *, length: int | None = None,
         "nan_rows": (ones, wrong),
         "several": (ones, several),
         "saturated": (ones, several & (rows["top1"] >= stats.SATURATED_ROW)),
-        "normalised_entropy": (rows["entropy"] / xp.log(xp.where(count > 2, count, 2) * ones), several),
+        "normalised_entropy": (rows["entropy"] / xp.log(outcomes * ones), several),
         "effective_keys": (xp.exp(rows["entropy"]), several),
     }
     columns = {name: xp.where(kept, x, 0).sum((0, 2)) for name, (x, kept) in summed.items()}

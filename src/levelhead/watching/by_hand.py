@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from levelhead.watching import (
     scores,
     scores_joined,
 )
+from levelhead.watching.filled_buffers import Buffers
 from levelhead.watching.hand_softmax import PATH as PATH
 from levelhead.watching.hand_weights import Exponentials, Pending, Reduced, Weights
 from levelhead.watching.layer_columns import Columns
@@ -43,18 +43,6 @@ PATHS = (PATH, fused_operators.PATH)  # seen in passes that are followed only
 _SOFTMAX = {"_softmax", "_safe_softmax", "softmax", "_log_softmax", "log_softmax"}
 _UNREADABLE = {"_sparse_softmax", "_sparse_log_softmax", "_masked_softmax"}
 _PRODUCTS = {"bmm": 0, "mm": 0, "mv": 0, "baddbmm": 1, "addmm": 1}  # and which argument is the left one
-_MADE = {
-    "empty",
-    "zeros",
-    "full",
-    "new_empty",
-    "new_zeros",
-    "new_full",
-    "empty_like",
-    "zeros_like",
-    "full_like",
-    "ones",
-}
 SIGMOID = "a sigmoid over a product of queries and keys, which is not measured: there is no softmax"
 IN_PIECES = "a softmax in pieces (exp of a product meets values before it is divided by its sum), which is not measured"
 NO_PRODUCT = (
@@ -81,7 +69,7 @@ class Deep(TorchDispatchMode):
         self._later: Any = WeakIdKeyDictionary()  # tensor -> Weights, Exponentials or Reduced
         self._logarithms: Any = WeakIdKeyDictionary()  # log_softmax of no scores -> its axis, and columns
         self._columns: Any = WeakIdKeyDictionary()  # tensor -> Columns
-        self._buffers: Any = WeakIdKeyDictionary()  # a tensor to be filled, or a view of one -> that tensor
+        self._buffers = Buffers()
         self._parameters = Parameters(model)
         self._pending: list[Pending] = []
 
@@ -131,7 +119,7 @@ class Deep(TorchDispatchMode):
         if name in _PRODUCTS:
             self._product(frame, name, args, kwargs, out)
             return
-        self._buffer(name, args, out)
+        self._buffers.follow(name, args, out)
         known = [self._known(x) for x in inputs]
         if any(x is not None for x in known):
             self._of_scores(frame, func, name, args, kwargs, known, out)
@@ -150,18 +138,10 @@ class Deep(TorchDispatchMode):
         if not isinstance(x, Tensor):
             return None
         found: Scores | None = self._scores.get(x)
-        if found is None and (whole := self._buffers.get(x)) is not None and whole() is not None:
-            found = self._scores.get(whole())
+        if found is None and (whole := self._buffers.whole(x)) is not None:
+            found = self._scores.get(whole)
             return None if found is None else found.lost()
         return found
-
-    def _buffer(self, name: str, args: tuple[Any, ...], out: Any) -> None:
-        """Follows tensors that are made to be filled, and their views."""
-        if name in _MADE and isinstance(out, Tensor):
-            self._buffers[out] = ref(out)
-        elif name in VIEWS and (whole := self._buffers.get(args[0])) is not None:
-            for x in out if isinstance(out, list | tuple) else (out,):
-                self._buffers[x] = whole
 
     def _of_scores(
         self,
@@ -174,7 +154,8 @@ class Deep(TorchDispatchMode):
         out: Any,
     ) -> None:
         if name in ("sigmoid", "sigmoid_"):
-            frame.watched.not_observed[SIGMOID] = None
+            gate = Pending(frame, lambda **_: frame.watched.not_observed.setdefault(SIGMOID), None, gates=True)
+            self._later[out] = hand_weights.of_softmax(gate, out.shape, out.dim() - 1)
             return
         if reduced := hand_weights.reduction(name, args, out):
             self._later[reduced.values] = reduced.told
@@ -199,11 +180,9 @@ class Deep(TorchDispatchMode):
             self._scores.pop(x, None)
             return
         self._scores[x] = found
-        whole = self._buffers.get(x)
-        if name not in VIEWS and whole is not None and whole() is not None and whole() is not x:
-            part = found.lost()  # a part of it was written
-            if part is not None:
-                self._scores[whole()] = part
+        whole = None if name in VIEWS else self._buffers.whole(x)
+        if whole is not None and (part := found.lost()) is not None:  # a part of it was written
+            self._scores[whole] = part
 
     def _of_columns(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Any, out: Any
@@ -315,12 +294,12 @@ class Deep(TorchDispatchMode):
     ) -> None:
         """A softmax over `axis` of x, which counts once the weights meet values: measured if x has scores. If not, it
         is named, unless it is over a layer's columns, as that of a classifier or a router is."""
-        if not x.numel() or x.shape[axis] == 1:
+        if not x.numel():
             return
         if known is not None and x.dim() > 1:
             pending = hand_softmax.measured(frame, x, known, axis)
             self._pending.append(pending)
-        elif (columns is not None and columns[axis]) or self._parameters.of(x) is not None:
+        elif x.shape[axis] == 1 or (columns is not None and columns[axis]) or self._parameters.of(x) is not None:
             return
         else:
             pending = Pending(frame, lambda **_: frame.watched.not_observed.setdefault(NO_PRODUCT), None)

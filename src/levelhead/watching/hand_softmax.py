@@ -18,6 +18,7 @@ from levelhead.watching.score_axes import Arrangement
 from levelhead.watching.scores import Scores, Sink
 
 PATH = BY_HAND
+GRADIENTS = "dL/dq, dL/dk and dL/dv of a softmax by hand are not followed"
 LOST = "an operator between the product of queries and keys and the softmax is not followed"
 TOGETHER = (
     "which axis of the scores is heads is not known: heads are not told apart, the statistics are of all together"
@@ -53,6 +54,8 @@ def measured(frame: Frame, x: Tensor, known: Scores, axis: int) -> Pending:
         def count(**facts: Any) -> None:
             if not apart:
                 frame.watched.not_observed[TOGETHER] = None
+            if frame.watch.gradients and torch.is_grad_enabled():
+                frame.watched.not_observed[GRADIENTS] = None
             enter(**{name: fact for name, fact in (facts | own).items() if fact is not None})
 
         return count

@@ -37,10 +37,16 @@ class Pending:
     """A softmax, which counts once its weights meet values."""
 
     def __init__(
-        self, frame: Frame, enter: Callable[..., None], again: Callable[[Tensor], Callable[..., None]] | None
+        self,
+        frame: Frame,
+        enter: Callable[..., None],
+        again: Callable[[Tensor], Callable[..., None]] | None,
+        *,
+        gates: bool = False,
     ) -> None:
         """`enter` counts it, with further facts. `again` measures it with more entries hidden; None: its logits are
-        not measured, and counting it is naming it."""
+        not measured, and counting it is naming it. `gates`: multiplied with entries of the same shape, it is a gate."""
+        self.gates = gates
         self.frame, self.done = frame, False
         self.with_it: list[Pending] = []  # softmaxes whose weights were added to these
         self.named = again is None
@@ -175,6 +181,9 @@ def after(
     values = out[0] if isinstance(out, tuple | list) and out else out
     if name in _KEEPING or name == "native_dropout":
         place = told.index(first)
+        if first.pending.gates and name in ("mul", "mul_") and not _is_dropout(args[1 - place]):
+            grows = isinstance(values, Tensor) and values.numel() > args[place].numel()
+            return first.commit(None) if grows else None
         first.pending.with_it += [x.pending for x in told if isinstance(x, Weights) and x is not first]
         if name.startswith("div") and place == 0 and isinstance(args[1], Tensor) and args[1].numel() > 1:
             if first.shut is not None and _is_sum(told[1], first):
@@ -209,6 +218,11 @@ def _masked(name: str, args: tuple[Any, ...], place: int, weights: Weights, valu
     if not bool((shut.any(over) & ~shut.all(over)).any()):  # whole rows at most
         return weights
     return replace(weights, shut=shut if weights.shut is None else weights.shut | shut, masked=True)
+
+
+def _is_dropout(x: Any) -> bool:
+    """Whether it is zero or one number everywhere, as masks and dropout are."""
+    return not isinstance(x, Tensor) or x.numel() < 2 or bool(((x == 0) | (x == x.max())).all())
 
 
 def _is_sum(told: Any, weights: Weights) -> bool:

@@ -29,20 +29,20 @@ def arranged(
     if known.axes is None:
         return _by_shape(shape, keys, heads)
     places = score_axes.places(known.axes, keys)
-    if places is None:
+    if not places:
         return None, True
-    queries, others = places
-    long = [axis for axis in others if shape[axis] > 1] or others[-1:]
+    queries, others = places[0]
+    long = _long(shape, others)
     exact = [part for part in _parts(long) if _size(shape, part) == heads]
-    if len(exact) == 1 and _at_the_end(exact[0], long) and (len(exact[0]) < len(long) or len(long) == 1):
+    if len(exact) == len(places) == 1 and _at_the_end(exact[0], long) and (len(exact[0]) < len(long) or len(long) == 1):
         batch = tuple(axis for axis in others if axis not in exact[0])
         return Arrangement(batch, tuple(exact[0]), tuple(queries), keys), True
     layers = ran()
-    tried = list(_candidates(known, queries, others, long, keys, heads, layers))
+    tried = [one for place in places for one in _candidates(known, *place, keys, heads, layers)]
     for one in tried:
         if _fits(one, known, layers):
             return one, True
-    if tried and _is_usual(tried[0], long) and len(shape) <= _USUAL:
+    if tried and _is_usual(tried[0], long) and len(shape) <= _USUAL and len(places) == 1:
         # One head for each of these, unless layers show that their columns have several.
         widths = {one.rows.shape[1] for one in layers}
         return tried[0], bool(tried[0].heads) or heads == 1 or not widths or known.left.shape[2] in widths
@@ -50,29 +50,22 @@ def arranged(
 
 
 def _by_shape(shape: torch.Size, keys: int, heads: int | None) -> tuple[Arrangement, bool]:
-    """Of scores that were not followed: (..., heads, queries, keys) where a module says how many heads it has."""
+    """Of scores that were not followed. Heads are the only axes with as many entries as the module says."""
     rest = [axis for axis in range(len(shape)) if axis != keys]
-    others, queries = rest[:-1], rest[-1:]
-    chosen = next((part for part in _ends(others) if heads is not None and _size(shape, part) == heads), None)
-    if chosen is not None:
-        batch = tuple(axis for axis in others if axis not in chosen)
-        return Arrangement(batch, tuple(chosen), tuple(queries), keys), True
-    told = heads == 1 or (heads is None and len(others) <= 1)
-    return Arrangement(tuple(others), (), tuple(queries), keys), told
+    found = [part for part in _parts(_long(shape, rest)) if _size(shape, part) == heads]
+    chosen = found[0] if len(found) == 1 else []
+    others = [axis for axis in rest if axis not in chosen]
+    apart = bool(chosen) or heads == 1 or (heads is None and len(rest) <= 2)
+    return Arrangement(tuple(others[:-1]), tuple(chosen), tuple(others[-1:]), keys), apart
 
 
 def _candidates(
-    known: Scores,
-    queries: list[int],
-    others: list[int],
-    long: list[int],
-    keys: int,
-    heads: int | None,
-    layers: Sequence[Layer],
+    known: Scores, queries: list[int], others: list[int], keys: int, heads: int | None, layers: Sequence[Layer]
 ) -> Iterator[Arrangement]:
-    """Ways to read the axes, the usual one first; `long`: of the others, those with several entries."""
+    """Ways to read the axes, the usual one first."""
     assert known.axes is not None
     shape = known.axes.shape
+    long = _long(shape, others)
 
     def at(chosen: Sequence[int], **more: int | bool) -> Arrangement:
         batch = tuple(axis for axis in others if axis not in chosen)
@@ -120,6 +113,11 @@ def _numbers_of_heads(known: Scores, layers: Sequence[Layer]) -> list[int]:
     """That the widths of layers allow."""
     width = known.left.shape[2]
     return sorted({one.rows.shape[1] // width for one in layers if width and one.rows.shape[1] % width == 0} - {0})
+
+
+def _long(shape: Sequence[int], axes: list[int]) -> list[int]:
+    """Those with several entries; the last if there are none."""
+    return [axis for axis in axes if shape[axis] > 1] or axes[-1:]
 
 
 def _ends(axes: list[int]) -> list[list[int]]:

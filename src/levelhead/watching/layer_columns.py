@@ -55,11 +55,19 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mine: Colu
     try:
         seen = func(stand, *args[1:], **kwargs)
     except RuntimeError:  # columns and other entries became one axis
-        one = isinstance(out, Tensor) and out.dim() and mine and mine[-1] and out.shape[-1] == shape[-1]
-        return of_product(out.shape, -1) if one else None
+        return _trailing(shape[-1], out.shape) if isinstance(out, Tensor) and mine and mine[-1] else None
     several = isinstance(seen, list | tuple)
     each = [tuple(s != 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)) for x in _list(seen)]
     return each if several else each[0]
+
+
+def _trailing(columns: int, shape: Sequence[int]) -> Columns:
+    """Where the columns of a last axis are after a reshape: the last axes that divide them."""
+    found, size = [], 1
+    for n in reversed(shape):
+        size *= n
+        found.append(columns % size == 0 and n > 1 and size <= columns)
+    return tuple(reversed(found))
 
 
 def _joined(name: str, args: tuple[Any, ...], mine: Columns, out: Tensor) -> Columns:

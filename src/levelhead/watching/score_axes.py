@@ -95,19 +95,20 @@ def _step(axes: Tensor, axis: int, x: Tensor, own: str) -> int:
     return stride // (_LEFT if own == "left" else 1) * width if where == own else 0
 
 
-def places(axes: Tensor, keys: int) -> tuple[list[int], list[int]] | None:
-    """The axes of queries, and those of heads and a batch, with the softmax over axis `keys`; None: the softmax is over
-    neither factor's rows."""
+def places(axes: Tensor, keys: int) -> list[tuple[list[int], list[int]]]:
+    """The axes of queries, and those of heads and a batch, with the softmax over axis `keys`; several if one factor's
+    rows are positions and heads, the likeliest first; none: the softmax is over neither factor's rows."""
     over = origin(axes, keys)
     if over == "batch":
-        return None
+        return []
     across = "right" if over == "left" else "left"
     rest = [axis for axis in range(axes.dim()) if axis != keys]
     queries = [axis for axis in rest if origin(axes, axis) == across]
     if len(queries) > 1 and math.prod(axes.shape[axis] for axis in queries) != axes.shape[keys]:
-        # Positions are innermost; what is around them is a group of heads, or a batch.
-        queries = [min(queries, key=axes.stride)]
+        # As many as keys, or innermost; what is around them is a group of heads, or a batch.
+        order = sorted(queries, key=lambda axis: (axes.shape[axis] != axes.shape[keys], axes.stride(axis)))
+        return [([axis], [other for other in rest if other != axis]) for axis in order]
     if not queries:
         beside = [axis for axis in rest if axes.shape[axis] == 1]
         queries = [axis for axis in beside if axis == keys - 1] or beside[-1:]
-    return queries, [axis for axis in rest if axis not in queries]
+    return [(queries, [axis for axis in rest if axis not in queries])]
