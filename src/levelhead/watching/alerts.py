@@ -1,8 +1,8 @@
 """`on_finding`: tells of a warning or an error right after the step that shows it.
 
-A finding is told once; again only if it gets graver, or reaches further heads. The newest snapshots go through the same
-rules as in `diagnose`. The curves that growth is judged by are kept and extended, so that the cost of a step does not
-grow with the run.
+A finding is reported once; again only if it gets graver, or reaches further heads. The newest snapshots go through the
+same rules as in `diagnose`. The curves that growth is judged by are kept and extended, so that the cost of a step does
+not grow with the run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from levelhead.diagnosis.findings import SEVERITIES, Finding
 from levelhead.errors import FindingError, bad_type, bad_value
 from levelhead.runs.record import Run, Snapshot
 
-Told: TypeAlias = Callable[[Finding], Any]
+Listener: TypeAlias = Callable[[Finding], Any]
 
 
 def _warn(finding: Finding) -> None:
@@ -28,10 +28,10 @@ def _raise(finding: Finding) -> None:
     raise FindingError(finding)
 
 
-_WORDS: dict[str, Told] = {"warn": _warn, "raise": _raise}
+_WORDS: dict[str, Listener] = {"warn": _warn, "raise": _raise}
 
 
-def checked(on_finding: Any) -> list[Told]:
+def checked(on_finding: Any) -> list[Listener]:
     """What is to be done with a finding: functions of it."""
     if on_finding is None:
         return []
@@ -44,7 +44,7 @@ def checked(on_finding: Any) -> list[Told]:
 _WANTED = 'a callable, "warn" or "raise", or a list of these'
 
 
-def _one(each: Any) -> Told:
+def _one(each: Any) -> Listener:
     if isinstance(each, str):
         if each not in _WORDS:
             advice = 'In hf_callback there are also "save" and "stop"'
@@ -52,14 +52,14 @@ def _one(each: Any) -> Told:
         return _WORDS[each]
     if not callable(each):
         raise bad_type("on_finding", _WANTED, checks.short_repr(each), "Pass a function of a finding")
-    told: Told = each
-    return told
+    listener: Listener = each
+    return listener
 
 
 class Alerts:
     """Takes every snapshot, and calls the functions with what is new in it."""
 
-    def __init__(self, tell: Sequence[Told], expected_scale: float | str | None, history: int) -> None:
+    def __init__(self, tell: Sequence[Listener], expected_scale: float | str | None, history: int) -> None:
         self._tell, self._expected, self._history = tell, expected_scale, history
         self._newest: list[Snapshot] = []
         self._points: dict[str, list[tuple[int, Any]]] = {}
@@ -75,7 +75,7 @@ class Alerts:
                 tell(finding)
 
     def resume(self, snapshots: Sequence[Snapshot]) -> None:
-        """Begins with these steps; what they show was told when they were new."""
+        """Begins with these steps; what they show was reported when they were new."""
         self.__init__(self._tell, self._expected, self._history)  # type: ignore[misc]
         if self._tell:
             for snapshot in snapshots:
@@ -93,11 +93,11 @@ class Alerts:
         if not self._newest:
             return
         run = Run("", tuple(self._newest))
-        found = [
+        findings = [
             *diagnose.of_the_moment(run, self._expected),
             *logit_growth.judged(logit_growth.curves_of(self._points)),
         ]
-        for finding in sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity)):
+        for finding in sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity)):
             gravity = SEVERITIES.index(finding.severity)
             heads = finding.head if isinstance(finding.head, tuple) else (finding.head,)
             places = [(finding.kind, finding.module, head) for head in heads]

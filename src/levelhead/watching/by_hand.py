@@ -158,7 +158,7 @@ class Deep(TorchDispatchMode):
             self._later[out] = hand_weights.of_softmax(gate, out.shape, out.dim() - 1)
             return
         if reduced := hand_weights.reduction(name, args, out):
-            self._later[reduced.values] = reduced.told
+            self._later[reduced.values] = reduced.meaning
             return
         if name in ("exp", "exp_"):
             self._exponentials(frame, args[0], known[0], out)

@@ -25,15 +25,15 @@ _CALL = nn.Module._call_impl.__code__
 def place(module: nn.Module) -> Place:
     """The instructions that are being executed, from the call up to the module's `forward`."""
     at: FrameType | None = sys._getframe(1)
-    found = []
+    instructions = []
     while at is not None:
         code = at.f_code
         if code is _CALL and at.f_locals.get("self") is module:
             break
         if not code.co_filename.startswith(_OWN):
-            found.append((code, at.f_lasti))
+            instructions.append((code, at.f_lasti))
         at = at.f_back
-    return tuple(found)
+    return tuple(instructions)
 
 
 class Sites:

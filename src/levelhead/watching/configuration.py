@@ -40,10 +40,10 @@ def _nearest(watched: WatchedModule) -> Any:
     own = getattr(watched.module, "config", None)
     if own is not None or not type(watched.module).__module__.startswith("transformers."):
         return own
-    module, found = watched.watch.model, getattr(watched.watch.model, "config", None)
+    module, config = watched.watch.model, getattr(watched.watch.model, "config", None)
     for part in watched.name.split("."):
         inner = getattr(module, part, None)
         if inner is None:
             break
-        module, found = inner, getattr(inner, "config", None) or found
-    return found
+        module, config = inner, getattr(inner, "config", None) or config
+    return config

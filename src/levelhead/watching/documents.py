@@ -34,24 +34,24 @@ def layout(call: Call, below: Tensor | None, wait: bool = True) -> Layout:
     (B, _, T, _), S = call.q.shape, call.k.shape[2]
     if B * T * S == 0:
         return Layout(call.rows, None)
-    seen = _seen(call, below)
+    shown = _shown_by_mask(call, below)
     segments = call.scoring.query_segments is not None
     used, first = call.rows, None
-    if used is None and seen is not None and T == S and not call.crossed:
-        used = seen.keys
+    if used is None and shown is not None and T == S and not call.crossed:
+        used = shown.keys
     if segments:
         own = call.scoring.query_segments >= 0  # a negative id is what packing leaves over
         used = own if used is None else used & own
-        first = _first_of_segments(call, None if seen is None else seen.keys)
-    elif seen is not None:
-        first = _first_of_documents(seen) if T == S and not call.crossed else _first_of_rows(seen, T)
+        first = _first_of_segments(call, None if shown is None else shown.keys)
+    elif shown is not None:
+        first = _first_of_documents(shown) if T == S and not call.crossed else _first_of_rows(shown, T)
     if wait:  # what is as usual costs nothing
         used = None if used is None or bool(used.all()) else used
         first = None if first is None or not bool(first.any()) else first
     return Layout(used, first)
 
 
-class _Seen(NamedTuple):
+class _Shown(NamedTuple):
     """What a mask leaves visible to any head."""
 
     keys: Tensor  # (B, S) bool: to some query
@@ -59,7 +59,7 @@ class _Seen(NamedTuple):
     highest: Tensor  # (B, T); -1: none
 
 
-def _seen(call: Call, below: Tensor | None) -> _Seen | None:
+def _shown_by_mask(call: Call, below: Tensor | None) -> _Shown | None:
     """None: there is no mask."""
     (B, _, T, _), S = call.q.shape, call.k.shape[2]
     mask = call.scoring.mask
@@ -78,7 +78,7 @@ def _seen(call: Call, below: Tensor | None) -> _Seen | None:
             low = start + shown.view(torch.uint8).argmax(-1)
             high = end - 1 - shown.flip(-1).view(torch.uint8).argmax(-1)
             lowest[batch, rows], highest[batch, rows] = low.masked_fill(~some, S), high.masked_fill(~some, -1)
-    return _Seen(keys, lowest, highest)
+    return _Shown(keys, lowest, highest)
 
 
 def _shown(call: Call, below: Tensor | None) -> Iterator[tuple[slice, slice, int, Tensor]]:
@@ -128,26 +128,26 @@ def _not_hidden(mask: Tensor, below: Tensor | None) -> Tensor:
 # ---- first keys
 
 
-def _first_of_documents(seen: _Seen) -> Tensor:
+def _first_of_documents(shown: _Shown) -> Tensor:
     """Of self-attention, by where documents end."""
-    T = seen.lowest.shape[1]
-    t = torch.arange(T, device=seen.lowest.device)
-    from_here = seen.lowest.flip(-1).cummin(-1).values.flip(-1)
-    until_here = seen.highest.cummax(-1).values
+    T = shown.lowest.shape[1]
+    t = torch.arange(T, device=shown.lowest.device)
+    from_here = shown.lowest.flip(-1).cummin(-1).values.flip(-1)
+    until_here = shown.highest.cummax(-1).values
     begins = from_here >= t
     begins[:, 1:] &= until_here[:, :-1] < t[1:]
     document = begins.long().cumsum(-1) - 1
     document = document.clamp(min=0)  # where row 0 sees nothing before it, it begins one
-    first = torch.full_like(seen.lowest, T).scatter_reduce(-1, document, seen.lowest, "amin")
+    first = torch.full_like(shown.lowest, T).scatter_reduce(-1, document, shown.lowest, "amin")
     first = first.gather(-1, document)
     return first.masked_fill(first == T, -1)
 
 
-def _first_of_rows(seen: _Seen, T: int) -> Tensor:
+def _first_of_rows(shown: _Shown, T: int) -> Tensor:
     """Of a call with other keys than queries: a cache, or another sequence. Keys that all batch rows hide at their
     beginning are outside of a window rather than padding: some batch row is the longest."""
-    S = seen.keys.shape[1]
-    low = seen.keys.view(torch.uint8).argmax(-1).masked_fill(~seen.keys.any(-1), S)
+    S = shown.keys.shape[1]
+    low = shown.keys.view(torch.uint8).argmax(-1).masked_fill(~shown.keys.any(-1), S)
     first = torch.where(low == low.amin(), 0, low)
     return first.masked_fill(low == S, -1)[:, None].expand(-1, T)
 

@@ -123,7 +123,7 @@ class Normalised(NamedTuple):
 
 class Reduction(NamedTuple):
     values: Tensor
-    told: Reduced
+    meaning: Reduced
 
 
 def of_softmax(pending: Pending, shape: torch.Size, axis: int) -> Weights:
@@ -147,14 +147,14 @@ def reduction(name: str, args: tuple[Any, ...], out: Any) -> Reduction | None:
 def shifted(args: tuple[Any, ...], scores: Mapping[Any, Any], later: Mapping[Any, Any]) -> Scores | None:
     """Scores minus their largest, or minus the logarithm of the sum of their exponentials."""
     x, less = args[0], args[1]
-    told = later.get(less) if isinstance(less, Tensor) else None
+    reduced = later.get(less) if isinstance(less, Tensor) else None
     known: Scores | None = scores.get(x)
-    if not isinstance(told, Reduced) or known is None or told.kind == "sum":
+    if not isinstance(reduced, Reduced) or known is None or reduced.kind == "sum":
         return None
-    if told.source is not x and told.kind == "logsumexp":
+    if reduced.source is not x and reduced.kind == "logsumexp":
         return None
     before = x if known.before is None else known.before
-    over = told.axis if told.kind == "logsumexp" else None
+    over = reduced.axis if reduced.kind == "logsumexp" else None
     return replace(known, before=before, log_over=over)
 
 
@@ -162,13 +162,13 @@ def after(
     func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], later: Mapping[Any, Any], out: Any
 ) -> Any:
     """What an operator's result is: weights, exponentials, a number per row, a whole softmax, or None."""
-    told = [later.get(x) if isinstance(x, Tensor) else None for x in args[:4]]
-    first = next(x for x in told if x is not None)
-    if isinstance(told[0], Exponentials):
-        return _of_exponentials(name, args, told, out)
+    inputs = [later.get(x) if isinstance(x, Tensor) else None for x in args[:4]]
+    first = next(x for x in inputs if x is not None)
+    if isinstance(inputs[0], Exponentials):
+        return _of_exponentials(name, args, inputs, out)
     if name == "sum" and isinstance(first, Weights) and first.shut is not None and isinstance(out, Tensor):
         summed = reduction(name, args, out)
-        return None if summed is None else summed.told
+        return None if summed is None else summed.meaning
     if isinstance(first, Reduced):
         kept = name in VIEWS | SAME | {"reciprocal"} or (name in ("add", "add_") and _is_small(args[1]))
         return first if kept and isinstance(out, Tensor) else None
@@ -180,13 +180,13 @@ def after(
         return None
     values = out[0] if isinstance(out, tuple | list) and out else out
     if name in _KEEPING or name == "native_dropout":
-        place = told.index(first)
+        place = inputs.index(first)
         if first.pending.gates and name in ("mul", "mul_") and not _is_dropout(args[1 - place]):
             grows = isinstance(values, Tensor) and values.numel() > args[place].numel()
             return first.commit(None) if grows else None
-        first.pending.with_it += [x.pending for x in told if isinstance(x, Weights) and x is not first]
+        first.pending.with_it += [x.pending for x in inputs if isinstance(x, Weights) and x is not first]
         if name.startswith("div") and place == 0 and isinstance(args[1], Tensor) and args[1].numel() > 1:
-            if first.shut is not None and _is_sum(told[1], first):
+            if first.shut is not None and _is_sum(inputs[1], first):
                 first.pending.hide(first.shut)
                 return replace(first, shut=None, masked=False)
             return replace(first, axes=None)  # normalised once more, over an axis of their own (slot attention)
@@ -225,18 +225,18 @@ def _is_dropout(x: Any) -> bool:
     return not isinstance(x, Tensor) or x.numel() < 2 or bool(((x == 0) | (x == x.max())).all())
 
 
-def _is_sum(told: Any, weights: Weights) -> bool:
+def _is_sum(reduced: Any, weights: Weights) -> bool:
     """Whether it is the sum of these weights over the axis of the softmax."""
-    if not isinstance(told, Reduced) or told.kind != "sum" or told.axis is None:
+    if not isinstance(reduced, Reduced) or reduced.kind != "sum" or reduced.axis is None:
         return False
-    return bool(weights.over_keys(told.axis))
+    return bool(weights.over_keys(reduced.axis))
 
 
-def _of_exponentials(name: str, args: tuple[Any, ...], told: list[Any], out: Any) -> Any:
-    mine = told[0]
+def _of_exponentials(name: str, args: tuple[Any, ...], inputs: list[Any], out: Any) -> Any:
+    mine = inputs[0]
     if reduced := reduction(name, args, out):
-        return reduced.told if isinstance(out, Tensor) else None
-    other: Any = told[1] if len(told) > 1 and mine.whole else None
+        return reduced.meaning if isinstance(out, Tensor) else None
+    other: Any = inputs[1] if len(inputs) > 1 and mine.whole else None
     divided = isinstance(other, Reduced) and name in ("div", "div_", "mul", "mul_") and other.kind == "sum"
     if divided and other.source is args[0] and other.axis is not None:
         return Normalised(mine.source, mine.scores, other.axis, mine.columns)

@@ -33,7 +33,7 @@ from levelhead.watching.intercept_known import note, run_taught
 from levelhead.watching.intercept_softmax import BY_HAND, multihead_over, softmax_over
 from levelhead.watching.intercept_transformers import transformers_attention
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import Followed, Observed, current, traced
+from levelhead.watching.module_stack import GradientInputs, Observed, current, traced
 from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_labelled, run_observed, run_traced
 from levelhead.watching.wrapped import Wrapped
 
@@ -155,7 +155,7 @@ def _sdpa_over(original: Function) -> Function:
             return run_traced(frame, path, run, describe())
         if cannot_be_read(frame, query, key, mask):
             return run()
-        frame.watch.follow_gradients(frame, Followed(query, key, value))
+        frame.watch.follow_gradients(frame, GradientInputs(query, key, value))
         return run_observed(frame, path, run, describe)
 
     # So that it is pickled by name, as the function in its place is.
@@ -206,7 +206,7 @@ def _attention_over(original: Function) -> Function:
         )
         if frame is None or frame.busy or skipped or cannot_be_read(frame, q, k):
             return original(q, k, v, **options)
-        frame.watch.follow_gradients(frame, Followed(q, k, v, _parts(options) if sharded else (1, 1)))
+        frame.watch.follow_gradients(frame, GradientInputs(q, k, v, _parts(options) if sharded else (1, 1)))
         if not frame.watch.wanted():
             return original(q, k, v, **options)
         observed = (_look if sharded else _observe)(q, k, v, options)
@@ -266,7 +266,7 @@ def _formula_over(original: Function) -> Function:
         frame = current()
         if frame is None or frame.busy:
             return original(q, k, v, *rest)
-        frame.watch.follow_gradients(frame, Followed(q, k, v))
+        frame.watch.follow_gradients(frame, GradientInputs(q, k, v))
         return run_labelled(frame, BY_HAND, lambda: original(q, k, v, *rest))
 
     return computed

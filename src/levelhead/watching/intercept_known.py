@@ -17,7 +17,7 @@ from levelhead.torch.swap import Function
 from levelhead.watching.functions import taught
 from levelhead.watching.functions.known import Known, arguments, parameter_names
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import WATCHED_MODULES, Followed, Frame, current
+from levelhead.watching.module_stack import WATCHED_MODULES, Frame, GradientInputs, current
 from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_observed, run_traced
 
 
@@ -58,7 +58,7 @@ def _run(
         return original(*args, **kwargs)
     v = tensors[2] if len(tensors) > 2 else None
     views = tuple(view for _, _, view in followed)
-    frame.watch.follow_gradients(frame, Followed(tensors[0], tensors[1], v, views=views))
+    frame.watch.follow_gradients(frame, GradientInputs(tensors[0], tensors[1], v, views=views))
     return run_observed(frame, path, lambda: original(*args, **kwargs), lambda: known.describe(given))
 
 

@@ -20,7 +20,7 @@ from levelhead.watching import amend
 from levelhead.watching.functions import taught
 from levelhead.watching.functions import transformers as calls
 from levelhead.watching.intercept_known import not_described, run_taught, run_unless_inside
-from levelhead.watching.module_stack import Followed, Frame, current
+from levelhead.watching.module_stack import Frame, GradientInputs, current
 from levelhead.watching.observe_call import Run, cannot_be_read, is_retraced, run_labelled, run_observed, run_traced
 
 _NONE: frozenset[str] = frozenset()  # made here: a graph cannot make one
@@ -63,7 +63,7 @@ def transformers_attention(
 
     if not compiling:
         value = args[0] if args else options.get("value")
-        frame.watch.follow_gradients(frame, Followed(query, key, value))
+        frame.watch.follow_gradients(frame, GradientInputs(query, key, value))
     served = isinstance(function, functools.partial) and is_served(module)  # levelhead computes it
     undescribed = by_levelhead and amend.has_no_description(options)
     if undescribed or (name == "eager" and (served or not _is_understood(frame, taught_one))):

@@ -58,7 +58,7 @@ class Product(NamedTuple):
     factor: float | Tensor | None  # None: not one number
 
 
-class Followed(NamedTuple):
+class GradientInputs(NamedTuple):
     """The inputs of a call whose gradients are measured."""
 
     q: Tensor
@@ -97,7 +97,7 @@ class Recorder(Protocol):
     def record_observed(self, frame: Frame, observed: Observed) -> None: ...
 
     # Measures the gradients of a call when backward computes them, if they are wanted.
-    def follow_gradients(self, frame: Frame, inputs: Followed) -> None: ...
+    def follow_gradients(self, frame: Frame, inputs: GradientInputs) -> None: ...
 
 
 class WatchedModule:

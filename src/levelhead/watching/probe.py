@@ -2,7 +2,7 @@
 
 After a forward pass in which nothing was seen, or not everything that seems to attend, the next observed pass is
 followed operator by operator (`by_hand`). If a softmax is found, all later observed passes are followed; else none.
-`told` says in words what happened.
+`in_words` says in words what happened.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Probe:
             for watched in modules if self._due else ():
                 watched.attends, watched.feeds = watched.attends or None, watched.feeds or None  # not known again
 
-    def told(self, *, seen: bool, compiled: bool) -> str:
+    def in_words(self, *, seen: bool, compiled: bool) -> str:
         """What happened, in a sentence; "" if nothing was missed. `seen`: whether any call was observed."""
         if compiled and not seen:
             before = "no attention function was called in the compiled model"

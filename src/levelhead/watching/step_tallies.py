@@ -29,7 +29,7 @@ from levelhead.watching.call_sites import Place, Sites
 from levelhead.watching.effective_scale import NOT_FOLLOWED, NOTHING_RAN, Ran, Reading
 from levelhead.watching.intercept_softmax import BY_HAND, WEIGHTS
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import Followed, Frame, Observed, Product, WatchedModule, fed, pass_number
+from levelhead.watching.module_stack import Frame, GradientInputs, Observed, Product, WatchedModule, fed, pass_number
 from levelhead.watching.scale_reader import ALIKE, Noted, Reader
 
 _Rules: TypeAlias = dict[str, Tensor]  # scale rule -> tally under it
@@ -233,7 +233,7 @@ class Ledger:
 
     # ---- gradients
 
-    def follow_gradients(self, frame: Frame, inputs: Followed) -> None:
+    def follow_gradients(self, frame: Frame, inputs: GradientInputs) -> None:
         """Counts dL/dq, dL/dk and dL/dv of this call when they come, and those of the weights."""
         q, k, v, parts, views = inputs
         self._follow_weights(frame)

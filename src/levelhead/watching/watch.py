@@ -33,8 +33,8 @@ from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import (
     ATTRIBUTE,
     WATCHED_MODULES,
-    Followed,
     Frame,
+    GradientInputs,
     Observed,
     Product,
     WatchedModule,
@@ -330,7 +330,7 @@ class Watch:
         with self._timed():
             self._ledger(frame).add_observed(frame, observed)
 
-    def follow_gradients(self, frame: Frame, inputs: Followed) -> None:
+    def follow_gradients(self, frame: Frame, inputs: GradientInputs) -> None:
         if self.gradients and self.observing and torch.is_grad_enabled():
             self._ledger(frame).follow_gradients(frame, inputs)
 
@@ -364,8 +364,8 @@ class Watch:
         snapshots = (*self._history.snapshots, *([] if pending is None else [pending]))
         notes, logged = self._history.notes, {key: tuple(curve) for key, curve in self._history.logged.items()}
         seen = any(watched.calls for watched in self.watched_modules)
-        told = self.probe.told(seen=seen, compiled=self.compiled)
-        known: dict[str, Any] = {"expected_scale": self.expected_scale, "logged": logged, "by_hand": told}
+        by_hand_words = self.probe.in_words(seen=seen, compiled=self.compiled)
+        known: dict[str, Any] = {"expected_scale": self.expected_scale, "logged": logged, "by_hand": by_hand_words}
         return Run(name, snapshots, self.coverage(), notes, self.cost, **known)
 
     def metrics(self, *, heads: bool = True) -> dict[str, float]:
