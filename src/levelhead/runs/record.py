@@ -33,7 +33,7 @@ class Facts:
     """The facts of a module's calls; None: not known, or not used."""
 
     kind: str  # the module's class
-    how: str  # the path it was observed on: "sdpa", "huggingface:eager", "levelhead", "deep" …
+    how: str  # the path it was observed on: "sdpa", "huggingface:eager", "levelhead", "softmax by hand" …
     d_k: int
     kv_heads: int
     queries: int  # of the last call
