@@ -58,7 +58,7 @@ def weights_of_rows(
     from levelhead import reference  # most calls do without it
 
     lead = (*shape.batch, shape.H)
-    found = np.empty((*lead, len(index), shape.S), origin.wide)
+    chosen = np.empty((*lead, len(index), shape.S), origin.wide)
     q = q.reshape(*lead, shape.T, shape.D)
     sinks = np.asarray(-np.inf) if scoring.sinks is None else scoring.sinks[:, None, None]
     step = max(1, _AT_A_TIME // max(shape.B * shape.H * shape.S, 1))
@@ -71,9 +71,9 @@ def weights_of_rows(
             e = np.where(s == -np.inf, 0.0, np.exp(s - m))
             # Not exp(s - logsumexp): far from zero, that has lost the sum of the exponentials.
             weights = np.where(e == 0, 0.0, e / (e.sum(-1, keepdims=True) + np.exp(sinks - m)))
-        found[..., start : start + len(rows), :] = weights
-    found = found.reshape(*shape.lead, len(index), shape.S)
-    return origin.give(_narrow(found, origin))
+        chosen[..., start : start + len(rows), :] = weights
+    chosen = chosen.reshape(*shape.lead, len(index), shape.S)
+    return origin.give(_narrow(chosen, origin))
 
 
 def _of_rows(scoring: Scoring, rows: NDArray[np.int64]) -> Scoring:
