@@ -31,6 +31,7 @@ STEADY = 3  # own: the last so many observations must agree, where there are as 
 SCALE_TOLERANCE = 1.1  # own: a factor; √2, two heads for one, is the closest mistake to tell apart
 SCALE_EXACT = 1.02  # own: for mistakes whose numbers YaRN's factors come near to; bfloat16 rounds by 1.004
 SCALE_CONFIGURED = 1.05  # own: a configuration gives one number, and no mistake has to be told from another
+SCALE_INITIAL = 1.005  # own: a learned scale this close to a known mistake starts there; trained ones pass by
 SCALE_FAR = 2.0  # own: long-context factors that are meant stay below, 1.8 for YaRN's 32
 
 # ---- what a head attends to

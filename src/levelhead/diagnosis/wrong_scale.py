@@ -16,7 +16,7 @@ from levelhead.call import scaling
 from levelhead.checks import short_repr
 from levelhead.diagnosis.findings import Finding, Severity, link, number, worst_heads
 from levelhead.diagnosis.shipped_scales import SHIPPED
-from levelhead.diagnosis.thresholds import SCALE_CONFIGURED, SCALE_EXACT, SCALE_FAR, SCALE_TOLERANCE
+from levelhead.diagnosis.thresholds import SCALE_CONFIGURED, SCALE_EXACT, SCALE_FAR, SCALE_INITIAL, SCALE_TOLERANCE
 from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Facts, Record, Run
 
@@ -81,7 +81,9 @@ def check(run: Run, wanted: float | str | None) -> Iterator[Finding]:
                     yield finding
 
 
-def looks_like(effective: float, *, heads: int, d_k: int, width: int | None = None) -> list[str]:
+def looks_like(
+    effective: float, *, heads: int, d_k: int, width: int | None = None, within: float = SCALE_TOLERANCE
+) -> list[str]:
     """The rules a scale agrees with; the right one alone if it does with that."""
     right, root = 1.0 / math.sqrt(d_k), math.sqrt(d_k)
     if _same(effective, right):
@@ -93,10 +95,10 @@ def looks_like(effective: float, *, heads: int, d_k: int, width: int | None = No
         "1/sqrt(d)": [1.0 / math.sqrt(d) for d in sorted(widths)],
         _TIMES_ROOT: [root],
     }
-    return [name for name, xs in candidates.items() if any(_same(effective, x) for x in xs)]
+    return [name for name, xs in candidates.items() if any(_same(effective, x, within) for x in xs)]
 
 
-def _rarer(effective: float, heads: int, facts: Facts) -> list[str]:
+def _rarer(effective: float, heads: int, facts: Facts, within: float = SCALE_EXACT) -> list[str]:
     """Mistakes whose numbers are close to scales that are meant: only an exact agreement counts."""
     d_k, groups = facts.d_k, max(facts.kv_heads, 1)
     candidates = {
@@ -104,7 +106,7 @@ def _rarer(effective: float, heads: int, facts: Facts) -> list[str]:
         _PART: [1.0 / math.sqrt(width) for width in facts.head_parts],
         _KV_HEADS: [1.0 / math.sqrt(d) for d in (heads * d_k / groups, groups * d_k) if groups < heads],
     }
-    return [name for name, xs in candidates.items() if any(_same(effective, x, SCALE_EXACT) for x in xs)]
+    return [name for name, xs in candidates.items() if any(_same(effective, x, within) for x in xs)]
 
 
 def _same(a: float, b: float, within: float = SCALE_TOLERANCE) -> bool:
@@ -164,12 +166,31 @@ def _said(record: Record, scale: float, wanted: float | str | None) -> Finding |
         return _finding(
             WRONG, "warning", record, evidence, why, "Use the scale that the architecture was trained with."
         )
+    if facts.learned_scale:
+        return _learned(record, scale, evidence)
     like = like or _rarer(scale, heads, facts)
     if not like:
         return _unusual(record, evidence)
     why = f"This looks like {', or like '.join(_LOOKS_LIKE[name] for name in like)}. "
     why += _TOO_LARGE if scale > right else _TOO_SMALL
     return _finding(WRONG, "warning", record, evidence, why, " ".join(_REMEDY[name] for name in like))
+
+
+def _learned(record: Record, scale: float, evidence: dict[str, float]) -> Finding:
+    """Of a scale that is a parameter: its start counts, and where training took it only if that is beyond both no
+    scale at all and 1/d_k."""
+    facts, heads, right = record.facts, len(record.tally), evidence["right_scale"]
+    start = looks_like(scale, heads=heads, d_k=facts.d_k, width=facts.model_width, within=SCALE_INITIAL)
+    start = start or _rarer(scale, heads, facts, SCALE_INITIAL)
+    said = f"It is a learned parameter ({facts.learned_scale}), "
+    if start:
+        why = f"This looks like {', or like '.join(_LOOKS_LIKE[name] for name in start)}. {said}and starts there. "
+        why += _TOO_LARGE if scale > right else _TOO_SMALL
+        return _finding(WRONG, "warning", record, evidence, why, _INITIAL_ADVICE)
+    if _same(evidence["ratio"], 1.0, max(math.sqrt(facts.d_k), SCALE_FAR**2)):
+        return _finding(UNUSUAL, "note", record, evidence, f"{said}and training may move it.", _NOTHING)
+    why = f"{said}and further from 1/√d_k than the usual mistakes are. " + (_TOO_LARGE if scale > right else _TOO_SMALL)
+    return _finding(UNUSUAL, "warning", record, evidence, why, _LEARNED_ADVICE)
 
 
 def _configured(record: Record, right: float, like: list[str], evidence: dict[str, float]) -> Finding | None:
@@ -204,6 +225,8 @@ _CONFIGURED_ADVICE = (
     "Look for the factor that is missing or applied twice, or correct the configuration; "
     "pass expected_scale if the model is meant to differ from it."
 )
+_INITIAL_ADVICE = "Initialise it so that the scale is head_dim ** -0.5 at the start."
+_LEARNED_ADVICE = "Bound it, for example by a clamp, or leave it out of weight decay; look at its learning rate."
 _NOTHING = "Nothing, unless this surprises you."
 _UNUSUAL_WHY = (
     "The scale is not 1/√d_k, nor any mistake known by its number. Long-context variants do this "

@@ -58,6 +58,7 @@ class Facts:
     norms_idle: tuple[str, ...] = ()  # of those, the ones that never ran
     # Of a softmax by hand: over "keys", as its weights are used, or over "queries" or a "batch" axis, which is a bug.
     softmax_axis: str | None = None
+    learned_scale: str = ""  # the parameter of the module that the scale is; "": it is none
     scale_call: int = 0  # of added-up calls with different scales: whose scale this is, from 1 on within a pass
 
     @property
@@ -279,7 +280,7 @@ def _facts_out(facts: Facts) -> dict[str, Any]:
     return {name: x for name, x in asdict(facts).items() if name not in newer or x != newer[name]}
 
 
-_NEWER = ("scale_call",)
+_NEWER = ("scale_call", "learned_scale")
 
 
 def _record_in(content: Mapping[str, Any]) -> Record:

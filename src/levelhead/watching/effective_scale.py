@@ -73,6 +73,7 @@ class Reading(NamedTuple):
     width: int | None = None  # what the q projection reads
     each: tuple[float, ...] = ()  # of every head
     parts: tuple[int, ...] = ()  # widths of the parts of a head, if keys come from several projections
+    learned: str = ""  # the parameter that it is
     call: int = 0  # whose it is, of calls in one pass with different scales; 0: they have the same
 
 

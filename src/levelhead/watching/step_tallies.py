@@ -24,7 +24,7 @@ from levelhead.runs import tally
 from levelhead.runs.record import MENTIONED, Facts, Record, mentioned
 from levelhead.torch.autograd import scoring_of
 from levelhead.torch.operators import Pass
-from levelhead.watching import call_sites, configuration, effective_scale, measure, scale_reader
+from levelhead.watching import call_sites, configuration, effective_scale, learned_scale, measure, scale_reader
 from levelhead.watching.call_sites import Place, Sites
 from levelhead.watching.effective_scale import NOT_FOLLOWED, NOTHING_RAN, Ran, Reading
 from levelhead.watching.intercept_softmax import BY_HAND, WEIGHTS
@@ -73,6 +73,8 @@ class Ledger:
         self._readings: dict[_Key, Reading] = {}
         self._reader = Reader()
         self._sites = Sites()
+        self._learns: dict[int, dict[str, nn.Parameter]] = {}  # by number of heads: what may be a learned scale
+        self._learned: dict[_Key, dict[str, Tensor]] = {}  # what those were at the latest call
         self._pass: int | None = None
         self._calls: dict[_Key, int] = {}  # of this pass
         self._followed: dict[str, Tensor] = {}
@@ -212,6 +214,14 @@ class Ledger:
                 kept, each = self._noted.setdefault(key, {}), (number, path, *q.shape, *k.shape[1:3])
                 if each in kept or len(kept) < (_NOTED if number > 1 else _SIZES):
                     kept[each] = noted
+                    learns = self._may_learn(key[0])  # copied: a step of the optimiser may come before the reading
+                    self._learned[key] = {name: x.detach().clone() for name, x in learns.items()}
+
+    def _may_learn(self, heads: int) -> dict[str, nn.Parameter]:
+        if heads not in self._learns:
+            around = [one.module for one in self.watched.watch.around(self.watched)]
+            self._learns[heads] = learned_scale.candidates(self.watched.module, around, heads)
+        return self._learns[heads]
 
     def _number_in_pass(self, frame: Frame, key: _Key) -> int:
         """How many calls of this key the pass has made so far; 1 where passes are not known."""
@@ -311,6 +321,7 @@ class Ledger:
             effective_scales=reading.each,
             head_parts=reading.parts,
             scale_call=reading.call,
+            learned_scale=reading.learned,
             architecture=configuration.architecture(self.watched),
             configured_scale=right.scale,
             configured_by=right.by,
@@ -324,6 +335,10 @@ class Ledger:
         if noted:
             fresh = [(each[0], self._reader.read(one)) for each, one in noted.items()]
             reading = self._furthest(key, fresh)
+            values, d_k = self._learned.get(key), self._sheets[key].facts.d_k
+            if values and reading.scale is not None:
+                scales = reading.each or (reading.scale,) * key[0]
+                reading = reading._replace(learned=learned_scale.name_of(values, scales, d_k))
             last = self._readings.get(key)
             if last is None or reading.scale is not None or last.scale is None:
                 self._readings[key] = reading
