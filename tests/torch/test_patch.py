@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 import levelhead as lh
 from levelhead.torch import patch
@@ -202,3 +203,28 @@ def test_other_nested_tensors_run_on_pytorch_under_patch() -> None:
     with patch():
         found = F.scaled_dot_product_attention(x, x, x)
     assert all(torch.equal(a, b) for a, b in zip(found.unbind(), want.unbind(), strict=True))
+
+
+# ---- what counts or rewrites operators
+
+
+def test_operations_are_counted_as_for_a_fused_kernel_of_pytorch() -> None:
+    shapes = [(2, 3, n, 8) for n in (5, 7, 7)]
+    q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    with patch(), FlopCounterMode(display=False) as counter:
+        out = F.scaled_dot_product_attention(q, k, v)
+        forward = counter.get_total_flops()
+        out.sum().backward()
+    assert forward == sdpa_flop_count(*shapes)
+    assert counter.get_total_flops() - forward == sdpa_backward_flop_count(out.shape, *shapes)
+
+
+def test_functionalize_rewrites_a_call_and_its_gradient() -> None:
+    q, k, v = torch.randn(3, 2, 3, 5, 8)
+    q.requires_grad_()
+    wanted = F.scaled_dot_product_attention(q, k, v)
+    with patch():
+        found = torch.func.functionalize(F.scaled_dot_product_attention)(q, k, v)
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad(x.square().sum(), q)[0] for x in (found, wanted)]
+    torch.testing.assert_close(*gradients)

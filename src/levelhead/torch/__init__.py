@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from levelhead.multihead import KeyValueCache
+from levelhead.torch import flops as flops
 from levelhead.torch.nn import MultiHeadAttention
 from levelhead.torch.sdpa import patch, scaled_dot_product_attention
 

@@ -87,6 +87,14 @@ register_vmap("levelhead::attend_backward", partial(_one_by_one, torch.ops.level
 # ---- twins
 
 
+def _only_functionalized() -> bool:
+    """Inside `torch.func.functionalize` and nothing else: it knows operators, but no autograd Function."""
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    stack: Any = torch._C._functorch.get_interpreter_stack()
+    return all(level.key() == torch._C._functorch.TransformType.Functionalize for level in stack or ())
+
+
 def _twin(operator: Any, setup: Any, gradient: Any, rule: Any) -> Any:
     """Calls the operator, or an autograd Function with its gradient and its rule of vmap.
 
@@ -108,7 +116,8 @@ def _twin(operator: Any, setup: Any, gradient: Any, rule: Any) -> Any:
 
     def call(*inputs: Any) -> Any:
         recorded = torch.is_grad_enabled() and torch._C._get_tracing_state() is None
-        return (Twin.apply if recorded or torch._C._are_functorch_transforms_active() else operator)(*inputs)
+        twin = (recorded or torch._C._are_functorch_transforms_active()) and not _only_functionalized()
+        return (Twin.apply if twin else operator)(*inputs)
 
     return call
 

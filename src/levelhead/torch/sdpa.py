@@ -263,7 +263,8 @@ class patch:  # noqa: N801  a verb, used as a call and in `with`
     `patch()` alone holds until `.undo()`; as a context manager, until its end. Then every place has
     the original again; a module that is first imported in between keeps what it found.
 
-    `nn.MultiheadAttention` attends through levelhead in evaluation, too: its native fast path is off meanwhile.
+    `nn.MultiheadAttention` attends through levelhead in evaluation, too: its native fast path is off meanwhile. So
+    `nn.TransformerEncoder` leaves numbers at padded positions, as it does in training, where the fast path puts 0.
     Compiled models are compiled again where they attend. Code that `torch.jit.script` compiles keeps PyTorch's
     attention, and so do nested tensors that levelhead does not serve (strided ones, and jagged ones with a mask).
     """
