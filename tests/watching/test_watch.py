@@ -465,7 +465,7 @@ def test_a_model_that_ran_without_being_seen_is_reported() -> None:
     with lh.watch(model) as w:
         pass
     assert {line.how for line in w.coverage()} == {"did not run while watched"}
-    with lh.watch(model) as w:
+    with lh.watch(model, deep=False) as w:
         model(batch())
     assert [line.module for line in w.coverage()] == ["blocks.0.attn", "blocks.1.attn"]
     assert all(not line.seen and "deep=True" in line.how for line in w.coverage())

@@ -186,3 +186,61 @@ def test_levelheads_own_function_between_graphs_is_named() -> None:
     (line,) = w.coverage()
     assert not line.seen
     assert "runs between compiled graphs" in line.how
+
+
+class _Mixer(nn.Module):
+    """Attends, but no name says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-1) @ v
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.to_qkv(x).unflatten(-1, (3 * HEADS, -1)).transpose(1, 2).chunk(3, 1)
+        return self.attend(q, k, v).transpose(1, 2).flatten(2)
+
+
+class _Apart(_Mixer):
+    @torch._dynamo.disable
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-1) @ v
+
+
+class _FunctionApart(_Mixer):
+    @torch._dynamo.disable
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocks", "line"),
+    [
+        (_Mixer, False, "a softmax by hand in a compiled graph"),
+        (_Mixer, True, "a softmax by hand in a compiled graph"),
+        (_Apart, False, "code between compiled graphs"),
+        (_Apart, True, "softmax by hand"),
+        (_FunctionApart, False, "sdpa"),
+        (_FunctionApart, True, "sdpa"),
+    ],
+)
+def test_every_attention_in_and_between_graphs_is_described_or_named(kind: Any, blocks: bool, line: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(), kind())
+    plain = outcome(model, lambda: model(batch()))
+    whole: Any = model if blocks else torch.compile(model, backend="aot_eager")
+    for block in model if blocks else ():
+        block.compile(backend="aot_eager")
+    with lh.watch(model) as w:
+        for _ in range(2):
+            same(plain, outcome(model, lambda: whole(batch())))
+    lines = [each for each in w.coverage() if each.module]
+    assert [each.module for each in lines] == ["0", "1"]
+    assert all(line in each.how for each in lines)
+    if all(each.seen for each in lines):
+        assert [record.module for record in w.last.records] == ["0", "1"]
+        for record in w.last.records:
+            assert (record.heads.rows == BATCH * TOKENS).all()
+            assert record.facts.effective_scale == pytest.approx(1.0)

@@ -3,22 +3,22 @@
 A dispatch mode follows products of two activations (`scores`) to their softmax; there the logits are measured as they
 are. They count as attention when the weights meet values (`hand_weights`). A product with a parameter is a projection,
 which is stored; a softmax over one is a classifier, which is ignored. Compiled parts stay compiled, and are not
-followed. The mode is active only while an observed step runs.
+followed. `following` says while which passes the mode is active.
 """
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from levelhead.watching import (
+    compiler_graphs,
     effective_scale,
     fused_operators,
     hand_softmax,
@@ -31,9 +31,8 @@ from levelhead.watching.filled_buffers import Buffers
 from levelhead.watching.hand_softmax import PATH as PATH
 from levelhead.watching.hand_weights import Exponentials, Pending, Reduced, Weights
 from levelhead.watching.layer_columns import Columns
-from levelhead.watching.legacy_constructors import LEGACY_CONSTRUCTORS
 from levelhead.watching.measure import plain
-from levelhead.watching.module_stack import ATTRIBUTE, Frame, Recorder, current, depth
+from levelhead.watching.module_stack import Frame, Recorder, current
 from levelhead.watching.observe_call import cannot_be_read
 from levelhead.watching.parameters import Parameters
 from levelhead.watching.scores import VIEWS, Scores
@@ -63,19 +62,23 @@ class Deep(TorchDispatchMode):
         """Compiled parts stay compiled, and keep their bits."""
         return True
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, watch: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
         self._scores: Any = WeakIdKeyDictionary()  # tensor -> Scores
         self._later: Any = WeakIdKeyDictionary()  # tensor -> Weights, Exponentials or Reduced
         self._logarithms: Any = WeakIdKeyDictionary()  # log_softmax of no scores -> its axis, and columns
         self._columns: Any = WeakIdKeyDictionary()  # tensor -> Columns
         self._buffers = Buffers()
-        self._parameters = Parameters(model)
+        self._parameters = Parameters(watch.model)
         self._pending: list[Pending] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         frame = current()
-        if frame is None or frame.busy or not isinstance(func, OpOverload) or not frame.watch.wanted():
+        # A model of another watch may run inside this one: its calls are for that watch.
+        if frame is None or frame.watch is not self._watch or frame.busy or not isinstance(func, OpOverload):
+            return func(*args, **(kwargs or {}))
+        if compiler_graphs.running() or not self._watch.wanted():
             return func(*args, **(kwargs or {}))
         if torch.is_inference_mode_enabled():  # where operators that consist of others come as a whole
             with self:
@@ -310,50 +313,3 @@ def _readable(out: Any) -> bool:
     several = out if isinstance(out, list | tuple) else (out,)
     tensors = [x for x in several if isinstance(x, Tensor)]
     return bool(tensors) and all(map(plain, tensors))
-
-
-# ---- active while the model runs
-
-
-class _Running(threading.local):
-    def __init__(self) -> None:
-        self.modes: dict[int, Deep] = {}  # by id of the watch
-
-
-_running = _Running()
-
-
-def begin(module: nn.Module, args: Any) -> None:
-    """A forward pre-hook, after that of `module_stack`: of the model, or of a part that is called by itself."""
-    watched = getattr(module, ATTRIBUTE, None)
-    if torch.compiler.is_compiling() or watched is None or watched.module is not module:
-        return
-    if depth(watched.watch) > 1:
-        return
-    end(watched.watch)  # after Ctrl-C no hook ran, and an old mode remains
-    if watched.watch.follows() and watched.watch.wanted():
-        with undisturbed():
-            mode = _running.modes[id(watched.watch)] = Deep(watched.watch.model)
-        LEGACY_CONSTRUCTORS.hold()
-        mode.__enter__()  # type: ignore[no-untyped-call]
-
-
-def leave(module: nn.Module, args: Any, output: Any) -> None:
-    """A forward hook, after that of `module_stack`; called after exceptions, too."""
-    watched = getattr(module, ATTRIBUTE, None)
-    if torch.compiler.is_compiling() or watched is None or watched.module is not module or depth(watched.watch):
-        return
-    end(watched.watch)
-    if output is not None:
-        watched.watch.end_forward()
-
-
-def end(watch: Recorder) -> None:
-    """Removes the mode, if it is still active."""
-    mode = _running.modes.pop(id(watch), None)
-    if mode is None:
-        return
-    LEGACY_CONSTRUCTORS.release()
-    mode.close()
-    if _get_current_dispatch_mode() is mode:
-        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -12,6 +12,8 @@ from torch import nn
 
 from levelhead.runs.record import Seen
 from levelhead.torch.huggingface.survey import attending_modules
+from levelhead.watching.by_hand import PATH
+from levelhead.watching.compiler_graphs import BETWEEN, EARLIER, IN_GRAPH, found_in, was_read
 from levelhead.watching.functions.unknown import called_by
 from levelhead.watching.graph_calls import attending_script
 from levelhead.watching.intercept_known import not_described
@@ -31,15 +33,21 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
     observed = [watched.name for watched in modules if watched.calls]
     lines = []
     for watched in modules:
+        unfollowed = [] if PATH in watched.paths else found_in(watched.module)
+        if probe.looked and BETWEEN in unfollowed:  # the code between graphs was followed
+            unfollowed.remove(BETWEEN)
+        unread = not any(_is_inside(name, watched.name) for name in observed) and (
+            BETWEEN in unfollowed or _is_unread_graph(watched)
+        )
         if watched.calls:
-            notes = [*([_FAST_PATH] if watched.lost_fast_path else []), *watched.not_observed]
+            notes = [*unfollowed, *([_FAST_PATH] if watched.lost_fast_path else []), *watched.not_observed]
             if watched.calls_in_a_pass > 1:
                 notes.append(_ADDED_UP.format(watched.calls_in_a_pass) + (_ONE_HEAD if watched.single_head else ""))
             line = Seen(watched.name, watched.kind, True, ", ".join(watched.paths), watched.calls, "; ".join(notes))
             lines.append(line)
-        elif watched.not_observed or _is_missing(watched, observed, by_code):
+        elif watched.not_observed or IN_GRAPH in unfollowed or unread or _is_missing(watched, observed, by_code):
             names = unknown.get(id(watched.module), []) if not watched.not_observed else []
-            reason = not_described(", ".join(names)) if names else _reason(watched, compiled, probe)
+            reason = not_described(", ".join(names)) if names else _reason(watched, unfollowed, compiled, probe)
             lines.append(Seen(watched.name, watched.kind, False, reason, 0))
     return (*lines, *_scripted(model, modules))
 
@@ -58,11 +66,18 @@ def _is_missing(watched: WatchedModule, observed: list[str], by_code: set[int]) 
     """Whether it seems to attend, and no module inside or around it was observed instead."""
     if id(watched.module) not in by_code and not watched.attends:
         return False
-    prefix = f"{watched.name}." if watched.name else ""
-    inside = any(name.startswith(prefix) for name in observed)
+    inside = any(_is_inside(name, watched.name) for name in observed)
     around = any(watched.name.startswith(f"{name}.") and name for name in observed)
     holds = any(_attends(child) for child in watched.module.modules() if child is not watched.module)
     return not (inside or around or (holds and id(watched.module) not in by_code))
+
+
+def _is_inside(name: str, around: str) -> bool:
+    return name.startswith(f"{around}." if around else "")
+
+
+def _is_unread_graph(watched: WatchedModule) -> bool:
+    return _is_compiled(watched.module) and not was_read(watched.module)
 
 
 def _attends(module: nn.Module) -> bool:
@@ -81,17 +96,15 @@ def _is_compiled(module: nn.Module) -> bool:
     return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _reason(watched: WatchedModule, compiled: bool, probe: Probe) -> str:
-    if watched.not_observed:
-        return "; ".join(watched.not_observed)
+def _reason(watched: WatchedModule, unfollowed: list[str], compiled: bool, probe: Probe) -> str:
+    if watched.not_observed or unfollowed:
+        return "; ".join([*watched.not_observed, *unfollowed])
+    if _is_unread_graph(watched):
+        return EARLIER
     if not watched.runs and (compiled or _in_compiled_part(watched)):
-        return "did not run while watched, or formed its softmax by hand in a compiled graph"
+        return "did not run while watched, or called no attention function in a compiled graph"
     if not watched.runs:
         return "did not run while watched"
     if probe.looked:
         return "ran, but no softmax over a product of two tensors was met in it"
-    if probe.due:
-        return (
-            "ran, but called no attention function; the next pass looks for a softmax by hand, deep=True from the first"
-        )
     return "ran, but called no attention function; a softmax by hand is seen with deep=True"

@@ -221,8 +221,6 @@ def _watched(
         read("warming up", [windows[0][:1, :_WARM_UP]])
         with watch(model, counterfactual=True, **watch_options) as watched_model:
             watched = read("reading, watched", windows)
-            if watched_model.probe.due:
-                watched = read("reading again, for attention by hand", windows)
         alone = read("reading, alone", windows)
     run = watched_model.run()
     if not run.latest:

@@ -28,6 +28,7 @@ from levelhead.torch.huggingface import formula
 from levelhead.torch.huggingface.functions import AttentionHook
 from levelhead.torch.swap import Function, Swap
 from levelhead.watching import amend, native_fast_path
+from levelhead.watching.compiler_graphs import COMPILER
 from levelhead.watching.functions.torch_functions import describe_sdpa
 from levelhead.watching.intercept_known import note, run_taught
 from levelhead.watching.intercept_softmax import BY_HAND, multihead_over, softmax_over
@@ -74,6 +75,7 @@ class Interception:
             if self._has_transformers:
                 self._transformers.install()
             self._swaps.append(Swap(native_fast_path.instead(), (native_fast_path.__name__, __name__)))
+            COMPILER.hold()
 
     def refresh(self) -> None:
         """Wraps functions whose library was loaded since."""
@@ -81,6 +83,7 @@ class Interception:
             with self._lock:
                 self._modules = len(sys.modules)
                 self.wrapped.extend()
+                COMPILER.hold()
                 if not self._has_transformers and "transformers" in sys.modules:
                     self._has_transformers = True
                     self._transformers.install()
@@ -99,6 +102,7 @@ class Interception:
             self.wrapped.end()
             if self._has_transformers:
                 self._transformers.remove()
+            COMPILER.release()
             traced.clear()  # after Ctrl-C no hook ran, and old frames remain
 
 

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from levelhead.observation import Observation
 from levelhead.torch.operators import Pass
+from levelhead.watching.compiler_graphs import KINDS, hook_is_traced
 from levelhead.watching.effective_scale import Ran, columns, features_last, ran, reads
 from levelhead.watching.functions.transformers import eager_is_understood, forms_softmax_by_hand
 from levelhead.watching.graph_calls import Operators, calls_operator
@@ -76,14 +77,13 @@ class Recorder(Protocol):
     compiled: bool  # whether a compiled graph of the model has run
     describers: Mapping[Any, Callable[..., Any]]  # by function: what users taught this watch
     gradients: bool  # whether they are wanted
+    probe: Any  # a `Probe`: which runs are followed operator by operator
 
     def wanted(self) -> bool: ...  # whether a call that runs now is measured
 
-    def follows(self) -> bool: ...  # whether a pass that begins now is followed operator by operator
     def around(self, watched: WatchedModule) -> Iterable[WatchedModule]: ...  # the modules that contain it
 
     def begin_forward(self) -> None: ...  # of the whole model
-    def end_forward(self) -> None: ...
 
     # Measures a call that other code computed.
     def record_call(self, frame: Frame, path: str, call: Call) -> None: ...
@@ -106,6 +106,7 @@ class WatchedModule:
     def __init__(self, name: str, module: nn.Module, watch: Recorder) -> None:
         self.name, self.module, self.watch = name, module, watch
         self.kind = type(module).__name__
+        KINDS.add(type(module))
         self.number = next(_numbers)
         # Compiled code passes this to the operator, which looks the module up by it. A tensor may change without
         # another compilation, and on the CPU reading it waits for no device.
@@ -124,6 +125,7 @@ class WatchedModule:
         self.runs = 0
         self.lost_fast_path = False  # its native fast path would have run in a graph
         self.calls_in_a_pass = 0  # measured calls that one record adds up, at most
+        self.measured = 0  # calls in its last run
         self.single_head = False  # whether the last of them had one head
         self.paths: dict[str, None] = {}  # functions through which its calls were observed, in order
         self.not_observed: dict[str, None] = {}  # reasons why calls of it were not observed
@@ -148,7 +150,7 @@ class Frame:
         self.inputs: list[Ran] = []  # of a module that holds weights itself
         self.traced: list[Traced] = []  # the same as `ran`, in a graph
         self.calls = 0  # traced inside it
-        self.serial = next(_numbers)
+        self.serial = 0  # which run it is; while Dynamo traces, not known
         self.sites: dict[tuple[int, int], Any] = {}  # by heads and number: places in the code that called attention
         self.following: list[Any] = []  # gradients whose call is not recorded yet
         self.busy = False  # inside a call that is being measured already
@@ -156,6 +158,8 @@ class Frame:
         self.via = ""  # path of the transformers function that is running
         self.uncounted: Before = []  # hooks, meanwhile
         self.mode: Operators | None = None  # active while a graph runs
+        self.below = 0  # how many frames of compiled code it runs in
+        self.calls_before = 0  # of the module
         self.kv_heads = 0  # passed to that function, before it repeated them; 0: not known
 
     @property
@@ -235,7 +239,10 @@ def current() -> Frame | None:
     """The innermost watched module that is running."""
     if torch.compiler.is_compiling():
         return traced[-1] if traced else None
-    return _stack.frames[-1] if _stack.frames else None
+    frame = _stack.frames[-1] if _stack.frames else None
+    if len(traced) > (0 if frame is None else frame.below):  # between the graphs of a compiled module
+        return traced[-1]
+    return frame
 
 
 def depth(watch: Recorder) -> int:
@@ -265,6 +272,7 @@ def enter(module: nn.Module, args: Any) -> None:
             watched.not_observed[_EXPORT] = None
         return
     if torch.compiler.is_compiling():
+        hook_is_traced()
         traced.append(None if watched is None else Frame(watched))
         if watched is not None and watched.weights:
             for x in args:
@@ -275,8 +283,11 @@ def enter(module: nn.Module, args: Any) -> None:
         return
     if module is watched.watch.model:
         leave_all(watched.watch)  # after Ctrl-C no hook ran, and old frames remain
+    if not _stack.frames and module is watched.watch.model:
+        traced.clear()  # the same
     watched.runs += 1
     frame = Frame(watched)
+    frame.serial, frame.below, frame.calls_before = next(_numbers), len(traced), watched.calls
     _stack.frames.append(frame)
     if isinstance(module, nn.TransformerEncoderLayer) and not module.training:
         frame.uncounted = uncounted(module.modules())
@@ -293,13 +304,14 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
     if exporting():
         return
     if torch.compiler.is_compiling():
-        _trace_leave(traced.pop(), output)
+        _trace_leave(traced.pop() if traced else None, output)
         return
     watched = getattr(module, ATTRIBUTE, None)
     if watched is None or not _stack.frames or _stack.frames[-1].watched is not watched:
         return
     frame = _stack.frames.pop()
     counted(frame.uncounted)
+    watched.measured = watched.calls - frame.calls_before
     if frame.mode is not None:
         frame.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     if output is not None and watched.watch.wanted():  # ran whole
@@ -313,14 +325,15 @@ def leave(module: nn.Module, args: Any, output: Any) -> None:
 
 def fed(frame: Frame) -> list[Ran]:
     """What ran before a call in this frame, there and in the modules around it, in order. Those modules are marked."""
-    around = [one for one in _stack.frames if one.watch is frame.watch]
+    running = [*_stack.frames, *(one for one in traced if one is not None)]
+    around = [one for one in running if one.watch is frame.watch]
     if frame not in around:  # a compiled graph's: what is around it has no frame
         around += [one for one in map(Frame, frame.watch.around(frame.watched)) if one.watched.weights]
         around.append(frame)
     everything: list[Ran] = []
     for one in around[: around.index(frame) + 1]:
         one.watched.feeds = True
-        everything += one.ran[-_KEPT:]
+        everything += [*map(_sampled, one.traced), *one.ran][-_KEPT:]
         if one.watched.weights:
             everything += products(one.watched.module, one.watched.weights, [*one.inputs, *frame.inputs, *everything])
     return everything
@@ -352,9 +365,9 @@ def child_ran(module: nn.Module, args: Any, output: Any) -> None:
     if torch.compiler.is_compiling():
         _trace_ran(_width_read(module), output if isinstance(output, Tensor) else None, module)
         return
-    if not _stack.frames:
+    frame = current()
+    if frame is None:
         return
-    frame = _stack.frames[-1]
     around = frame.watched
     name = around.watch.child_names.get(id(module))
     if name is None:
@@ -387,6 +400,10 @@ class Traced(NamedTuple):
 
 
 INPUT = -1  # it is what a module that holds weights itself was called with
+
+
+def _sampled(one: Traced) -> Ran:
+    return Ran("", None, None if one.reads == INPUT else one.reads, one.tokens, one.rows)
 
 
 def _width_read(module: nn.Module) -> int:

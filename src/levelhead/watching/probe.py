@@ -1,98 +1,147 @@
-"""`deep=None`: attention by hand is looked for without being asked, where no attention function was called.
+"""`deep=None`: which observed passes are followed operator by operator (`by_hand`), without being asked.
 
-After a forward pass in which nothing was seen, or not everything that seems to attend, the next observed pass is
-followed operator by operator (`by_hand`). If a softmax is found, all later observed passes are followed; else none.
-`in_words` says in words what happened.
+Those are the first, second, fourth, eighth … pass, and a module's run under circumstances in which it was not followed
+yet: its first run, training or evaluation, with or without gradients, other flags, another number of calls. What no
+hook can notice, such as a counter inside a module, is found at the next power of two. Once a softmax by hand is found,
+all later observed passes are followed. `in_words` says in words what happened.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from levelhead.watching.by_hand import PATH, PATHS
+from levelhead.watching.measure import plain
 from levelhead.watching.module_stack import WatchedModule
 from levelhead.words import module_title, plural
 
-_LOOKS = 3  # passes after which it is decided that nothing is missing
+_CIRCUMSTANCES = 16  # of one module: beyond, a change is no reason to follow it
 _NAMED = 3  # modules listed by name
 
 
+class _Known:
+    """In which circumstances a module was followed."""
+
+    def __init__(self) -> None:
+        self.passes = 0  # in which it was the outermost module
+        self.changes = 0
+        self.looked: set[Any] = set()
+        self.calls: set[int] = set()  # of attention functions, in one run
+
+
 class Probe:
-    """Which passes are followed, and what came of it."""
+    """Which runs are followed, and what came of it."""
 
     def __init__(self, deep: bool | None) -> None:
         self._deep = deep
-        self._passes = 0  # observed ones that ended
-        self._due = False
-        self._tried = 0  # the number of the pass that was followed to see; 0: none yet
+        self.modules: Sequence[WatchedModule] = ()  # of the model
+        self._lock = threading.RLock()  # several threads may run it
+        self._passes = self._looks = 0  # observed ones, and those of them that were followed whole
+        self._known: dict[int, _Known] = {}  # by number of the module
         self._found: tuple[WatchedModule, ...] = ()
-        self._what = ""  # its path
-        self._nothing_before = False  # no call at all was seen before that pass
+        self._found_in = 0  # the number of the first pass in which one was
+        self._functions_too = False  # attention functions were called as well
 
     @property
-    def follows(self) -> bool:
-        """Whether a pass that begins now is followed."""
-        return bool(self._deep) or self._due or bool(self._found)
-
-    @property
-    def due(self) -> bool:
-        """Whether the next observed pass is followed to see if there is a softmax by hand."""
-        return self._due
+    def may_follow(self) -> bool:
+        return self._deep is not False
 
     @property
     def looked(self) -> bool:
         """Whether a softmax by hand would have been found."""
-        return bool(self._deep) or bool(self._tried)
+        return self._looks > 0
 
-    def passed(self, modules: Sequence[WatchedModule], paths: Sequence[str], missed: Callable[[], bool]) -> None:
-        """An observed pass ended; `paths`: of calls that only a followed one shows; `missed`: whether a module
-        that seems to attend was."""
-        self._passes += 1
-        if self._deep is not None or self._tried:
+    def begin_run(self, watched: WatchedModule, args: Any, *, outermost: bool, followed: bool) -> bool:
+        """Whether the run of a module that begins now is followed; `followed`: it is already, with the one around."""
+        with self._lock:
+            begins = self._begins(watched, args, outermost, followed)
+        for one in self.modules if begins and not followed else ():
+            one.attends, one.feeds = one.attends or None, one.feeds or None  # not known again
+        return begins
+
+    def _begins(self, watched: WatchedModule, args: Any, outermost: bool, followed: bool) -> bool:
+        known = self._known.setdefault(watched.number, _Known())
+        if outermost:
+            self._passes += 1
+            known.passes += 1
+            followed = bool(self._deep or self._found) or known.passes & (known.passes - 1) == 0
+        if self._deep:
+            self._looks += outermost
+            return True
+        now = _circumstances(watched.module, args)
+        if now not in known.looked and (followed or known.changes < _CIRCUMSTANCES):
+            known.looked.add(now)
+            known.changes += 1
+            followed = True
+        self._looks += outermost and followed
+        return followed
+
+    def end_run(self, watched: WatchedModule, *, followed: bool, whole: bool) -> None:
+        """`whole`: it did not end early."""
+        known = self._known.get(watched.number)
+        if known is None or self._deep:
             return
-        if self._due:
-            self._due, self._tried = False, self._passes
-            self._found = tuple(watched for watched in modules if watched.paths.keys() & set(paths))
-            self._what = paths[0] if any(paths[0] in watched.paths for watched in self._found) else paths[-1]
-        elif self._passes <= _LOOKS:
-            self._nothing_before = not any(watched.calls for watched in modules)
-            self._due = self._nothing_before or missed()
-            for watched in modules if self._due else ():
-                watched.attends, watched.feeds = watched.attends or None, watched.feeds or None  # not known again
+        with self._lock:
+            if followed and whole:
+                known.calls.add(watched.measured)
+            elif not whole or (watched.measured not in known.calls and known.changes < _CIRCUMSTANCES):
+                known.looked.clear()  # its next run is followed
 
-    def in_words(self, *, seen: bool, compiled: bool) -> str:
-        """What happened, in a sentence; "" if nothing was missed. `seen`: whether any call was observed."""
+    def end_look(self) -> None:
+        """A run that was followed has ended."""
+        if self._deep or self._found:
+            return
+        with self._lock:
+            self._found = tuple(watched for watched in self.modules if watched.paths.keys() & set(PATHS))
+            self._found_in = self._passes
+            self._functions_too = any(watched.paths.keys() - set(PATHS) for watched in self.modules)
+
+    def in_words(self, *, seen: bool, ran: bool, compiled: bool) -> str:
+        """What happened, in a sentence; "" if all attention called functions. `seen`: whether any was observed."""
         if compiled and not seen:
             before = "no attention function was called in the compiled model"
             return f"{before}; a softmax by hand is not looked for in it: run it once without torch.compile"
         if self._found:
-            before = "no attention function was called" if self._nothing_before else "not all attention was seen"
-            what = f"{'a ' * self._what.startswith('softmax')}{self._what}"
+            before = "some attention calls no known function" if self._functions_too else _NO_FUNCTION
+            path = PATH if any(PATH in watched.paths for watched in self._found) else PATHS[-1]
+            what = f"{'a ' * path.startswith('softmax')}{path}"
             return (
-                f"{before}; {what} was found on a probe of pass {self._tried} in {_listed(self._found)}. "
+                f"{before}; {what} was found in pass {self._found_in} in {_listed(self._found)}. "
                 "Since then observed passes are followed operator by operator, which takes time; deep=False never does"
-            )
-        if self._tried:
-            before = "not all attention was seen" if seen else _NONE
-            return f"{before}: a probe of pass {self._tried} found no {_SOFTMAX}"
-        if self._due:
-            passes = "1 pass" if self._passes == 1 else f"{self._passes} passes"
-            before = "by some modules that seem to attend" if seen else f"in {passes}"
-            return (
-                f"no attention function was called {before}. One more observed pass looks for a softmax by hand; "
-                "deep=True looks from the first pass on"
             )
         if seen:
             return ""
-        if not self._passes:
-            return "the model did not run while it was watched"
-        if self._deep:
-            return f"{_NONE}: no attention function was called, and there is no {_SOFTMAX}"
-        return "no attention function was called; a softmax by hand was not looked for (deep=False)"
+        if not ran:
+            return "the model did not run while it was watched, or in a graph that was compiled before"
+        if not self.may_follow:
+            return f"{_NO_FUNCTION}; a softmax by hand was not looked for (deep=False)"
+        return f"no attention was found: {_NO_FUNCTION}, and there is no softmax over a product of two activations"
 
 
-_NONE = "no attention was found"
-_SOFTMAX = "softmax over a product of two activations"
+_NO_FUNCTION = "no attention function was called"
+_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
+
+
+def _circumstances(module: nn.Module, args: Any) -> Any:
+    """What may decide which code a module runs, as far as it is cheap to ask: numbers count and are left out."""
+    flags = tuple((name, x) for name, x in vars(module).items() if x is None or isinstance(x, bool | str))
+    held = tuple(id(x) for x in vars(module).values() if isinstance(x, _FUNCTIONS))
+    given = tuple(_kind(x) for x in args) if isinstance(args, tuple) else ()
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), id(type(module).forward), flags, held, given
+
+
+def _kind(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return (x.dtype, *(n == 1 for n in x.shape)) if plain(x) else type(x)
+    return x if x is None or isinstance(x, bool | str) else type(x)
 
 
 def _listed(modules: Sequence[WatchedModule]) -> str:

@@ -24,7 +24,7 @@ from levelhead.diagnosis import wrong_scale
 from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
-from levelhead.watching import alerts, by_hand, compiled, coverage, module_stack, sampled
+from levelhead.watching import alerts, compiled, coverage, following, module_stack, sampled
 from levelhead.watching.alerts import Alerts
 from levelhead.watching.functions import taught
 from levelhead.watching.history import History
@@ -130,6 +130,7 @@ class Watch:
             self.watched_modules = [
                 WatchedModule(module_stack.clean(n), m, self) for n, m in module_stack.frame_modules(self.model)
             ]
+            self.probe.modules = self.watched_modules
         framed = {id(watched.module) for watched in self.watched_modules}
         for name, module in self.model.named_modules():
             self.child_names[id(module)] = name.rsplit(".", 1)[-1]
@@ -141,8 +142,8 @@ class Watch:
             before, after = watched.module.register_forward_pre_hook, watched.module.register_forward_hook
             self._hooks.append(_hooked(before, module_stack.enter, prepend=True))
             self._hooks.append(_hooked(after, module_stack.leave, always_call=True))
-            self._hooks.append(_hooked(before, by_hand.begin))
-            self._hooks.append(_hooked(after, by_hand.leave, always_call=True))
+            self._hooks.append(_hooked(before, following.begin))
+            self._hooks.append(_hooked(after, following.leave, always_call=True))
         self._hooks.append(_hooked(self.model.register_forward_pre_hook, _root_begins, prepend=True))
         INTERCEPTION.hold()
         self._reach = Reach(self.model, self.describers, INTERCEPTION.wrapped)
@@ -167,7 +168,7 @@ class Watch:
         for ledger in self._ledgers.values():
             ledger.let_go()
         module_stack.leave_all(self)
-        by_hand.end(self)
+        following.end(self)
         for watched in self.watched_modules:
             WATCHED_MODULES.pop(watched.number, None)
             vars(watched.module).pop(ATTRIBUTE, None)
@@ -231,21 +232,6 @@ class Watch:
                 self._flush()
                 self._step += 1
             self._forwards += 1
-
-    def end_forward(self) -> None:
-        """A forward pass ended, of the model or of a part that was called by itself, and no compiled one."""
-        if self.wanted():
-            with self.lock:
-                self.probe.passed(self.watched_modules, by_hand.PATHS, self._has_missed)
-
-    def _has_missed(self) -> bool:
-        """Whether a module that seems to attend has run, and was not observed."""
-        ran = {watched.name for watched in self.watched_modules if watched.runs}
-        return any(not line.seen and line.module in ran for line in self.coverage())
-
-    def follows(self) -> bool:
-        """Whether a pass that begins now is followed operator by operator."""
-        return self.probe.follows
 
     @property
     def observing(self) -> bool:
@@ -364,7 +350,8 @@ class Watch:
         snapshots = (*self._history.snapshots, *([] if pending is None else [pending]))
         notes, logged = self._history.notes, {key: tuple(curve) for key, curve in self._history.logged.items()}
         seen = any(watched.calls for watched in self.watched_modules)
-        by_hand_words = self.probe.in_words(seen=seen, compiled=self.compiled)
+        ran = any(watched.runs for watched in self.watched_modules)
+        by_hand_words = self.probe.in_words(seen=seen, ran=ran, compiled=self.compiled)
         known: dict[str, Any] = {"expected_scale": self.expected_scale, "logged": logged, "by_hand": by_hand_words}
         return Run(name, snapshots, self.coverage(), notes, self.cost, **known)
 
@@ -423,7 +410,14 @@ def _checked_sinks(sinks: Any) -> list[Callable[[Snapshot], Any]]:
     return listed
 
 
-_HOOKS = (module_stack.child_ran, module_stack.enter, module_stack.leave, _root_begins, by_hand.begin, by_hand.leave)
+_HOOKS = (
+    module_stack.child_ran,
+    module_stack.enter,
+    module_stack.leave,
+    _root_begins,
+    following.begin,
+    following.leave,
+)
 _NUMBERS = {hook: -1 - n for n, hook in enumerate(_HOOKS)}
 
 
