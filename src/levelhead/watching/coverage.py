@@ -36,9 +36,7 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
         unfollowed = [] if PATH in watched.paths else found_in(watched.module)
         if probe.looked and BETWEEN in unfollowed:  # the code between graphs was followed
             unfollowed.remove(BETWEEN)
-        unread = not any(_is_inside(name, watched.name) for name in observed) and (
-            BETWEEN in unfollowed or _is_unread_graph(watched)
-        )
+        unread = BETWEEN in unfollowed or _is_unread_graph(watched)
         if watched.calls:
             notes = [*unfollowed, *([_FAST_PATH] if watched.lost_fast_path else []), *watched.not_observed]
             if watched.calls_in_a_pass > 1:
@@ -49,7 +47,9 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
             names = unknown.get(id(watched.module), []) if not watched.not_observed else []
             reason = not_described(", ".join(names)) if names else _reason(watched, unfollowed, compiled, probe)
             lines.append(Seen(watched.name, watched.kind, False, reason, 0))
-    return (*lines, *_scripted(model, modules))
+    inside = [line.module for line in lines if line.how not in (BETWEEN, EARLIER)]
+    unread_parts = [x for x in lines if x.how in (BETWEEN, EARLIER) and any(_is_inside(n, x.module) for n in inside)]
+    return (*(line for line in lines if line not in unread_parts), *_scripted(model, modules))
 
 
 def _scripted(model: nn.Module, modules: Sequence[WatchedModule]) -> Iterator[Seen]:
