@@ -18,7 +18,7 @@ from torch.nn import functional
 WORDS, TOKENS, ROWS = 50, 13, 3
 
 
-def rotate(x: Tensor, first: int = 0, reset: int = 0) -> Tensor:
+def rotate(x: Tensor, first: int | Tensor = 0, reset: int = 0) -> Tensor:
     """RoPE on (B, H, T, D), halves; positions from `first` on, again from 0 after `reset` of them."""
     T, D = x.shape[-2:]
     positions = torch.arange(T) % reset if reset else torch.arange(T) + first

@@ -74,13 +74,10 @@ def by_hand(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]
 
 def axial(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """RoPE of the tokens of an image that is 4 wide: half of a head for each axis."""
-    q, k = (torch.cat((placed(x[..., :8], 4, 1), placed(x[..., 8:], 1, 4)), -1) for x in (q, k))
+    at = torch.arange(q.shape[2])
+    places = at // 4 - at, at % 4 - at  # `rotate` adds the place in line
+    q, k = (torch.cat([rotate(half, p) for half, p in zip(x.chunk(2, -1), places, strict=True)], -1) for x in (q, k))
     return both(q, k, v)
-
-
-def placed(x: Tensor, by: int, modulo: int) -> Tensor:
-    positions = [t // by if modulo == 1 else t % modulo for t in range(x.shape[2])]
-    return torch.cat([rotate(x[:, :, t : t + 1], p) for t, p in enumerate(positions)], 2)
 
 
 class Directions(nn.Module):
@@ -249,8 +246,99 @@ def test_against_takes_a_run_and_a_file(tmp_path: Path) -> None:
     watch.run().save(tmp_path / "run.json")
     for before in (watch.run(), tmp_path / "earlier.pt", str(tmp_path / "run.json")):
         assert wrong(lh.preflight(folded, words(), against=before)) == ["scale folded into weights"]
-        assert wrong(lh.preflight(earlier, words(), against=before)) == []
+    assert wrong(lh.preflight(earlier, words(), against=watch.run())) == []
     (tmp_path / "broken.pt").write_bytes(b"text")
     for bad in (tmp_path / "none.pt", tmp_path / "broken.pt", 3):
         with pytest.raises(LevelheadError, match="against: expected"):
             lh.preflight(Transformer("right"), words(), against=bad)  # type: ignore[arg-type]
+
+
+# ---- what happens on the way
+
+
+def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = (q @ k.mT * D**-0.5).masked_fill(torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1), -1e9)
+    return s.softmax(-1).softmax(-1) @ v
+
+
+class DropsLogits(nn.Module):
+    def __init__(self, before: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attn, self.drop, self.before = Own(self._attend), nn.Dropout(0.1), before
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = q @ k.mT * D**-0.5
+        return self.drop(s).softmax(-1) @ v if self.before else self.drop(s.softmax(-1)) @ v
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x)
+
+
+def test_one_softmax_of_logits_that_nothing_dropped() -> None:
+    assert "softmax twice" in wrong(lh.preflight(Model(twice), words()))
+    x = torch.randn(2, 7, WIDTH)
+    assert wrong(lh.preflight(DropsLogits(True), x)) == ["dropout on logits"]
+    assert wrong(lh.preflight(DropsLogits(False), x)) == []
+
+
+def test_keys_as_values() -> None:
+    result = lh.preflight(Model(lambda q, k, v: causal(q, k, k), lambda q, k, v: causal(q, v, k), causal), words())
+    found = {(f.kind, f.module) for f in result.findings if f.severity != "note"}
+    assert found == {("values without effect", "layers.0"), ("keys and values swapped", "layers.1")}
+
+
+class Grouped(nn.Module):
+    """A core of its own, with settings around it."""
+
+    def __init__(self, bug: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.bug, self.core, self.sliding_window = bug, Core(bug), 4
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(WIDTH, n) for n in (WIDTH, 32, 32, WIDTH))
+        self.sinks = nn.Parameter(torch.zeros(H)) if bug == "sinks" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (w(x).unflatten(-1, (-1, D)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        q, k = rotate(q), rotate(k)
+        k = k.repeat(1, 2, 1, 1) if self.bug == "tiled keys" else k.repeat_interleave(2, 1)
+        return self.wo(self.core(q, k, v.repeat_interleave(2, 1)).transpose(1, 2).flatten(2))
+
+
+class Core(nn.Module):
+    def __init__(self, bug: str) -> None:
+        super().__init__()
+        self.bug, self.window = bug, {"wide": 5, "narrow": 3, "no window": 99}.get(bug, 4)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        at = torch.arange(q.shape[2])
+        back = at[:, None] - at
+        product = q.half() @ k.half().mT if self.bug == "half" else q @ k.mT
+        scale = 32**-0.5 if self.bug == "kv scale" else D**-0.5
+        s = (product.float() * scale).masked_fill((back < 0) | (back >= self.window), -1e9)
+        return s.softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("bug", "kind"),
+    [
+        ("", None),
+        ("tiled keys", "grouped heads in the wrong order"),
+        ("wide", "window off by one"),
+        ("narrow", "window off by one"),
+        ("no window", "window missing"),
+        ("half", "fp16 product"),
+        ("kv scale", "unusual scale"),
+        ("sinks", "sinks missing"),
+    ],
+)
+def test_a_core_of_its_own_is_judged_by_what_is_around_it(bug: str, kind: str | None) -> None:
+    found = wrong(lh.preflight(Grouped(bug), torch.randn(2, 11, WIDTH)))
+    assert found == [] if kind is None else kind in found, found
+
+
+def test_a_pruned_head_of_torchs_module() -> None:
+    for name, rows in (("out_proj.weight", (slice(None), slice(0, 16))), ("in_proj_weight", slice(-16, None))):
+        layer, x = nn.MultiheadAttention(WIDTH, H, batch_first=True), torch.randn(2, 7, WIDTH)
+        layer.get_parameter(name).data[rows] = 0.0
+        assert wrong(lh.preflight(layer, (x, x, x))) == ["heads without effect"]

@@ -3,17 +3,18 @@ heads that mix, groups in the wrong order, rotated values, heads without effect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from levelhead.diagnosis.findings import Finding, worst_heads
 from levelhead.preflight_checks.calls import SeenCall
 from levelhead.preflight_checks.causality import Claim
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.operators import called
+from levelhead.preflight_checks.projections import SWAPPED, UNUSED, groups_finding
 from levelhead.preflight_checks.result import PAGE, finding
 from levelhead.preflight_checks.value_probe import Site, heads_out, sites
 from levelhead.runs.record import Record, Run
@@ -58,7 +59,7 @@ class Applied:
 def check(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> Claim | None:
     """Reads all sites and judges them; returns why the model should be causal, if the weights say so."""
     wrong = [_over(record.module, axis) for record in run.latest if (axis := wrong_axis(record)) is not None]
-    return _check(flight, calls, wrong)
+    return _check(flight, calls, [*wrong, *_pruned(flight)])
 
 
 def wrong_axis(record: Record) -> str | None:
@@ -74,7 +75,7 @@ def _check(flight: Flight, calls: Sequence[SeenCall], wrong: list[Finding]) -> C
         flight.unknown(name, changed, "no module whose value and output projections are known")
         return None
     by_module = {call.module: call for call in calls}
-    known = {one.module for one in wrong}
+    known = {one.module for one in wrong} | {f.module for f in flight.findings if f.kind in (UNUSED, SWAPPED)}
     claim: Claim | None = None
     for one in _read(flight, [site for site in found if site.module not in known]):
         here = [*_groups(one), *_mixing(one, by_module.get(one.site.module)), *_idle(one, flight)]
@@ -145,10 +146,7 @@ def _groups(one: Applied) -> list[Finding]:
     tiled = all(g == h % G for h, g in known.items())
     if usual or not tiled:
         return []
-    why = f"Query head h reads key/value head h mod {G}; everywhere else it is h // {H // G}: neighbours share one. "
-    why += "Weights of other code do not fit, and a cache or kernel with grouped heads gives other results."
-    advice = "Use repeat_interleave(n, dim=1), not repeat(1, n, 1, 1); or enable_gqa=True."
-    return [finding("grouped heads in the wrong order", "warning", one.site.module, why, advice, heads=H, groups=G)]
+    return [groups_finding(one.site.module, H, G, "values")]
 
 
 def _mixing(one: Applied, call: SeenCall | None) -> list[Finding]:
@@ -171,6 +169,9 @@ def _idle(one: Applied, flight: Flight) -> list[Finding]:
     """Some heads, but not all, that give nothing, or that nothing reads."""
     site, modules = one.site, dict(flight.model.named_modules())
     gives = one.same.nan_to_num().abs().amax((0, 1, 3)) > 0
+    made = flight.tape.entries[site.values, 0].outputs[0][..., site.columns.flatten()]
+    empty = made.nan_to_num().reshape(-1, *site.columns.shape).abs().amax((0, 2)) == 0
+    gives &= torch.tensor([g is None or not bool(empty[g]) for g in one.owners], device=gives.device)
     read = torch.ones_like(gives)
     reader = modules[_reader(site, flight)]
     weight = getattr(reader, "weight", None)
@@ -179,13 +180,31 @@ def _idle(one: Applied, flight: Flight) -> list[Finding]:
         inner = inner.mT if type(reader).__name__ == "Conv1D" else inner
         if inner.shape[1] == site.heads * site.width and inner.is_floating_point():
             read = inner.reshape(inner.shape[0], site.heads, -1).abs().amax((0, 2)) > 0
-    idle = [h for h in range(site.heads) if not (gives[h] and read[h])]
-    if not idle or len(idle) == site.heads:
+    return _idle_heads(site.module, gives & read)
+
+
+def _pruned(flight: Flight) -> Iterator[Finding]:
+    """The same of torch's own modules, whose projections are no modules."""
+    for name, module in flight.model.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and (name, 0) in flight.tape.entries:
+            H, E = module.num_heads, module.embed_dim
+            used = module.out_proj.weight.detach().reshape(E, H, -1).abs().amax((0, 2)) > 0
+            if module.in_proj_weight is not None:
+                values = module.in_proj_weight.detach()[2 * E :].reshape(H, -1).abs().amax(1)
+                bias = module.in_proj_bias
+                values = values if bias is None else values + bias.detach()[2 * E :].reshape(H, -1).abs().amax(1)
+                used = used & (values > 0)
+            yield from _idle_heads(name, used)
+
+
+def _idle_heads(module: str, used: Tensor) -> list[Finding]:
+    idle = [h for h, is_used in enumerate(used.tolist()) if not is_used]
+    if not idle or len(idle) == len(used):
         return []
     why = "These heads change nothing: their outputs are zero, or the output projection has zeros for them. Pruned or "
     why += "masked heads cost time and memory, and get no gradient."
     advice = "Remove them from the projections, or initialise them anew."
-    return [finding("heads without effect", "warning", site.module, why, advice, worst_heads(idle), heads=len(idle))]
+    return [finding("heads without effect", "warning", module, why, advice, worst_heads(idle), heads=len(idle))]
 
 
 def _reader(site: Site, flight: Flight) -> str:

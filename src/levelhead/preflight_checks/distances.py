@@ -28,11 +28,23 @@ def check(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> None:
             why += "distance."
             advice = "Change the sign of the bias, or of the positions' difference."
             found.append(finding("ALiBi's sign", "error", module, why, advice, slope=float(s.max())))
+        elif _reversed(-s):
+            why = (
+                "The slopes are those of ALiBi in the reverse order: the first head has the smallest. Weights of other "
+            )
+            why += "code do not fit."
+            advice = "Give head h (from 0) the slope 2^(-8 (h + 1) / heads)."
+            found.append(finding("ALiBi's slopes", "warning", module, why, advice, first_slope=-float(s[0])))
     if found:
-        return flight.failed(name, changed, "far keys are preferred", *found)
+        return flight.failed(name, changed, ", ".join(sorted({f.kind for f in found})), *found)
     if not lines:
         return flight.unknown(name, changed, "no bias that is a line in the distance")
     return flight.passed(name, changed, f"{len(lines)} modules prefer near keys")
+
+
+def _reversed(slopes: Tensor) -> bool:
+    usual = 2.0 ** (-8.0 * torch.arange(1, len(slopes) + 1).to(slopes) / len(slopes))
+    return len(slopes) > 2 and bool(torch.allclose(slopes, usual.flip(0), rtol=0.02, atol=1e-5))
 
 
 def _slopes(call: SeenCall, scale: float | None) -> Tensor | None:

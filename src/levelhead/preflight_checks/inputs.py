@@ -123,6 +123,13 @@ class Batch:
             return mask
         return (mask.all(1) | ~mask.any(1))[:, None].expand_as(mask)
 
+    def without_padding(self) -> Batch:
+        """The batch with all tokens real, where it says which are not."""
+        key = self.padding_mask()
+        if key is None or not self.names[key].endswith("attention_mask") or bool(self[key].bool().all()):
+            return self
+        return self.with_({key: torch.ones_like(self[key])})
+
     def changed(self, key: Key, where: Tensor) -> Batch:
         """Other tokens at the places (B, T) that are True."""
         x = self[key]

@@ -156,7 +156,7 @@ def forms(flight: Flight, calls: Sequence[SeenCall], meant: bool | None) -> Clai
         flight.unknown(name, changed, "causal=False: a look-ahead or a reversed mask may be meant")
         return None
     found = {seen.module: form(seen).name for seen in calls if seen.square and not seen.call.crossed}
-    found |= {seen.module: TOP_LEFT for seen in calls if top_left(seen)}
+    found |= {seen.module: kind for seen in calls if (kind := _with_cache(seen)) is not None}
     found = _both_directions(found)
     wrong = {module: kind for module, kind in found.items() if kind in _WHY}
     causal = [module for module, kind in found.items() if kind == CAUSAL]
@@ -214,11 +214,14 @@ def deliberate(seen: SeenCall) -> bool:
     return bool(shown[later].any()) and not bool(shown[later].all())
 
 
-def top_left(seen: SeenCall) -> bool:
-    """Whether fewer queries than keys begin to see at the first key, and no query ever sees the last ones, though
-    these hold something: a cache in front, and a causal mask that does not count it."""
+def _with_cache(seen: SeenCall) -> str | None:
+    """Fewer queries than keys: a cache is in front. A causal mask that begins at the first key does not count it: no
+    query ever sees the last keys, though these hold something. One that ends behind the last key looks ahead."""
     T, S = seen.queries, seen.keys
-    shown = seen.shown() if 1 < T < S and not seen.call.crossed and seen.whole else None
-    if shown is None or not torch.equal(shown, torch.ones_like(shown).tril()):
-        return False
-    return bool((seen.k[:, :, T:].abs().amax((1, 3)) > 0).all())
+    shown = seen.shown() if 2 < T < S and not seen.call.crossed and seen.whole else None
+    if shown is None:
+        return None
+    ones = torch.ones_like(shown)
+    if torch.equal(shown, ones.tril()) and bool((seen.k[:, :, T:].abs().amax((1, 3)) > 0).all()):
+        return TOP_LEFT
+    return NEXT if torch.equal(shown, ones.tril(S - T + 1)) else None

@@ -1,17 +1,43 @@
-"""Which operators of interest a pass calls: random ones, and softmaxes by their axis."""
+"""What the operators of a pass show: random numbers, the axes of softmaxes, a softmax of a softmax, dropped logits.
+
+A dispatch mode follows products and softmaxes through operators that keep what they are.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
+from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.inputs import Batch
 from levelhead.preflight_checks.passes import run
+from levelhead.preflight_checks.result import finding
 
 _DROPPING = {"native_dropout", "bernoulli", "bernoulli_", "rand", "rand_like", "dropout", "_fused_dropout"}
 _SOFTMAX = {"_softmax", "_safe_softmax", "softmax"}
+_PRODUCTS = {"bmm", "baddbmm"}
+_WEIGHTS, _LOGITS, _DROPPED, _NOISE = "weights", "logits", "dropped logits", "noise"
+_VIEWS = {
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "expand",
+    "transpose",
+    "permute",
+    "t",
+    "clone",
+    "_to_copy",
+    "detach",
+    "slice",
+}
+_SCALED = {"mul", "mul_", "div", "div_"}
+_MASKED = {"masked_fill", "masked_fill_", "where", "add", "add_", "sub", "tanh"}
 
 
 @dataclass
@@ -20,27 +46,101 @@ class Called:
 
     drops: bool = False  # numbers are drawn as dropout draws them
     other_axis: bool = False  # a softmax of three or more dimensions runs along another than the last
+    twice: str | None = None  # the module that forms a softmax of weights
+    dropped: str | None = None  # the module that drops logits
 
 
 class _Mode(TorchDispatchMode):
-    def __init__(self, called: Called) -> None:
+    def __init__(self, called: Called, running: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.called = called
+        self.called, self.running = called, running
+        self.kinds: Any = WeakIdKeyDictionary()  # tensor -> what it holds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
+        out = func(*args, **(kwargs or {}))
         self.called.drops |= name in _DROPPING
+        first = next((x for x in args if isinstance(x, Tensor)), None)
         if name in _SOFTMAX and args[0].dim() > 2:
             self.called.other_axis |= args[1] not in (-1, args[0].dim() - 1)
-        return func(*args, **(kwargs or {}))
+            here, kind = self.running[-1] if self.running else "", self.kinds.get(first)
+            if kind == _WEIGHTS:
+                self.called.twice = self.called.twice or here
+            if kind == _DROPPED:
+                self.called.dropped = self.called.dropped or here
+        if isinstance(out, Tensor) and (kind := self._kind(name, args, first)) is not None:
+            self.kinds[out] = kind
+        return out
+
+    def _kind(self, name: str, args: tuple[Any, ...], first: Tensor | None) -> str | None:
+        if name in _SOFTMAX:
+            return _WEIGHTS if args[0].dim() > 2 else None
+        if name in _PRODUCTS:
+            return _LOGITS
+        if name in ("bernoulli", "bernoulli_"):
+            return _NOISE
+        kinds = {self.kinds.get(x) for x in args[:3] if isinstance(x, Tensor)} - {None}
+        if name in _SCALED and kinds == {_LOGITS, _NOISE}:
+            return _DROPPED
+        mine = None if first is None else self.kinds.get(first)
+        if name in _VIEWS or name in _SCALED:
+            return mine if kinds <= {mine, _NOISE} else None
+        return mine if name in _MASKED and mine in (_LOGITS, _DROPPED) else None
 
 
-def called(batch: Batch) -> Called | None:
+def called(batch: Batch, *, training: bool = False) -> Called | None:
     """Of one pass; None: the model does not run under a mode that looks at operators."""
-    found = Called()
+    found, running, handles = Called(), [], []
+
+    def begins(name: str) -> Callable[..., None]:
+        return lambda *_: running.append(name)
+
+    for name, module in batch.model.named_modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            handles.append(module.register_forward_pre_hook(begins(name)))
+            handles.append(module.register_forward_hook(lambda *_: running.pop() and None))
+    modes = [(module, module.training) for module in batch.model.modules()]
     try:
-        with _Mode(found):
+        for module in batch.model.modules() if training else ():
+            _train(module)
+        with _Mode(found, running):
             run(batch)
     except Exception:
         return None
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes:
+            module.training = mode
     return found
+
+
+def _train(module: nn.Module) -> None:
+    """Training mode, as far as it is dropout: norms over the batch would write into their statistics."""
+    module.training = not isinstance(module, nn.modules.batchnorm._NormBase)
+
+
+def check(flight: Flight) -> None:
+    """One softmax, of logits that nothing dropped."""
+    name, looked = "one softmax", "the operators of a pass in training mode"
+    seen = called(flight.batch, training=True) or called(flight.batch)
+    found = []
+    if seen is not None and seen.twice is not None:
+        why = (
+            "A softmax runs over the result of another: weights between 0 and 1 become nearly uniform, and hidden keys "
+        )
+        why += "get a share again."
+        advice = "Apply one softmax to the masked logits."
+        found.append(finding("softmax twice", "error", seen.twice, why, advice))
+    if seen is not None and seen.dropped is not None:
+        why = (
+            "In training, dropout sets logits to zero before the softmax: a dropped logit is not a hidden key, it gets "
+        )
+        why += "the weight of an average one, and the others grow by 1/(1 - p)."
+        advice = "Apply dropout to the weights, behind the softmax."
+        found.append(finding("dropout on logits", "warning", seen.dropped, why, advice))
+    if found:
+        return flight.failed(name, looked, ", ".join(one.kind for one in found), *found)
+    if seen is None:
+        return flight.unknown(name, looked, "the model does not run where operators are looked at")
+    return flight.passed(name, looked, "no softmax of a softmax, no dropped logits")

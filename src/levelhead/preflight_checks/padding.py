@@ -12,7 +12,7 @@ from levelhead.errors import LevelheadError
 from levelhead.preflight_checks.calls import seen_calls
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.inputs import Batch, Key
-from levelhead.preflight_checks.passes import Moved, moved, taped
+from levelhead.preflight_checks.passes import Moved, Places, moved, taped
 from levelhead.preflight_checks.places import Grid
 from levelhead.preflight_checks.result import finding
 
@@ -36,7 +36,7 @@ def padding(flight: Flight, attending: Collection[str]) -> None:
             before, after = taped(padded), taped(padded.changed(stream, ~real))
         except LevelheadError:
             continue
-        here = moved(before, after, grid.at(real))
+        here = moved(before, after, _places(batch, stream, grid, real))
         if here.size and here.module and _hides(padded, here.module, real):
             what = (
                 f"real tokens moved through {here.module}, whose softmax hides the padding: something else mixes tokens"
@@ -62,6 +62,21 @@ def padding(flight: Flight, attending: Collection[str]) -> None:
     advice = "Hide padded keys before the softmax: a bool mask (B, 1, 1, S) for scaled_dot_product_attention."
     found = finding("padding not masked", "error", module, why, advice, change=here.size)
     return flight.failed(name, changed, f"real tokens moved by {here.size:.2g} of the largest output", found)
+
+
+def _places(batch: Batch, stream: Key, grid: Grid, real: torch.Tensor) -> Places:
+    """Real tokens; and all tokens of the decoder, which reads them."""
+    other = batch.stream()
+    mine = grid.at(real)
+    if other is None or other == stream or batch.sizes(other) == batch.sizes(stream):
+        return mine
+    theirs = Grid(*batch.sizes(other)).at(torch.ones(batch.sizes(other), dtype=torch.bool))
+
+    def places(x: torch.Tensor) -> torch.Tensor | None:
+        found = mine(x)
+        return theirs(x) if found is None else found
+
+    return places
 
 
 def _hides(batch: Batch, module: str, real: torch.Tensor) -> bool:

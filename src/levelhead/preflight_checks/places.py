@@ -57,12 +57,12 @@ class Grid:
 
         return places
 
-    def other_rows(self, row: int) -> Places:
-        """The numbers of all rows but one."""
+    def of_rows(self, row: int, *, own: bool) -> Places:
+        """The numbers of one row, or of all others."""
 
         def places(x: Tensor) -> Tensor | None:
             found = self.by_row(x)
-            return None if found is None else found[torch.arange(self.rows, device=found.device) != row]
+            return None if found is None else found[(torch.arange(self.rows, device=found.device) == row) == own]
 
         return places
 

@@ -15,14 +15,17 @@ from levelhead.diagnosis.findings import Findings
 from levelhead.errors import LevelheadError, bad_type
 from levelhead.preflight_checks import (
     applied_weights,
+    attention_sinks,
     causality,
     distances,
     earlier_weights,
     head_scales,
     inputs,
     masks,
+    operators,
     padding,
     positions,
+    projections,
     repeats,
     rows,
     scales,
@@ -31,7 +34,7 @@ from levelhead.preflight_checks import (
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.causality import Claim
 from levelhead.preflight_checks.flight import Flight
-from levelhead.preflight_checks.passes import held_still
+from levelhead.preflight_checks.passes import held_still, taped
 from levelhead.preflight_checks.result import Preflight
 from levelhead.runs.record import Run
 from levelhead.watching import module_stack
@@ -84,9 +87,13 @@ def preflight(
         modules = {seen.module for seen in calls}
         claims: list[Claim | None] = []
         flight.attempt("form of masks", lambda: claims.append(masks.forms(flight, calls, causal)))
-        flight.attempt("applied weights", lambda: claims.append(applied_weights.check(flight, run, calls)))
+        flight.attempt("use of projections", lambda: projections.check(flight))
+        flight.attempt("applied weights", lambda: claims.append(_weights(flight, run, calls)))
+        flight.attempt("order of key heads", lambda: projections.key_groups(flight, calls))
+        flight.attempt("one softmax", lambda: operators.check(flight))
         flight.attempt("relative positions", lambda: positions.check(flight))
         flight.attempt("configuration", lambda: settings.check(flight, run, calls))
+        flight.attempt("sinks", lambda: attention_sinks.check(flight, calls))
         flight.attempt("QK-norm gains", lambda: scales.norms(flight, run, calls))
         flight.attempt("scale of each head", lambda: head_scales.check(flight, calls))
         flight.attempt("type of the product", lambda: scales.half_products(flight, calls))
@@ -110,6 +117,15 @@ def _seen(flight: Flight, expected_scale: float | str | None) -> tuple[Run, list
         return seen_calls(flight.batch, deep=True, expected_scale=expected_scale)
     except LevelheadError:
         return seen_calls(flight.batch, deep=False, expected_scale=expected_scale)
+
+
+def _weights(flight: Flight, run: Run, calls: list[SeenCall]) -> Claim | None:
+    """Of the applied weights; padding would hide keys that a wrong mask shows."""
+    plain = flight.batch.without_padding()
+    if plain is flight.batch:
+        return applied_weights.check(flight, run, calls)
+    other = Flight(plain, taped(plain), flight.checks, flight.findings)
+    return applied_weights.check(other, run, seen_calls(plain)[1])
 
 
 def _claim(model: nn.Module, calls: Sequence[SeenCall], seen: Claim | None, causal: bool | None) -> Claim | None:

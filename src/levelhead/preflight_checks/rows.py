@@ -57,6 +57,8 @@ def batch_independence(flight: Flight, keys_seen: dict[str, int], meant: bool | 
     here = _row(flight, stream, 0)
     if not here.compared:
         return flight.unknown(name, changed, "no output has a row for each row of the batch")
+    if not here.size and not _row(flight, stream, 0, own=True).size:
+        return flight.unknown(name, changed, "its own output did not move, so that nothing can be said about others")
     if not here.size:
         return flight.passed(name, changed, "no other row moved")
     if not _confirmed(flight, stream):
@@ -88,13 +90,14 @@ def _confirmed(flight: Flight, stream: Key | None) -> bool:
         return True
 
 
-def _row(flight: Flight, stream: Key | None, row: int) -> Moved:
+def _row(flight: Flight, stream: Key | None, row: int, *, own: bool = False) -> Moved:
+    """What a change of a row moves in the others, or in itself."""
     batch = flight.batch
     if stream is None:
         key = next(k for k, x in batch.tensors().items() if x.is_floating_point() and x.dim() > 3)
         x = batch[key].clone()
         x[row] = x[row] + torch.randn_like(x[row]) * x.float().std().to(x)
-        return moved(flight.tape, taped(batch.with_({key: x})), Grid(batch.rows, 0).other_rows(row))
+        return moved(flight.tape, taped(batch.with_({key: x})), Grid(batch.rows, 0).of_rows(row, own=own))
     grid = flight.grid(stream)
     for key in batch.streams():
         each = Grid(*batch.sizes(key))
@@ -102,7 +105,7 @@ def _row(flight: Flight, stream: Key | None, row: int) -> Moved:
             chosen = torch.zeros(each.rows, each.tokens, dtype=torch.bool)
             chosen[row] = True
             batch = batch.changed(key, chosen)
-    return moved(flight.tape, taped(batch), grid.other_rows(row))
+    return moved(flight.tape, taped(batch), grid.of_rows(row, own=own))
 
 
 def _by_design(flight: Flight, module: str, keys_seen: dict[str, int]) -> bool:

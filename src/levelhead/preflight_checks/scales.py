@@ -16,6 +16,7 @@ from levelhead.diagnosis.wrong_scale import UNUSUAL, WRONG
 from levelhead.preflight_checks import settings
 from levelhead.preflight_checks.calls import SeenCall
 from levelhead.preflight_checks.flight import Flight
+from levelhead.preflight_checks.projections import around, home
 from levelhead.preflight_checks.result import finding
 from levelhead.runs.record import Record, Run
 from levelhead.watching import effective_scale
@@ -87,12 +88,8 @@ def _kv_heads(module: nn.Module | None) -> list[int]:
 
 def _key_heads(flight: Flight, record: Record) -> list[int]:
     """How many heads the projection of the keys gives, if fewer than there are."""
-    prefix, H = f"{record.module}." if record.module else "", len(record.tally)
-    widths = [
-        entry.outputs[0].shape[-1]
-        for (name, _), entry in flight.tape.entries.items()
-        if name.startswith(prefix) and effective_scale.role(name) == "k" and entry.outputs
-    ]
+    k, H = around(record.module, flight.tape).get("k"), len(record.tally)
+    widths = [] if k is None else [k.shape[-1]]
     return [w // record.facts.d_k for w in widths if w % record.facts.d_k == 0 and 0 < w < H * record.facts.d_k]
 
 
@@ -110,7 +107,8 @@ def norms(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> None:
     records = {record.module: record for record in run.latest}
     found, seen = [], 0
     for call in calls:
-        module, record = modules.get(call.module), records.get(call.module)
+        record = records.get(call.module)
+        module = modules[home(call.module, modules)] if call.module in modules else None
         if (
             module is None
             or record is None

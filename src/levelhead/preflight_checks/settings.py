@@ -17,6 +17,7 @@ from levelhead.diagnosis.findings import Finding
 from levelhead.errors import LevelheadError
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.flight import Flight
+from levelhead.preflight_checks.projections import home
 from levelhead.preflight_checks.result import finding
 from levelhead.runs.record import Run
 from levelhead.watching import effective_scale
@@ -40,7 +41,7 @@ def check(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> None:
     """Every setting of every attention module that was seen."""
     name, changed = "configuration", "window, softcap and YaRN's factor against the calls"
     modules = dict(flight.model.named_modules())
-    own = {call.module: modules[call.module] for call in calls if call.module in modules}
+    own = {call.module: modules[home(call.module, modules)] for call in calls if call.module in modules}
     caps = {module: cap for module, m in own.items() if (cap := _number(m, _CAPS)) is not None}
     found = [*_windows(flight, own, calls), *_caps(flight, caps, calls), *_yarn(own, run)]
     set_ = [f"window {w:g}" for w in {_number(m, _WINDOWS) for m in own.values()} if w]
@@ -95,12 +96,23 @@ def _windows(flight: Flight, own: Mapping[str, nn.Module], calls: Sequence[SeenC
         if window is None or shown is None or tokens < window + 2:
             continue
         i, j = torch.arange(tokens)[:, None], torch.arange(tokens)[None]
-        beyond = shown.cpu() & (i - j > window)
-        if bool(beyond.any()):
-            furthest = float((i - j)[beyond].max())
+        back = torch.where(shown.cpu(), i - j, torch.zeros_like(i - j)).amax(1)[int(window) + 1 :]
+        furthest, least = float(back.max()), float(back.min())
+        exact = _exact(own[call.module]) and not bool((shown.cpu() & (j > i)).any())
+        if exact and furthest == least and furthest in (window, window - 2) and window > 2:
+            keys = f"{furthest + 1:g} keys, itself and {furthest:g} before"
+            why = f"A sliding window of {window:g} is set, and a query sees {keys}: the window is off by one."
+            advice = "Show keys with query - key < window, as transformers and FlashAttention's (window - 1, 0) do."
+            yield finding("window off by one", "warning", call.module, why, advice, window=window, furthest=furthest)
+        elif furthest > window:
             why = f"A window of {window:g} is set, and queries see keys further back: the window is not in the mask."
             advice = "Hide keys with query - key >= window, or pass the window to the attention function."
             yield finding("window missing", "warning", call.module, why, advice, window=window, furthest=furthest)
+
+
+def _exact(module: nn.Module) -> bool:
+    """Whether the setting's name says how many keys are meant: transformers' `sliding_window`."""
+    return isinstance(getattr(module, _WINDOWS[0], None), int) or not any(hasattr(module, name) for name in _WINDOWS)
 
 
 # ---- softcap

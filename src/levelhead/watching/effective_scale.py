@@ -89,7 +89,7 @@ def qk_norms(module: nn.Module) -> list[str]:
     """Names of a module's children that normalise queries or keys: q_norm, key_layernorm, norm_k."""
     around = {"norm", "layernorm", "rmsnorm", "ln", "layer", "rms"}
     names = [name for name, child in module.named_children() if is_norm(name, child)]
-    return [name for name in names if (set(_words(name)) - around) & {"q", "k", "qk", "query", "key"}]
+    return [name for name in names if (set(_words(name)) - around) & {"q", "k", "qk", "qn", "kn", "query", "key"}]
 
 
 def role(name: str) -> str | None:

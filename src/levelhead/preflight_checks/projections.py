@@ -1,0 +1,211 @@
+"""The projections of q, k and v of an attention module, and what each of them does to its output.
+
+Noise is added behind a projection, and the module's output must move: by values in proportion to it, for attention is
+linear in the values, and not in the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from levelhead.diagnosis.findings import Finding
+from levelhead.preflight_checks.calls import SeenCall
+from levelhead.preflight_checks.flight import Flight
+from levelhead.preflight_checks.passes import Tape, run, tensors
+from levelhead.preflight_checks.result import finding
+from levelhead.watching import effective_scale
+
+_NEAR = 1e-3
+
+
+def around(module: str, tape: Tape) -> dict[str, Tensor]:
+    """What the projections of a module gave, by role; of the nearest module around it, where it has none itself."""
+    while True:
+        prefix = f"{module}." if module else ""
+        found = {
+            role: entry.outputs[0]
+            for (name, number), entry in tape.entries.items()
+            if name.startswith(prefix) and "." not in name[len(prefix) :] and number == 0 and entry.outputs
+            if (role := effective_scale.role(name)) is not None
+        }
+        if found or not module:
+            return found
+        module = module.rpartition(".")[0]
+
+
+def home(module: str, modules: Mapping[str, nn.Module]) -> str:
+    """The module, or the nearest around it that has projections: a core of attention has its settings there."""
+    here = module
+    while here and not any(effective_scale.role(child) for child, _ in modules[here].named_children()):
+        here = here.rpartition(".")[0]
+    children = modules[here].named_children()
+    return here if any(effective_scale.role(child) for child, _ in children) else module
+
+
+# ---- the order of grouped keys
+
+
+def key_groups(flight: Flight, calls: Sequence[SeenCall]) -> None:
+    """Compares the lengths of keys at the call with those of the projection: rotations keep them."""
+    name, looked = "order of key heads", "the lengths of keys at the call and behind their projection"
+    known, found = 0, []
+    for call in calls:
+        owners = _owners(call, flight.tape)
+        if owners is None:
+            continue
+        known += 1
+        H, G = len(owners), len(set(owners))
+        told = any(f.kind == GROUPS and f.module == call.module for f in flight.findings)
+        if not told and owners == [h % G for h in range(H)] and G > 1:
+            found.append(groups_finding(call.module, H, G, "keys"))
+    if found:
+        return flight.failed(name, looked, f"in {len(found)} modules", *found)
+    if not known:
+        return flight.unknown(name, looked, "no module that repeats its keys")
+    return flight.passed(name, looked, f"neighbouring heads share keys in {known} modules")
+
+
+def _owners(call: SeenCall, tape: Tape) -> list[int] | None:
+    """The key/value head that each head reads; None: not known, or there are as many."""
+    k = around(call.module, tape).get("k")
+    B, H, S, D = call.k.shape
+    if k is None or k.dim() != 3 or k.shape[:2] != (B, S) or k.shape[2] % D or not 1 < k.shape[2] // D < H:
+        return None
+    made = k.double().reshape(B, S, -1, D).norm(dim=-1)  # (B, S, G)
+    here = call.k.double().norm(dim=-1).transpose(1, 2)  # (B, S, H)
+    ratio = (here[..., None] / made[:, :, None].clamp(min=1e-30)).flatten(0, 1)  # (B · S, H, G)
+    same = ratio.std(0) < _NEAR * ratio.mean(0)
+    return same.int().argmax(1).tolist() if bool((same.sum(1) == 1).all()) else None
+
+
+UNUSED, SWAPPED = "values without effect", "keys and values swapped"
+GROUPS = "grouped heads in the wrong order"
+
+
+def groups_finding(module: str, H: int, G: int, what: str) -> Finding:
+    """Of heads that are tiled."""
+    why = f"The {what} of query head h are those of key/value head h mod {G}; everywhere else it is h // {H // G}: "
+    why += "neighbours share one. Weights of other code do not fit, and a cache or kernel with grouped heads gives "
+    why += "other results."
+    advice = "Use repeat_interleave(n, dim=1), not repeat(1, n, 1, 1), on k and v alike; or enable_gqa=True."
+    return finding(GROUPS, "warning", module, why, advice, heads=H, groups=G)
+
+
+# ---- what projections do
+
+
+@dataclass(frozen=True)
+class _Home:
+    """A module with projections of q, k and v."""
+
+    name: str
+    children: Mapping[str, tuple[str, int]]  # role -> child, and which third of its output
+
+
+def check(flight: Flight) -> None:
+    """Adds noise behind every projection, one role at a time, in all modules at once."""
+    name, changed = "use of projections", "noise behind the projections of q, k and v"
+    known = {f.module for f in flight.findings}  # a wrong mask may hide all values
+    homes = [home for home in _homes(flight) if flight.tape.entries[home.name, 0].outputs and home.name not in known]
+    if not homes:
+        return flight.unknown(name, changed, "no module with projections of q, k and v")
+    values = _Moves(flight, homes, "v")
+    odd = [home for home in homes if not values.linear(home)]  # not as values are: look closer
+    others = {role: _Moves(flight, odd, role) for role in ("q", "k")} if odd else {}
+    found = []
+    for home in odd:
+        if not values.size(home) and max(each.size(home) for each in others.values()):
+            why = "What the projection of the values gives changes nothing, while that of the queries or keys does: "
+            why += "the attention reads something else as values."
+            advice = "Multiply the weights with the projected values."
+            found.append(finding(UNUSED, "warning", home.name, why, advice))
+        elif values.size(home) and others["k"].linear(home) and home.children["k"][1] < 0:  # of one for all, who knows
+            why = "The output is linear in what the projection of the keys gives, and not in that of the values: keys "
+            why += "and values are swapped on the way."
+            advice = "Look at the order of arguments: attention(q, k, v)."
+            found.append(finding(SWAPPED, "warning", home.name, why, advice))
+    if found:
+        return flight.failed(name, changed, ", ".join(sorted({f.kind for f in found})), *found)
+    return flight.passed(name, changed, f"values count as values in {len(homes) - len(odd)} of {len(homes)} modules")
+
+
+class _Moves:
+    """How the outputs of modules move with noise behind one of their projections, and with twice the noise."""
+
+    def __init__(self, flight: Flight, homes: Sequence[_Home], role: str) -> None:
+        self._once, self._twice = (_moved(flight, homes, role, size) for size in (1.0, 2.0))
+
+    def size(self, home: _Home) -> float:
+        return _size(self._once[home.name])
+
+    def linear(self, home: _Home) -> bool:
+        once, twice = self._once[home.name], self._twice[home.name]
+        return self.size(home) > 0 and _size(twice - 2 * once) < _NEAR * self.size(home)
+
+
+def _size(move: Tensor) -> float:
+    return float(move.abs().max()) if move.numel() else 0.0
+
+
+def _homes(flight: Flight) -> Iterator[_Home]:
+    ran = [name for name, _ in flight.tape.entries]
+    for name, module in flight.model.named_modules():
+        children: dict[str, tuple[str, int]] = {}
+        for child, part in module.named_children():
+            path, role = f"{name}.{child}" if name else child, effective_scale.role(child)
+            if role is None or ran.count(path) != 1 or not isinstance(part, nn.Module):
+                continue
+            if role == "qkv":
+                children |= {each: (path, n) for n, each in enumerate(("q", "k", "v"))}
+            elif role in ("q", "k", "v"):
+                children[role] = (path, -1)
+        if ran.count(name) == 1 and children.keys() == {"q", "k", "v"}:
+            yield _Home(name, children)
+
+
+def _moved(flight: Flight, homes: Sequence[_Home], role: str, size: float) -> dict[str, Tensor]:
+    """How the first output of every module moves; its own numbers are passed on."""
+    modules = dict(flight.model.named_modules())
+    found, handles = {home.name: torch.empty(0) for home in homes}, []
+    for home in homes:
+        child, third = home.children[role]
+        handles.append(modules[child].register_forward_hook(_noisy(third, size)))
+        kept = flight.tape.entries[home.name, 0].outputs[0]
+        handles.append(modules[home.name].register_forward_hook(_compared(home.name, kept, found)))
+    try:
+        run(flight.batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _noisy(third: int, size: float) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or (third >= 0 and output.shape[-1] % 3):
+            return None
+        noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(9)).to(output)
+        noise = noise * output.float().std().clamp(min=1e-3).to(output) * size
+        if third >= 0:
+            each = output.shape[-1] // 3
+            noise[..., [n for n in range(3 * each) if n // each != third]] = 0
+        return output + noise
+
+    return hook
+
+
+def _compared(name: str, kept: Tensor, found: dict[str, Tensor]) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        given = tensors(output)
+        if given and given[0].shape == kept.shape:
+            found[name] = (given[0] - kept).double().nan_to_num()
+        if isinstance(output, Tensor):
+            return kept
+        return (kept, *output[1:]) if isinstance(output, tuple) and output and isinstance(output[0], Tensor) else None
+
+    return hook
