@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import levelhead as lh
-from levelhead.watching.by_hand import NO_PRODUCT, NO_SOFTMAX
+from levelhead.watching.by_hand import IN_SEGMENTS, NO_PRODUCT, NO_SOFTMAX, OVERWRITTEN
 from levelhead.watching.hand_softmax import GRADIENTS
 from levelhead.watching.hand_weights import MASKED
 from watched import BATCH, HEADS, TOKENS, WIDTH, batch, hidden, one_thread, outcome, same, stack
@@ -177,6 +177,57 @@ def test_a_squared_relu_is_named() -> None:
 def test_a_mask_after_the_softmax_is_named() -> None:
     (line,) = watched(lambda m, q, k, v: (scores(q, k).softmax(-1) * ~hidden(TOKENS)) @ v).coverage()
     assert line.seen and MASKED in line.note
+
+
+def one_score_at_a_time(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.transpose(1, 2).flatten(2) for x in (q, k, v))
+    layer = module.out_proj
+    each = [layer(torch.tanh(q[:, -1] + k[:, t]))[:, :1].squeeze(-1) for t in range(TOKENS)]
+    out = torch.bmm(torch.stack(each, 1).softmax(1)[:, None], v)
+    return out.expand(-1, TOKENS, -1).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+def by_column(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weight = module.out_proj.weight[:D, :D]  # type: ignore[union-attr,index]
+    each = nn.functional.linear((q[:, :, :, None] - k[:, :, None]).relu(), weight)
+    return (each.softmax(-2) * v[:, :, None].expand_as(each)).sum(-2)
+
+
+def over_edges(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    to, from_ = torch.cartesian_prod(torch.arange(TOKENS), torch.arange(TOKENS)).T
+    q, k, v = (x.permute(2, 0, 1, 3) for x in (q, k, v))
+    raised = (q[to] * k[from_]).sum(-1).exp()
+    sums = torch.zeros(TOKENS, BATCH, HEADS).index_add(0, to, raised)
+    weights = raised / sums[to]
+    return torch.zeros(TOKENS, BATCH, HEADS, D).index_add(0, to, weights[..., None] * v[from_]).permute(1, 2, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("attend", "words"),
+    [(one_score_at_a_time, NO_PRODUCT), (by_column, NO_PRODUCT), (over_edges, IN_SEGMENTS)],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_other_softmaxes_over_keys_are_named(attend: Attend, words: str) -> None:
+    (line,) = watched(attend).coverage()
+    assert not line.seen and words in line.how
+
+
+@pytest.mark.parametrize("kind", ["out", "in place"])
+def test_logits_that_the_softmax_overwrites_are_named_and_not_misread(kind: str) -> None:
+    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        logits = scores(q, k)
+        if kind == "out":
+            return torch.softmax(logits, -1, out=logits) @ v
+        logits -= logits.amax(-1, keepdim=True)
+        logits.exp_()
+        logits /= logits.sum(-1, keepdim=True)
+        return logits @ v
+
+    model = stack(attend, depth=1)
+    with torch.no_grad(), lh.watch(model, deep=True) as w:
+        model(batch())
+    assert not w.last.records
+    assert OVERWRITTEN in w.coverage()[0].how
 
 
 def test_gradients_of_a_softmax_by_hand_are_named() -> None:

@@ -41,13 +41,15 @@ from levelhead.watching.undisturbed import undisturbed
 PATHS = (PATH, fused_operators.PATH)  # seen in passes that are followed only
 _SOFTMAX = {"_softmax", "_safe_softmax", "softmax", "_log_softmax", "log_softmax"}
 _UNREADABLE = {"_sparse_softmax", "_sparse_log_softmax", "_masked_softmax"}
-_PRODUCTS = {"bmm": 0, "mm": 0, "mv": 0, "baddbmm": 1, "addmm": 1}  # and which argument is the left one
+_PRODUCTS = {"bmm": 0, "mm": 0, "mv": 0, "baddbmm": 1, "addmm": 1, "addmv": 1}  # and which argument is the left one
 SIGMOID = "a sigmoid over a product of queries and keys, which is not measured: there is no softmax"
 IN_PIECES = "a softmax in pieces (exp of a product meets values before it is divided by its sum), which is not measured"
 NO_PRODUCT = (
     "a softmax whose weights are applied and whose logits are no product of two activations that was followed "
     "(additive scores, distances, a learned query …), which is not measured"
 )
+IN_SEGMENTS = "a softmax over segments (exp, and sums that are scattered), which is not measured"
+OVERWRITTEN = "a softmax whose logits are overwritten by its result, which cannot be measured"
 NO_SOFTMAX = "weights that are an activation of a product of queries and keys (ReLU …), which are not measured"
 NO_VALUES = "a softmax over a product of two activations whose weights meet no values: not counted as attention"
 
@@ -90,7 +92,7 @@ class Deep(TorchDispatchMode):
         try:
             with undisturbed():
                 self._see(frame, func, func.overloadpacket.__name__, args, kwargs or {}, out)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
             # The model goes on whatever an operator of its own does to this.
             frame.watched.not_observed[f"{func} could not be followed: {error}".splitlines()[0]] = None
         finally:
@@ -157,7 +159,7 @@ class Deep(TorchDispatchMode):
         out: Any,
     ) -> None:
         if name in ("sigmoid", "sigmoid_"):
-            gate = Pending(frame, lambda **_: frame.watched.not_observed.setdefault(SIGMOID), None, gates=True)
+            gate = _naming(frame, SIGMOID, gates=True)
             self._later[out] = hand_weights.of_softmax(gate, out.shape, out.dim() - 1)
             return
         if reduced := hand_weights.reduction(name, args, out):
@@ -265,6 +267,10 @@ class Deep(TorchDispatchMode):
         if not x.dim() or not x.is_floating_point():
             return
         axis = args[1] % x.dim()
+        if isinstance(out, Tensor) and out.data_ptr() == x.data_ptr():  # softmax(x, out=x)
+            if known is not None:
+                frame.watched.not_observed[OVERWRITTEN] = None
+            return
         if "log" not in name:
             self._softmax(frame, x, known, axis, self._columns.get(x), out)
         elif known is not None:
@@ -276,8 +282,10 @@ class Deep(TorchDispatchMode):
         source = x if known.before is None else known.before
         if known.log_over is not None:
             self._softmax(frame, source, known, known.log_over, None, out)
-        elif out is not x:
-            self._later[out] = Exponentials(source, known)
+        elif out is x:
+            frame.watched.not_observed[OVERWRITTEN] = None
+        else:
+            self._later[out] = Exponentials(source, known, version=hand_weights.version(source))
 
     def _of_weights(
         self, frame: Frame, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -285,7 +293,12 @@ class Deep(TorchDispatchMode):
         later = hand_weights.after(func, name, args, kwargs, self._later, out)
         if isinstance(later, hand_weights.Normalised):
             source = out if later.source is None else later.source
-            self._softmax(frame, source, later.scores, later.axis, later.columns, out)
+            if later.overwritten:
+                frame.watched.not_observed[OVERWRITTEN] = None
+            elif later.axis is None:
+                self._later[out] = hand_weights.of_softmax(_naming(frame, IN_SEGMENTS), out.shape, 0)
+            else:
+                self._softmax(frame, source, later.scores, later.axis, later.columns, out)
         elif isinstance(later, list):
             for x, each in zip(out, later, strict=True):
                 self._later[x] = each
@@ -305,8 +318,13 @@ class Deep(TorchDispatchMode):
         elif x.shape[axis] == 1 or (columns is not None and columns[axis]) or self._parameters.of(x) is not None:
             return
         else:
-            pending = Pending(frame, lambda **_: frame.watched.not_observed.setdefault(NO_PRODUCT), None)
+            pending = _naming(frame, NO_PRODUCT)
         self._later[weights] = hand_weights.of_softmax(pending, weights.shape, axis)
+
+
+def _naming(frame: Frame, reason: str, *, gates: bool = False) -> Pending:
+    """A softmax that is not measured: the coverage says so once its weights meet values."""
+    return Pending(frame, lambda **_: frame.watched.not_observed.setdefault(reason), None, gates=gates)
 
 
 def _readable(out: Any) -> bool:

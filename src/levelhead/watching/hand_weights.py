@@ -29,6 +29,10 @@ _LOOKING_NAMES = (
 )
 _LOOKING = set(_LOOKING_NAMES.split())
 
+_APPLYING = {"convolution", "dot", "index_add", "index_add_", "scatter_add", "scatter_add_", "_sparse_mm"}
+_SEGMENTS = {"index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"}
+_PICKING = {"index", "index_select", "gather"}
+SEGMENTS = "segments"
 _SMALL = 1e-3
 MASKED = "weights are multiplied by a mask after the softmax: the statistics are those before it"
 
@@ -75,6 +79,7 @@ class Weights:
     axes: Tensor | None  # a stand-in: only the axis of the softmax has a stride. None: not known any more
     shut: Tensor | None = None  # where a mask set them to zero
     masked: bool = False  # a mask did, and they were not divided by their sum since
+    met: bool = False  # values of the same shape, and not yet summed up
 
     def commit(self, axis: str | None) -> None:
         """They met values."""
@@ -101,6 +106,12 @@ class Exponentials:
     scores: Scores | None  # None: of something else, with these columns
     whole: bool = True  # in the shape of the scores
     columns: Columns | None = None
+    version: int | None = None  # of the source: later, it may be overwritten
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether the scores are not what they were."""
+        return self.source is not None and self.version != version(self.source)
 
 
 @dataclass(frozen=True)
@@ -117,13 +128,19 @@ class Normalised(NamedTuple):
 
     source: Tensor | None
     scores: Scores | None
-    axis: int
+    axis: int | None  # None: over segments, as edges of a graph have
     columns: Columns | None
+    overwritten: bool
 
 
 class Reduction(NamedTuple):
     values: Tensor
     meaning: Reduced
+
+
+def version(x: Tensor) -> int | None:
+    """How often x was changed in place; None: that is not counted."""
+    return None if x.is_inference() else x._version
 
 
 def of_softmax(pending: Pending, shape: torch.Size, axis: int) -> Weights:
@@ -164,18 +181,24 @@ def after(
     """What an operator's result is: weights, exponentials, a number per row, a whole softmax, or None."""
     inputs = [later.get(x) if isinstance(x, Tensor) else None for x in args[:4]]
     first = next(x for x in inputs if x is not None)
+    if isinstance(first, Exponentials) and name in _SEGMENTS and isinstance(out, Tensor):
+        return Reduced(SEGMENTS, out, None)
     if isinstance(inputs[0], Exponentials):
         return _of_exponentials(name, args, inputs, out)
     if name == "sum" and isinstance(first, Weights) and first.shut is not None and isinstance(out, Tensor):
         summed = reduction(name, args, out)
         return None if summed is None else summed.meaning
     if isinstance(first, Reduced):
-        kept = name in VIEWS | SAME | {"reciprocal"} or (name in ("add", "add_") and _is_small(args[1]))
+        kept = name in VIEWS | SAME | _PICKING | {"reciprocal"} or (name in ("add", "add_") and _is_small(args[1]))
         return first if kept and isinstance(out, Tensor) else None
     if not isinstance(first, Weights):
         return None
     if name in VIEWS:
         return _viewed(func, args, kwargs, first, out)
+    if name == "sum" and first.met and (summed := reduction(name, args, out)) is not None:
+        if summed.meaning.axis is not None and first.over_keys(summed.meaning.axis) is not False:
+            first.commit("keys" if first.over_keys(summed.meaning.axis) else None)
+        return None
     if name in _LOOKING:
         return None
     values = out[0] if isinstance(out, tuple | list) and out else out
@@ -192,10 +215,13 @@ def after(
             return replace(first, axes=None)  # normalised once more, over an axis of their own (slot attention)
         if isinstance(values, Tensor) and values.shape == args[place].shape:
             first = _masked(name, args, place, first, values)
+            if name in ("mul", "mul_") and not _is_dropout(args[1 - place]):
+                first = replace(first, met=True)
             return [first] + [None] * (len(out) - 1) if isinstance(out, tuple | list) else first
         if isinstance(values, Tensor) and values.numel() == args[place].numel():
             return replace(first, axes=None)
-    if not first.pending.named or (name == "mul" and isinstance(values, Tensor) and values.numel() > args[0].numel()):
+    grows = isinstance(values, Tensor) and values.numel() > args[0].numel()
+    if not first.pending.named or name in _APPLYING or (name == "mul" and grows):
         first.commit(None)  # an operator that makes something else of the weights
     return None
 
@@ -239,7 +265,9 @@ def _of_exponentials(name: str, args: tuple[Any, ...], inputs: list[Any], out: A
     other: Any = inputs[1] if len(inputs) > 1 and mine.whole else None
     divided = isinstance(other, Reduced) and name in ("div", "div_", "mul", "mul_") and other.kind == "sum"
     if divided and other.source is args[0] and other.axis is not None:
-        return Normalised(mine.source, mine.scores, other.axis, mine.columns)
+        return Normalised(mine.source, mine.scores, other.axis, mine.columns, mine.overwritten)
+    if isinstance(other, Reduced) and name in ("div", "div_") and other.kind == SEGMENTS:
+        return Normalised(None, None, None, None, False)
     if name in SAME or name in VIEWS:
         if not isinstance(out, Tensor):
             return None

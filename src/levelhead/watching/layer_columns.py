@@ -71,10 +71,12 @@ def _trailing(columns: int, shape: Sequence[int]) -> Columns:
 
 
 def _joined(name: str, args: tuple[Any, ...], mine: Columns, out: Tensor) -> Columns:
-    """Outputs of several layers beside each other are columns, too."""
+    """Outputs of several layers beside each other are columns, too; single numbers are not, as a score for each key."""
     dim = (args[1] if len(args) > 1 else 0) % out.dim()
     inner = (*mine[:dim], True, *mine[dim:]) if name == "stack" else mine
-    return tuple(x or n == dim for n, x in enumerate(inner)) if len(inner) == out.dim() else of_product(out.shape, dim)
+    if len(inner) != out.dim():
+        return of_product(out.shape, dim)
+    return tuple(any(mine) if n == dim else x for n, x in enumerate(inner))
 
 
 def _reduced(mine: Columns, args: tuple[Any, ...], out: Tensor) -> Columns | None:
