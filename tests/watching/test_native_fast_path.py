@@ -104,3 +104,27 @@ def test_a_mask_of_numbers_is_what_torch_makes_of_it_and_is_named() -> None:
         biased = w.run().snapshots[0].records[0]
     assert biased.heads.mean_entropy.max() <= np.log(TOKENS - 1)
     assert NUMBERS in w.coverage()[0].note
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize(("bias_kv", "zero"), [(True, False), (False, True), (True, True)])
+def test_padding_beside_keys_that_the_module_adds(bias_kv: bool, zero: bool, need_weights: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, add_bias_kv=bias_kv, add_zero_attn=zero)
+    x, hidden = tokens(), padding("left")
+    assert hidden is not None
+    with lh.watch(model) as w:
+        model(x, x, x, key_padding_mask=hidden, need_weights=need_weights)
+    q, k, _ = nn.functional.linear(x, model.in_proj_weight, model.in_proj_bias).double().chunk(3, -1)
+    k = torch.cat([k, model.bias_k.double().expand(2, 1, -1)], 1) if bias_kv else k
+    k = torch.cat([k, torch.zeros(2, 1, WIDTH).double()], 1) if zero else k
+    q, k = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (q, k))
+    mask = nn.functional.pad(~hidden, (0, k.shape[2] - TOKENS), value=True)
+    p = (q @ k.mT / (WIDTH // HEADS) ** 0.5).masked_fill(~mask[:, None, None], -np.inf).softmax(-1)
+    entropy = -torch.xlogy(p, p).sum(-1) / mask.sum(-1).double().log()[:, None, None]
+    first = torch.stack([each[..., int(seen.int().argmax())] for each, seen in zip(p, mask, strict=True)])
+    heads, rows = w.last.records[0].heads, ~hidden
+    assert heads.rows[0] == rows.sum()
+    for found, truth in ((heads.normalised_entropy, entropy), (heads.mean_first, first)):
+        wanted = [truth[:, h][rows].mean().item() for h in range(HEADS)]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)

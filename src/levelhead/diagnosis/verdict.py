@@ -69,7 +69,8 @@ def _not_judged(run: Run) -> Iterator[str]:
     for reason, n in unread.items():
         yield f"the scale of {plural(n, 'module')}: {reason}"
     if not any(np.isfinite(r.heads.dq_norm).any() for s in run.snapshots for r in s.records):
-        yield "whether heads still learn: gradients were not watched"
+        asked = any("dL/dq" in line.note or "gradients" in line.note for line in run.coverage)
+        yield f"whether heads still learn: gradients were not {'recorded' if asked else 'watched'}"
     if sampled := sum(record.facts.sampled for record in records):
         yield f"rows that were not sampled, in {plural(sampled, 'module')}: the largest logit is a lower bound"
     if number_of_steps < thresholds.POINTS:

@@ -26,6 +26,9 @@ class Call:
     # Evaluated for some rows at a time, when the call is measured, after everything in `scoring`:
     mask_mod: Any = None  # (b, h, q, k) -> bool tensor, True: visible; or flex_attention's BlockMask
     score_mod: Callable[..., Any] | None = None  # (score, b, h, q, k) -> score
+    appended: int = (
+        0  # keys behind those of the sequence that belong to no token, such as nn.MultiheadAttention's bias_k
+    )
     crossed: bool = False  # the keys are of another sequence than the queries, even if there are as many
 
     @property

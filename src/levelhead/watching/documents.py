@@ -37,14 +37,17 @@ def layout(call: Call, below: Tensor | None, wait: bool = True) -> Layout:
     shown = _shown_by_mask(call, below)
     segments = call.scoring.query_segments is not None
     used, first = call.rows, None
-    if used is None and shown is not None and T == S and not call.crossed:
-        used = shown.keys
+    of_itself = T + call.appended == S and not call.crossed
+    if used is None and shown is not None and of_itself:
+        used = shown.keys[:, :T]
     if segments:
         own = call.scoring.query_segments >= 0  # a negative id is what packing leaves over
         used = own if used is None else used & own
         first = _first_of_segments(call, None if shown is None else shown.keys)
+    elif shown is not None and of_itself and call.appended:  # which every query sees: documents are not told apart
+        first = shown.keys.view(torch.uint8).argmax(-1)[:, None].expand(-1, T)
     elif shown is not None:
-        first = _first_of_documents(shown) if T == S and not call.crossed else _first_of_rows(shown, T)
+        first = _first_of_documents(shown) if of_itself else _first_of_rows(shown, T)
     if wait:  # what is as usual costs nothing
         used = None if used is None or bool(used.all()) else used
         first = None if first is None or not bool(first.any()) else first

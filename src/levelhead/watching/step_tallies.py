@@ -100,7 +100,8 @@ class Ledger:
     def measured(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> Callable[..., None]:
         """Measures a call, which counts once the result is called, with further facts. `product`: what ready-made
         scores were computed from, if that is known."""
-        call = replace(call, crossed=call.crossed or _reads_another_sequence(self.watched.name))
+        appended = call.appended or _appended(self.watched.module)
+        call = replace(call, crossed=call.crossed or _reads_another_sequence(self.watched.name), appended=appended)
         rows = self.watch.rows
 
         def at(times: float) -> Tensor:
@@ -391,6 +392,13 @@ _CROSS = ("cross", "encdec", "encoder_attn", "enc_attn", "attn2", "multihead_att
 
 def _reads_another_sequence(name: str) -> bool:
     return any(word in part for part in name.lower().split(".") for word in _CROSS)
+
+
+def _appended(module: nn.Module) -> int:
+    """How many keys a module adds behind those of its input."""
+    if not isinstance(module, nn.MultiheadAttention):
+        return 0
+    return int(module.bias_k is not None) + int(module.add_zero_attn)
 
 
 def _keys_alone(whole: Tensor) -> Tensor:
