@@ -32,6 +32,7 @@ NATURAL = (LN2, 1.0, LN2, 1.0, LN2, LN2**2, LN2, LN2)  # each column times this:
 COUNT = 0  # visible keys: those with s > -inf, or NaN
 ARGMAX = 1  # position of the first maximum; -1: nothing seen, or a NaN among the visible
 COUNTS = ("count", "argmax")
+_COUNT_BYTES = np.dtype(np.int64).itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def unwritten(
     before, whereas three would be mapped again, page by page, at every call.
     """
     real, rows = np.dtype(dtype), math.prod(lead)
-    first = rows * len(COUNTS) * np.dtype(np.int64).itemsize
+    first = rows * len(COUNTS) * _COUNT_BYTES
     second = first + rows * len(SUMS) * real.itemsize
     block = np.empty(second + rows * (E or 0) * real.itemsize, np.uint8)
     counts = block[:first].view(np.int64).reshape(*lead, len(COUNTS))

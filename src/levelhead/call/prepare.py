@@ -51,8 +51,9 @@ def for_core(scoring: Scoring, shape: Shape) -> dict[str, Any]:
 
 def first_keys_of(keywords: Mapping[str, Any]) -> Array | None:
     """The first key of each query's segment (B, T), for the core and the state; None: no segments, so key 0."""
-    queries, keys = (keywords.get(name) for name in ("query_segments", "key_segments"))
-    return None if queries is None else first_keys(np.asarray(queries), np.asarray(keys))
+    if keywords.get("query_segments") is None:
+        return None
+    return first_keys(np.asarray(keywords["query_segments"]), np.asarray(keywords["key_segments"]))
 
 
 def team_for(threads: int | None, origin: Origin) -> dict[str, Any]:

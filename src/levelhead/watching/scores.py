@@ -48,6 +48,15 @@ class Scores:
     last: Origin | None = None  # of the last axis, where `axes` is None
     activated: bool = False  # went through a ReLU or a power
 
+    def alike(self, other: Scores) -> bool:
+        """Whether both have factors of the same shape, the same axes and the same cap."""
+        a, b = self.axes, other.axes
+        if a is None or b is None or self.sink is not None or other.sink is not None:
+            return False
+        known = a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset() == 0
+        same = self.left.shape == other.left.shape and self.right.shape == other.right.shape
+        return known and same and self.softcap == other.softcap
+
     def facts(self, hidden: Tensor | None) -> dict[str, Any]:
         """What a record says of logits of which `hidden` are hidden; None: nothing."""
         return {"softcap": self.softcap, "masked": hidden is not None or None}

@@ -25,7 +25,7 @@ def after(name: str, args: tuple[Any, ...], known: list[Any], out: Tensor) -> Sc
 def _stacked(parts: list[Any], dim: int) -> Scores | None:
     """Scores of one head each as those of all; None: they do not fit together."""
     first: Scores = next(x for x in parts if x is not None)
-    if not all(x is not None and _alike(x, first) for x in parts):
+    if not all(x is not None and x.alike(first) for x in parts):
         return None
     assert first.axes is not None
     shape, strides = list(first.axes.shape), list(first.axes.stride())
@@ -37,15 +37,6 @@ def _stacked(parts: list[Any], dim: int) -> Scores | None:
     factor = first.factor if same else None
     masks: dict[str, Any] = {name: _side_by_side(parts, name, None, dim) for name in ("hidden", "filled")}
     return replace(first, left=left, right=right, factor=factor, axes=axes, before=None, log_over=None, **masks)
-
-
-def _alike(a: Scores, b: Scores) -> bool:
-    """Whether two scores have factors of the same shape, and the same axes."""
-    if a.axes is None or b.axes is None or a.sink is not None or b.sink is not None:
-        return False
-    known = a.axes.shape == b.axes.shape and a.axes.stride() == b.axes.stride()
-    known = known and a.axes.storage_offset() == b.axes.storage_offset() == 0
-    return known and a.left.shape == b.left.shape and a.right.shape == b.right.shape and a.softcap == b.softcap
 
 
 def _beside(parts: list[Tensor], known: list[Any], dim: int) -> Scores | None:
