@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 import levelhead as lh
@@ -228,3 +229,24 @@ def test_functionalize_rewrites_a_call_and_its_gradient() -> None:
     torch.testing.assert_close(found, wanted)
     gradients = [torch.autograd.grad(x.square().sum(), q)[0] for x in (found, wanted)]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+def test_torch_func_inside_a_compiled_graph(transform: str) -> None:
+    """jvp had lost the tangents there, in silence."""
+    q = torch.randn(2, 2, 5, 4)
+
+    def attend(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    def call(x: Tensor) -> Tensor:
+        if transform == "grad":
+            return torch.func.grad(lambda y: attend(y).square().sum())(x)
+        return torch.func.jvp(attend, (x,), (x,))[1] if transform == "jvp" else torch.func.vmap(attend)(x)
+
+    with sdpa_kernel(SDPBackend.MATH):  # the others have no tangents
+        wanted = call(q)
+    with patch():
+        found = torch.compile(call, backend="aot_eager", fullgraph=True)(q)
+    torch.testing.assert_close(found, wanted)

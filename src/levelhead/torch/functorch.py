@@ -24,7 +24,12 @@ from levelhead.torch import operators, second_order
 def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | None = None) -> tuple[Tensor, Tensor]:
     """Output and logsumexp, differentiable by q, k, v, scale, a float mask and sinks."""
     compiling = torch.compiler.is_compiling()
-    if not compiling and _has_tangents(q, k, v, scoring.scale, scoring.mask, scoring.sinks):
+    if compiling:
+        # In a graph the operator has no gradient and no tangent for torch.func; Dynamo cannot tell transforms apart.
+        by_formula = not scoring.dropout and torch._C._are_functorch_transforms_active()
+    else:
+        by_formula = _has_tangents(q, k, v, scoring.scale, scoring.mask, scoring.sinks)
+    if by_formula:
         out, logsumexp = second_order.forward_mode(q, k, v, scoring, operators.wide(q.dtype))
         return out.to(q.dtype), logsumexp
     out, logsumexp = (torch.ops.levelhead.attend if compiling else _attend)(q, k, v, *scoring, threads)
