@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,9 +27,10 @@ from levelhead.torch import sdpa
 from levelhead.torch.functorch import attend
 from levelhead.torch.huggingface import formula
 from levelhead.torch.huggingface.functions import AttentionHook
-from levelhead.torch.swap import Function, Swap
+from levelhead.torch.swap import Function, Layer, Swap
 from levelhead.watching import amend, native_fast_path
 from levelhead.watching.compiler_graphs import COMPILER
+from levelhead.watching.copies import reduce_over, script_over
 from levelhead.watching.functions.torch_functions import describe_sdpa
 from levelhead.watching.intercept_known import note, run_taught
 from levelhead.watching.intercept_softmax import BY_HAND, multihead_over, softmax_over
@@ -51,6 +53,7 @@ class Interception:
         self._lock = threading.Lock()
         self._swaps: list[Swap] = []
         self.wrapped = Wrapped(_KEPT)
+        self._copies: Layer | None = None
         self._modules = 0  # that were loaded when they were looked through
         self._transformers = AttentionHook(transformers_attention)
         self._has_transformers = False
@@ -67,6 +70,7 @@ class Interception:
             instead[functional.softmax] = softmax_over(functional.softmax)
             multihead = functional.multi_head_attention_forward
             instead[multihead] = multihead_over(multihead)
+            instead[torch.jit.script] = script_over(torch.jit.script, self.all_lifted)
             self._swaps = [Swap(instead, _KEPT), Swap({attend: _operator_over(attend)}, (attend.__module__, __name__))]
             self._swaps.append(Swap({formula.computed: _formula_over(formula.computed)}, (__name__,)))
             self.wrapped.begin(instead, {sdpa.ORIGINAL: _sdpa_over})
@@ -76,6 +80,7 @@ class Interception:
                 self._transformers.install()
             self._swaps.append(Swap(native_fast_path.instead(), (native_fast_path.__name__, __name__)))
             COMPILER.hold()
+            self._copies = Layer(nn.Module, "__reduce_ex__", partial(reduce_over, original_of=self.wrapped.original_of))
 
     def refresh(self) -> None:
         """Wraps functions whose library was loaded since."""
@@ -92,6 +97,14 @@ class Interception:
         """Torch's modules contain the original functions while the block runs."""
         return self._swaps[0].lifted() if self._swaps else nullcontext()
 
+    @contextmanager
+    def all_lifted(self) -> Iterator[None]:
+        """The same for every wrapper by name, for code that reads functions instead of calling them."""
+        with ExitStack() as lifts:
+            for swap in self._swaps:
+                lifts.enter_context(swap.lifted())
+            yield
+
     def release(self) -> None:
         with self._lock:
             self._holders -= 1
@@ -103,6 +116,8 @@ class Interception:
             if self._has_transformers:
                 self._transformers.remove()
             COMPILER.release()
+            if self._copies is not None:
+                self._copies.undo()
             traced.clear()  # after Ctrl-C no hook ran, and old frames remain
 
 

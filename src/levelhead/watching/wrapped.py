@@ -31,7 +31,7 @@ class Wrapped:
         self._layers: list[Layer] = []  # over the `forward` of module classes
         self._instead: dict[int, tuple[Any, Function]] = {}  # by id: a function, and its wrapper
         self._makers: dict[int, Callable[[Function], Function]] = {}  # by id: what wraps such a function
-        self._wrappers: set[int] = set()
+        self._originals: dict[int, Any] = {}  # by id of the wrapper
 
     def begin(self, instead: Mapping[Function, Function], makers: Mapping[Function, Callable[..., Function]]) -> None:
         """`instead`: what is wrapped already; `makers`: what wraps compiled variants of these."""
@@ -44,7 +44,7 @@ class Wrapped:
         """Wraps functions of the table that exist and are not wrapped yet, and compiled variants of all."""
         new: dict[Function, Function] = {}
         for function, known in loaded():
-            if id(function) in self._instead or id(function) in self._wrappers:
+            if id(function) in self._instead or id(function) in self._originals:
                 continue
             if isinstance(function, type):
                 self._add(function, function)
@@ -76,12 +76,16 @@ class Wrapped:
         make = None if inner is None else self._makers.get(id(inner))
         return None if make is None else self._add(x, make(x))
 
+    def original_of(self, x: Any) -> Any:
+        """The function that a wrapper stands for; anything else as it is."""
+        return self._originals.get(id(x), x) if callable(x) else x
+
     def __contains__(self, x: Any) -> bool:
         return id(x) in self._instead
 
     def _add(self, function: Any, wrapper: Function) -> Function:
         self._instead[id(function)] = (function, wrapper)
-        self._wrappers.add(id(wrapper))
+        self._originals[id(wrapper)] = function
         return wrapper
 
 
