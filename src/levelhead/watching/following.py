@@ -41,7 +41,9 @@ def begin(module: nn.Module, args: Any) -> None:
     if level == 0 or not watch.wanted():  # 0: it is being exported
         return
     following = id(watch) in _running.modes
-    if watch.probe.begin_run(watched, args, outermost=level == 1, followed=following) and not following:
+    with undisturbed():
+        begins = watch.probe.begin_run(watched, args, outermost=level == 1, followed=following)
+    if begins and not following:
         with undisturbed():
             mode = Deep(watch)
         _running.modes[id(watch)] = mode, level

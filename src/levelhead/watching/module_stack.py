@@ -110,7 +110,7 @@ class WatchedModule:
         self.number = next(_numbers)
         # Compiled code passes this to the operator, which looks the module up by it. A tensor may change without
         # another compilation, and on the CPU reading it waits for no device.
-        self.handle = torch.tensor([self.number, 0])
+        self.handle = torch.tensor([self.number, 0], device="cpu")
         self.heads = number_of_heads(module)
         self.eager_is_understood = eager_is_understood(module)
         self.softmax_by_hand = self.heads is not None and forms_softmax_by_hand(module)
@@ -376,11 +376,11 @@ def child_ran(module: nn.Module, args: Any, output: Any) -> None:
     if not _matters(frame) or not around.watch.wanted():
         return
     x = output[0] if isinstance(output, tuple) and output else output
-    if _is_output(x):
-        busy, frame.busy = frame.busy, True  # taking a sample is no attention call
-        with undisturbed():
+    with undisturbed():
+        if _is_output(x):
+            busy, frame.busy = frame.busy, True  # taking a sample is no attention call
             frame.ran.append(ran(name, module, x))
-        frame.busy = busy
+            frame.busy = busy
 
 
 def _is_output(x: Any) -> bool:

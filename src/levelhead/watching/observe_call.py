@@ -61,7 +61,8 @@ def run_labelled(frame: Frame, path: str, run: Run) -> Any:
     finally:
         frame.via = ""
     if passes and frame.watch.wanted():
-        frame.watch.record_pass(frame, f"{path}, levelhead", passes[0])
+        with undisturbed():
+            frame.watch.record_pass(frame, f"{path}, levelhead", passes[0])
     return result
 
 
@@ -72,12 +73,13 @@ def is_retraced(x: Any) -> bool:
 
 def cannot_be_read(frame: Frame, *tensors: Any) -> bool:
     """Whether a call's numbers cannot be read; the coverage report then gives the reason."""
-    unreadable = next((x for x in tensors if isinstance(x, Tensor) and not plain(x)), None)
-    if unreadable is None:
-        return False
-    if frame.watch.wanted():
-        frame.watched.not_observed[f"ran on {_kind(unreadable)}, whose numbers cannot be read"] = None
-    return True
+    with undisturbed():
+        unreadable = next((x for x in tensors if isinstance(x, Tensor) and not plain(x)), None)
+        if unreadable is None:
+            return False
+        if frame.watch.wanted():
+            frame.watched.not_observed[f"ran on {_kind(unreadable)}, whose numbers cannot be read"] = None
+        return True
 
 
 def _kind(x: Tensor) -> str:

@@ -31,6 +31,7 @@ from levelhead.watching.intercept_softmax import BY_HAND, WEIGHTS
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import Frame, GradientInputs, Observed, Product, WatchedModule, fed, pass_number
 from levelhead.watching.scale_reader import ALIKE, Noted, Reader
+from levelhead.watching.undisturbed import undisturbed
 
 _Rules: TypeAlias = dict[str, Tensor]  # scale rule -> tally under it
 _Key: TypeAlias = tuple[int, int]  # number of heads, number of the place
@@ -255,7 +256,8 @@ class Ledger:
         each = zip(("dq", "dk", "dv"), (q, k, v), (parts[0], parts[1], parts[1]), (*views, *(None,) * 3), strict=False)
         for name, x, shards, view in each:
             if x is not None and x.requires_grad:
-                x.register_hook(partial(self._count, name, call, shards, view))  # type: ignore[no-untyped-call]
+                count = partial(self._count, name, call, shards, view)
+                x.register_hook(partial(_quietly, count))  # type: ignore[no-untyped-call]
 
     def _count(
         self, name: str, call: _Gradients, shards: int, view: Callable[[Tensor], Tensor] | None, gradient: Tensor
@@ -384,6 +386,11 @@ def _four(x: Tensor) -> Tensor:
     if x.dim() < 4:
         return x.reshape(*(1,) * (4 - x.dim()), *x.shape)
     return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+
+
+def _quietly(count: Callable[[Tensor], None], gradient: Tensor) -> None:
+    with undisturbed():
+        count(gradient)
 
 
 # Names of modules whose keys come from another sequence, in transformers, diffusers and torch.

@@ -41,6 +41,7 @@ from levelhead.watching.module_stack import (
 )
 from levelhead.watching.probe import Probe
 from levelhead.watching.step_tallies import Ledger
+from levelhead.watching.undisturbed import undisturbed
 from levelhead.watching.wrapped import Reach
 
 _PASSES_OF_A_STEP = 64  # more micro-batches than are accumulated before a first step
@@ -127,9 +128,10 @@ class Watch:
             advice = "Detach that watch first; one can have several sinks"
             raise bad_value("model", "a model that is not watched", "one that is", advice)
         if not self.watched_modules:
-            self.watched_modules = [
-                WatchedModule(module_stack.clean(n), m, self) for n, m in module_stack.frame_modules(self.model)
-            ]
+            with undisturbed():  # a default device is a mode, too
+                self.watched_modules = [
+                    WatchedModule(module_stack.clean(n), m, self) for n, m in module_stack.frame_modules(self.model)
+                ]
             self.probe.modules = self.watched_modules
         framed = {id(watched.module) for watched in self.watched_modules}
         for name, module in self.model.named_modules():
@@ -276,7 +278,7 @@ class Watch:
 
     def _pending(self) -> Snapshot | None:
         """What this step has recorded so far."""
-        with self.lock:
+        with self.lock, undisturbed():
             records = [r for ledger in self._ledgers.values() for r in ledger.records()]
         snapshot = Snapshot(self._step, tuple(records)) if records else None
         if self._carried is None:
