@@ -158,6 +158,9 @@ def test_a_registered_function_is_named_not_guessed(registered: Any) -> None:
     model = registered(by_hand)
     with torch.no_grad(), lh.watch(model) as w:
         model(TOKENS[None])
+    assert [record.facts.how for record in w.last.records] == ["softmax by hand"]
+    with torch.no_grad(), lh.watch(model, deep=False) as w:
+        model(TOKENS[None])
     assert w.last.records == ()
     (line,) = (line for line in w.coverage() if line.module.endswith("self_attn"))
     assert f"{by_hand.__module__}.by_hand (huggingface:mine) is not described" in line.how
