@@ -232,6 +232,18 @@ def test_functionalize_rewrites_a_call_and_its_gradient() -> None:
 
 
 @pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_forward_mode_inside_torch_func_refuses_dropout(compiled: bool) -> None:
+    """Compiled, its tangents were 0 in silence; elsewhere it raised an error of torch's."""
+    x = torch.randn(1, 2, 5, 8)
+
+    def tangent(x: Tensor) -> Any:
+        return torch.func.jvp(lambda q: F.scaled_dot_product_attention(q, x, x, dropout_p=0.5), (x,), (x,))
+
+    with lh.torch.patch(), pytest.raises(lh.LevelheadError, match=r"dropout: expected 0 in forward mode"):
+        (torch.compile(tangent, backend="eager") if compiled else tangent)(x)
+
+
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
 def test_torch_func_inside_a_compiled_graph(transform: str) -> None:
     """jvp had lost the tangents there, in silence."""

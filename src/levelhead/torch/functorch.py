@@ -18,18 +18,20 @@ from torch.autograd import forward_ad
 from torch.library import register_vmap
 
 from levelhead.call.options import BATCH, HEADS, SEED, TOKENS, Scoring, fields
+from levelhead.errors import bad_value
 from levelhead.torch import operators, second_order
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | None = None) -> tuple[Tensor, Tensor]:
     """Output and logsumexp, differentiable by q, k, v, scale, a float mask and sinks."""
     compiling = torch.compiler.is_compiling()
-    if compiling:
-        # In a graph the operator has no gradient and no tangent for torch.func; Dynamo cannot tell transforms apart.
-        by_formula = not scoring.dropout and torch._C._are_functorch_transforms_active()
-    else:
-        by_formula = _has_tangents(q, k, v, scoring.scale, scoring.mask, scoring.sinks)
-    if by_formula:
+    transformed: bool = torch._C._are_functorch_transforms_active()
+    if scoring.dropout and transformed and forward_ad._current_level >= 0:  # the seed that decides has no number there
+        advice = "Use reverse mode, torch.func.grad or vjp"
+        raise bad_value("dropout", "0 in forward mode inside torch.func", scoring.dropout, advice)
+    # In a graph the operator has no gradient and no tangent for torch.func; Dynamo cannot tell transforms apart.
+    in_graph = transformed and not scoring.dropout
+    if in_graph if compiling else _has_tangents(q, k, v, scoring.scale, scoring.mask, scoring.sinks):
         out, logsumexp = second_order.forward_mode(q, k, v, scoring, operators.wide(q.dtype))
         return out.to(q.dtype), logsumexp
     out, logsumexp = (torch.ops.levelhead.attend if compiling else _attend)(q, k, v, *scoring, threads)
