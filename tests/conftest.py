@@ -32,6 +32,7 @@ LEFT_OUT = pytest.StashKey[dict[str, str]]()  # what, and for want of what
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.pop("COLUMNS", None)  # reports are as wide as where no terminal is, in every process
     config.stash[LEFT_OUT] = {}
 
 
