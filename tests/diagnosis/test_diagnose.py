@@ -757,7 +757,7 @@ def test_a_clean_run_has_a_verdict_without_limits() -> None:
     run = with_gradients(replace(grown(curve, steps=10 * np.arange(40)), coverage=SEEN))
     found = diagnose(run)
     assert found == [] and found.verdict is not None and found.verdict.not_judged == ()
-    wanted = "attention is not the cause: largest logit 12.4 at step 380 in layers.0, no trend"
+    wanted = "attention is not the cause: largest |logit| 12.4 at step 380 in layers.0, no trend"
     assert str(found.verdict) == wanted and f"verdict: {wanted}" in str(found).splitlines()
     assert wanted in found._repr_html_()
 
@@ -786,7 +786,7 @@ def test_a_rise_that_is_no_alarm_is_still_said() -> None:
 def test_with_alarms_the_verdict_names_the_worst() -> None:
     assert str(diagnose(everything()).verdict).startswith("attention is broken: ")
     wrong = diagnose(a_run(a_record("m", {"effective_scale": 1.0})))
-    assert str(wrong.verdict).startswith("attention may be the cause: wrong scale in m; largest logit 4 in m")
+    assert str(wrong.verdict).startswith("attention may be the cause: wrong scale in m; largest |logit| 4 in m")
 
 
 def test_the_same_in_many_modules_is_explained_once() -> None:

@@ -34,7 +34,7 @@ def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Finding
     >>> q = np.random.default_rng(0).standard_normal((8, 128, 64)).astype(np.float32)
     >>> diagnose(observe(q, q[::-1]))
     Observation of 8 heads, 128 queries and 128 keys: no findings
-    verdict: attention is not the cause as far as it was judged: largest logit 4.18
+    verdict: attention is not the cause as far as it was judged: largest |logit| 4.18
     not judged: the scale of 1 module: not kept by an observation
     not judged: whether heads still learn: gradients were not watched
     not judged: growth: one step: no trend can be judged (8 are needed)

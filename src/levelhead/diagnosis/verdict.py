@@ -1,6 +1,6 @@
 """The verdict on a run: whether attention is the cause of what is wrong, and what was not judged.
 
-It is given for clean runs too, with the largest logit and its trend. It says "attention is not the cause" only where
+It is given for clean runs too, with the largest |logit| and its trend. It says "attention is not the cause" only where
 every attention module was observed and nothing is left out; else it names what it does not know. No rule is here.
 """
 
@@ -33,7 +33,7 @@ def verdict(run: Run, findings: Iterable[Finding]) -> Verdict:
     return Verdict(f"attention {be}: {worst.kind} in {worst.where}{more}; {_largest(run)}", limits)
 
 
-# ---- the largest logit
+# ---- the largest |logit|
 
 
 def _largest(run: Run) -> str:
@@ -46,7 +46,7 @@ def _largest(run: Run) -> str:
     row = int(np.nanargmax(np.nanmax(np.where(np.isnan(curve.values), -1.0, curve.values), axis=1)))
     when = f" at step {int(curve.steps[row])}" if len(run.snapshots) > 1 else ""
     where = "" if run.model == "observation" else f" in {module_title(module)}"
-    return f"largest logit {number(peaks[module])}{when}{where}{_trend(curves.values())}"
+    return f"largest |logit| {number(peaks[module])}{when}{where}{_trend(curves.values())}"
 
 
 def _trend(curves: Iterable[logit_growth.Curve]) -> str:
@@ -72,7 +72,7 @@ def _not_judged(run: Run) -> Iterator[str]:
         asked = any("dL/dq" in line.note or "gradients" in line.note for line in run.coverage)
         yield f"whether heads still learn: gradients were not {'recorded' if asked else 'watched'}"
     if sampled := sum(record.facts.sampled for record in records):
-        yield f"rows that were not sampled, in {plural(sampled, 'module')}: the largest logit is a lower bound"
+        yield f"rows that were not sampled, in {plural(sampled, 'module')}: the largest |logit| is a lower bound"
     if number_of_steps < thresholds.POINTS:
         steps = "one step" if number_of_steps == 1 else plural(number_of_steps, "step")
         yield f"growth: {steps}: no trend can be judged ({thresholds.POINTS} are needed)"

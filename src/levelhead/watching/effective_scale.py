@@ -55,7 +55,7 @@ def ran(name: str, module: nn.Module, output: Tensor) -> Ran:
 def features_last(module: nn.Module, output: Tensor) -> Tensor:
     """An output whose last dimension is its features, also of a convolution."""
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return output.movedim(1 if output.dim() > module.weight.dim() - 1 else 0, -1)
+        return output.movedim(1 if output.dim() > len(module.kernel_size) + 1 else 0, -1)
     return output
 
 
@@ -114,12 +114,21 @@ def reads(module: nn.Module) -> int | None:
         width = getattr(module, name, None) if isinstance(width, property) else width
         if isinstance(width, int):
             return width
-    weight = getattr(module, "weight", None)
-    if isinstance(weight, Tensor) and weight.dim() == 2:
+    weight = held_weight(module)
+    if weight is not None and weight.dim() == 2:
         return int(weight.shape[1])
     inner = [child for child in module.modules() if child is not module]
     widths = [width for child in inner if (width := getattr(child, "in_features", None))]
     return int(widths[0]) if widths else None
+
+
+def held_weight(module: nn.Module | None) -> Tensor | None:
+    """A module's weight, if it holds one. A parametrized one is not asked for: computing it may change the module, as
+    spectral_norm does."""
+    if module is None:
+        return None
+    weight = module._parameters.get("weight", vars(module).get("weight"))
+    return weight if isinstance(weight, Tensor) else None
 
 
 def parts_named(module: nn.Module) -> tuple[int, ...]:

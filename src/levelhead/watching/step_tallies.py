@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from levelhead.call import scaling
 from levelhead.call.options import NAMES, Scoring
@@ -37,6 +38,7 @@ _Rules: TypeAlias = dict[str, Tensor]  # scale rule -> tally under it
 _Key: TypeAlias = tuple[int, int]  # number of heads, number of the place
 _SIZES = 4  # different sizes of calls, and
 _NOTED = 16  # different calls of a module whose scales are read in one step
+_COMPUTED = "the gradient of {}'s weight is not read: the weight is computed in every pass"
 RULES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)")
 
 
@@ -281,8 +283,13 @@ class Ledger:
 
     def _follow_weights(self, frame: Frame) -> None:
         for child in frame.ran:
-            role, weight = effective_scale.role(child.name), getattr(child.module, "weight", None)
-            if role is None or role in self._followed or weight is None or not weight.requires_grad:
+            role, weight = effective_scale.role(child.name), effective_scale.held_weight(child.module)
+            if child.module is None or role is None or role in self._followed:
+                continue
+            if parametrize.is_parametrized(child.module, "weight") if weight is None else not weight.is_leaf:
+                self.watched.not_observed[_COMPUTED.format(child.name)] = None
+                continue
+            if weight is None or not weight.requires_grad:
                 continue
             self._followed[role] = weight
 
@@ -290,7 +297,7 @@ class Ledger:
                 if parameter.grad is not None:
                     self._weights[role] = torch.linalg.vector_norm(parameter.grad.detach())
 
-            self._hooks.append(weight.register_post_accumulate_grad_hook(keep))
+            self._hooks.append(weight.register_post_accumulate_grad_hook(keep))  # type: ignore[no-untyped-call]
 
     # ---- a step is read
 

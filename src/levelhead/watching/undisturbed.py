@@ -1,4 +1,5 @@
-"""A block in which modes of the user do not act: what a watch computes is neither seen nor changed by them."""
+"""A block in which modes and transformations of the user do not act: what a watch computes is neither seen nor changed
+by them."""
 
 from __future__ import annotations
 
@@ -11,16 +12,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 def undisturbed() -> AbstractContextManager[None]:
-    """No mode of functions or of dispatch acts in the block."""
+    """No mode of functions or of dispatch acts in the block, and no transformation of torch.func."""
     modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
-    return _without_modes() if modes else nullcontext()
+    return _alone() if modes or torch._C._are_functorch_transforms_active() else nullcontext()
 
 
 @contextmanager
-def _without_modes() -> Iterator[None]:
+def _alone() -> Iterator[None]:
     above = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]  # type: ignore[no-untyped-call]
     try:
-        with _disable_current_modes():
+        # A transformation wraps what is computed in it: the numbers of the result could not be read.
+        with torch._C._DisableFuncTorch(), _disable_current_modes():
             yield
     finally:
         for mode in reversed(above):
