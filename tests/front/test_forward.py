@@ -396,6 +396,11 @@ def forward_at(q: Array, k: Array, v: Array, queries: Any, keys: Any, **options:
     sums, counts = np.empty((*q.shape[:-1], 8), wide), np.empty((*q.shape[:-1], 2), np.int64)
     memory = map(storage, (q, k, v))
     given = for_core(scored, shape) | dict(query_runs=queries, key_runs=keys, threads=2)
+    if scored.query_segments is not None:  # the core takes places of keys here, not positions
+        positions = np.concatenate([start + step * np.arange(n) for start, n, step in keys])
+        mine = scored.query_segments[:, :, None] == scored.key_segments[:, None, :]
+        first = np.where(mine, positions, np.iinfo(np.int64).max).argmin(-1)
+        given["first_keys"] = np.where(mine.any(-1), first, -1)
     _core.forward(*memory, out=storage(out), sums=sums, counts=counts, **given)
     return out, sums, counts
 
