@@ -8,6 +8,7 @@ followed. `following` says while which passes the mode is active.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +25,14 @@ from levelhead.watching import (
     hand_softmax,
     hand_weights,
     layer_columns,
+    opaque_operators,
     scores,
     scores_joined,
 )
 from levelhead.watching.filled_buffers import Buffers
 from levelhead.watching.hand_softmax import PATH as PATH
 from levelhead.watching.hand_weights import Exponentials, Pending, Reduced, Weights
+from levelhead.watching.intercept_known import not_described
 from levelhead.watching.layer_columns import Columns
 from levelhead.watching.measure import plain
 from levelhead.watching.module_stack import Frame, Recorder, current
@@ -40,7 +43,8 @@ from levelhead.watching.undisturbed import undisturbed
 
 PATHS = (PATH, fused_operators.PATH)  # seen in passes that are followed only
 _SOFTMAX = {"_softmax", "_safe_softmax", "softmax", "_log_softmax", "log_softmax"}
-_UNREADABLE = {"_sparse_softmax", "_sparse_log_softmax", "_masked_softmax"}
+_UNREADABLE = {"_sparse_softmax", "_sparse_log_softmax"}
+_EXPONENTIALS = {"exp", "exp_", "exp2", "exp2_"}
 _PRODUCTS = {"bmm": 0, "mm": 0, "mv": 0, "baddbmm": 1, "addmm": 1, "addmv": 1}  # and which argument is the left one
 SIGMOID = "a sigmoid over a product of queries and keys, which is not measured: there is no softmax"
 IN_PIECES = "a softmax in pieces (exp of a product meets values before it is divided by its sum), which is not measured"
@@ -73,6 +77,7 @@ class Deep(TorchDispatchMode):
         self._columns: Any = WeakIdKeyDictionary()  # tensor -> Columns
         self._buffers = Buffers()
         self._parameters = Parameters(watch.model)
+        self._compiled = opaque_operators.CompiledProducts()
         self._pending: list[Pending] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -106,8 +111,11 @@ class Deep(TorchDispatchMode):
                 pending.frame.watched.not_observed[NO_VALUES] = None
 
     def _see(self, frame: Frame, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if name in _SOFTMAX or name in _UNREADABLE:
+        if name in _SOFTMAX or name in _UNREADABLE or name == "_masked_softmax":
             self._softmax_operator(frame, name, args, out)
+            return
+        if (opaque := opaque_operators.attends(func, args, out, frame.watched.module)) is not None:
+            frame.watched.not_observed[not_described(opaque)] = None
             return
         if not _readable(out):
             return
@@ -122,13 +130,13 @@ class Deep(TorchDispatchMode):
             return
         self._parameters.pass_on(name, tensors, out)
         if name in _PRODUCTS:
-            self._product(frame, name, args, kwargs, out)
+            self._product(frame, func, name, args, kwargs, out)
             return
         self._buffers.follow(name, args, out)
         known = [self._known(x) for x in inputs]
         if any(x is not None for x in known):
             self._of_scores(frame, func, name, args, kwargs, known, out)
-        elif name in ("exp", "exp_") and out is not args[0] and args[0].is_floating_point():
+        elif name in _EXPONENTIALS and out is not args[0] and args[0].is_floating_point():
             if (log := self._logarithms.get(args[0])) is not None:
                 self._softmax(frame, args[0], None, log[0], log[1], out)
             else:
@@ -164,13 +172,16 @@ class Deep(TorchDispatchMode):
             return
         if reduced := hand_weights.reduction(name, args, out):
             self._later[reduced.values] = reduced.meaning
+            if name != "mean":  # over heads, it is scores
+                return
+        if name in _EXPONENTIALS:
+            self._exponentials(frame, name, args[0], known[0], out)
             return
-        if name in ("exp", "exp_"):
-            self._exponentials(frame, args[0], known[0], out)
-            return
-        if name == "sub" and (less := hand_weights.shifted(args, self._scores, self._later)) is not None:
-            self._scores[out] = less
-            return
+        if name in ("sub", "sub_", "add", "add_") and "alpha" not in kwargs:
+            less = hand_weights.shifted(name, args, known[0], self._later)
+            if less is not None:
+                self._keep(name, out, less)
+                return
         if name in scores_joined.NAMES:
             found: Any = scores_joined.after(name, args, known, out)
         else:
@@ -208,7 +219,9 @@ class Deep(TorchDispatchMode):
 
     # ---- products
 
-    def _product(self, frame: Frame, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+    def _product(
+        self, frame: Frame, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+    ) -> None:
         first = _PRODUCTS[name]
         a, b = args[first], args[first + 1]
         for x, axis, other in ((a, a.dim() - 1, b), (b, max(b.dim() - 2, 0), a)):
@@ -222,6 +235,8 @@ class Deep(TorchDispatchMode):
             return
         if tracked is not None and tracked.activated and tracked.axes is not None:
             frame.watched.not_observed[NO_SOFTMAX] = None
+        if name in ("bmm", "baddbmm") and self._compiled.is_second(frame, func, a, out):
+            frame.watched.not_observed[opaque_operators.IN_FUNCTION] = None
         found = scores.product(a, b, float(kwargs.get("alpha", 1)), out.shape)
         if first and kwargs.get("beta", 1) and args[0].dim() and found.axes is not None:
             found = scores.hidden_by(found, args[0], out.shape)
@@ -266,24 +281,33 @@ class Deep(TorchDispatchMode):
         known = self._known(x)
         if not x.dim() or not x.is_floating_point():
             return
-        axis = args[1] % x.dim()
+        axis = args[2] if name == "_masked_softmax" and len(args) > 2 else args[1] if name in _SOFTMAX else -1
+        axis = (-1 if axis is None else axis) % x.dim()
         if isinstance(out, Tensor) and out.data_ptr() == x.data_ptr():  # softmax(x, out=x)
             if known is not None:
                 frame.watched.not_observed[OVERWRITTEN] = None
             return
+        if name == "_masked_softmax" and known is not None:
+            hidden = _masked(x, args[1], args[3] if len(args) > 3 else None)
+            known = replace(known, hidden=hidden if known.hidden is None else known.hidden | hidden)
+        logits = x if known is None else known.unshifted(x, axis)
         if "log" not in name:
-            self._softmax(frame, x, known, axis, self._columns.get(x), out)
+            self._softmax(frame, logits, known, axis, self._columns.get(x), out)
         elif known is not None:
-            self._scores[out] = replace(known, before=x, log_over=axis)
+            shift = logits.detach().logsumexp(axis, keepdim=True)
+            self._scores[out] = replace(known, before=logits, shift=shift, log_over=axis)
         else:
             self._logarithms[out] = (axis, self._columns.get(x))
 
-    def _exponentials(self, frame: Frame, x: Tensor, known: Scores, out: Tensor) -> None:
-        source = x if known.before is None else known.before
+    def _exponentials(self, frame: Frame, name: str, x: Tensor, known: Scores, out: Tensor) -> None:
+        if out is x and known.before is None:
+            frame.watched.not_observed[OVERWRITTEN] = None
+            return
+        source = known.source(x)
+        if name.startswith("exp2"):
+            source, known = source.detach() * math.log(2), scores.scaled(known, math.log(2), out.shape)
         if known.log_over is not None:
             self._softmax(frame, source, known, known.log_over, None, out)
-        elif out is x:
-            frame.watched.not_observed[OVERWRITTEN] = None
         else:
             self._later[out] = Exponentials(source, known, version=hand_weights.version(source))
 
@@ -298,7 +322,8 @@ class Deep(TorchDispatchMode):
             elif later.axis is None:
                 self._later[out] = hand_weights.of_softmax(_naming(frame, IN_SEGMENTS), out.shape, 0)
             else:
-                self._softmax(frame, source, later.scores, later.axis, later.columns, out)
+                followed = later.scores is not None and later.scores.shift_is_constant(out.dim(), later.axis)
+                self._softmax(frame, source, later.scores if followed else None, later.axis, later.columns, out)
         elif isinstance(later, list):
             for x, each in zip(out, later, strict=True):
                 self._later[x] = each
@@ -325,6 +350,13 @@ class Deep(TorchDispatchMode):
 def _naming(frame: Frame, reason: str, *, gates: bool = False) -> Pending:
     """A softmax that is not measured: the coverage says so once its weights meet values."""
     return Pending(frame, lambda **_: frame.watched.not_observed.setdefault(reason), None, gates=gates)
+
+
+def _masked(x: Tensor, mask: Tensor, kind: int | None) -> Tensor:
+    """What the mask of a `_masked_softmax` hides: per query and key (kind 0), per sequence and key (1), or all."""
+    if kind == 1 and mask.shape != x.shape:
+        mask = mask.reshape(mask.shape[0], *(1,) * (x.dim() - 2), mask.shape[-1])
+    return mask.bool().expand(x.shape)
 
 
 def _readable(out: Any) -> bool:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from levelhead.watching.layer_columns import Columns
 from levelhead.watching.module_stack import Frame
-from levelhead.watching.scores import SAME, VIEWS, Scores
+from levelhead.watching.scores import FILLING, SAME, VIEWS, Scores
 
 # The same weights, other numbers: dropout, masks, a second normalisation.
 _KEEPING_NAMES = "add add_ sub sub_ mul mul_ div div_ where masked_fill masked_fill_ tril triu pow"
 _KEEPING = SAME | set(_KEEPING_NAMES.split())
-_ROW_SUMS = {"amax": "max", "max": "max", "logsumexp": "logsumexp", "sum": "sum"}
+_ROW_SUMS = {"amax": "max", "max": "max", "logsumexp": "logsumexp", "sum": "sum", "mean": "mean"}
 # What reads weights and is no use of them as weights.
 _LOOKING_NAMES = (
     "argmax argmin max min amax amin sum mean topk sort log nll_loss_forward multinomial isnan isfinite any all eq ne "
@@ -33,6 +33,7 @@ _APPLYING = {"convolution", "dot", "index_add", "index_add_", "scatter_add", "sc
 _SEGMENTS = {"index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"}
 _PICKING = {"index", "index_select", "gather"}
 SEGMENTS = "segments"
+MINUS = "minus"  # the negative of a number per row
 _SMALL = 1e-3
 MASKED = "weights are multiplied by a mask after the softmax: the statistics are those before it"
 
@@ -161,18 +162,22 @@ def reduction(name: str, args: tuple[Any, ...], out: Any) -> Reduction | None:
     return Reduction(values, Reduced(kind, x, axis))
 
 
-def shifted(args: tuple[Any, ...], scores: Mapping[Any, Any], later: Mapping[Any, Any]) -> Scores | None:
-    """Scores minus their largest, or minus the logarithm of the sum of their exponentials."""
+def shifted(name: str, args: tuple[Any, ...], known: Scores | None, later: Mapping[Any, Any]) -> Scores | None:
+    """Scores minus their largest, their mean, or the logarithm of the sum of their exponentials."""
     x, less = args[0], args[1]
     reduced = later.get(less) if isinstance(less, Tensor) else None
-    known: Scores | None = scores.get(x)
-    if not isinstance(reduced, Reduced) or known is None or reduced.kind == "sum":
+    adds = name.startswith("add")
+    if not isinstance(reduced, Reduced) or known is None or reduced.kind in ("sum", SEGMENTS):
+        return None
+    if adds != (reduced.kind == MINUS):
         return None
     if reduced.source is not x and reduced.kind == "logsumexp":
         return None
     before = x if known.before is None else known.before
     over = reduced.axis if reduced.kind == "logsumexp" else None
-    return replace(known, before=before, log_over=over)
+    shift = -less.detach() if adds else less.detach()
+    shift = shift if known.shift is None else known.shift + shift
+    return replace(known, before=None if name.endswith("_") else before, shift=shift, log_over=over)
 
 
 def after(
@@ -189,7 +194,10 @@ def after(
         summed = reduction(name, args, out)
         return None if summed is None else summed.meaning
     if isinstance(first, Reduced):
-        kept = name in VIEWS | SAME | _PICKING | {"reciprocal"} or (name in ("add", "add_") and _is_small(args[1]))
+        if name == "neg":
+            return replace(first, kind=MINUS)
+        kept = name in VIEWS | SAME | FILLING | _PICKING | {"reciprocal"}
+        kept = kept or (name in ("add", "add_") and _is_small(args[1]))
         return first if kept and isinstance(out, Tensor) else None
     if not isinstance(first, Weights):
         return None

@@ -123,7 +123,10 @@ class Probe:
             return "the model did not run while it was watched, or in a graph that was compiled before"
         if not self.may_follow:
             return f"{_NO_FUNCTION}; a softmax by hand was not looked for (deep=False)"
-        return f"no attention was found: {_NO_FUNCTION}, and there is no softmax over a product of two activations"
+        return (
+            f"no attention was found: {_NO_FUNCTION}, and no softmax over a product of two activations was met among "
+            "torch's operators; what custom operators, compiled functions and other libraries compute is not followed"
+        )
 
 
 _NO_FUNCTION = "no attention function was called"

@@ -42,6 +42,7 @@ class Scores:
     capped: bool = False
     softcap: float | None = None
     before: Tensor | None = None  # the scores before their largest was subtracted
+    shift: Tensor | None = None  # what was subtracted: their largest, their mean …, which no softmax notices
     log_over: int | None = None  # these are logarithms of weights, over this axis
     sink: Sink | None = None
     unknown: int = 0  # operators without a rule so far
@@ -52,6 +53,8 @@ class Scores:
         """Whether both have factors of the same shape, the same axes and the same cap."""
         a, b = self.axes, other.axes
         if a is None or b is None or self.sink is not None or other.sink is not None:
+            return False
+        if self.shift is not None or other.shift is not None:
             return False
         known = a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset() == 0
         same = self.left.shape == other.left.shape and self.right.shape == other.right.shape
@@ -73,10 +76,25 @@ class Scores:
 
     def lost(self, last: Origin | None = None) -> Scores | None:
         """After an operator without a rule; `last`: the origin of the last axis, if that is known."""
-        if self.unknown >= _UNKNOWN_OPERATORS:
+        if self.unknown >= _UNKNOWN_OPERATORS or self.shift is not None:  # a shift could not be undone any more
             return None
         nothing: dict[str, Any] = dict.fromkeys(("factor", "axes", "hidden", "filled", "before", "log_over", "sink"))
         return replace(self, **nothing, unknown=self.unknown + 1, last=last, activated=False)
+
+    def unshifted(self, x: Tensor, axis: int) -> Tensor:
+        """The scores x before what is constant along `axis`, that of the softmax, was subtracted from them."""
+        return self.source(x) if self.shift_is_constant(x.dim(), axis) else x
+
+    def source(self, x: Tensor) -> Tensor:
+        """The scores x before anything was subtracted from them."""
+        if self.shift is None or self.before is not None:
+            return x if self.before is None else self.before
+        return x.detach().to(torch.promote_types(x.dtype, torch.float32)) + self.shift
+
+    def shift_is_constant(self, dims: int, axis: int) -> bool:
+        """Whether what was subtracted is the same along this axis of the scores."""
+        own = -1 if self.shift is None else axis - dims + self.shift.dim()
+        return self.shift is None or own < 0 or self.shift.shape[own] == 1 or self.shift.stride(own) == 0
 
     def origin(self, axis: int) -> Origin | None:
         """Where an axis comes from; None: not known, or from nowhere."""
@@ -156,7 +174,7 @@ def after(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], k
         new = _broadcast(scores, out.shape)
         return replace(new, activated=True) if new is not None and name in _ACTIVATING else new
     if name in _ACTIVATING and scores.axes is not None and scores.axes.shape == out.shape:
-        return replace(scores, factor=None, before=None, log_over=None, activated=True)
+        return replace(scores, factor=None, before=None, shift=None, log_over=None, activated=True)
     if name in ADDING:
         return _added(name, args, kwargs, scores, place, out)
     if name in SCALING:
@@ -164,9 +182,10 @@ def after(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], k
     if name in FILLING:
         return _filled(name, args, scores, place, out)
     if name in ("tanh", "tanh_"):
-        return replace(scores, capped=True)
+        return replace(scores, capped=True, before=None, shift=None)  # a cap of what is left is no shift
     if name in ("neg", "neg_"):
-        return replace(scores, factor=_times(scores.factor, -1.0, out.shape))
+        shift = None if scores.shift is None else -scores.shift
+        return replace(scores, factor=_times(scores.factor, -1.0, out.shape), before=None, shift=shift, log_over=None)
     if name in ("constant_pad_nd", "convolution") and scores.axes is not None and scores.axes.shape == out.shape:
         return replace(scores, factor=None)
     return scores.lost()
@@ -193,8 +212,9 @@ def _main(known: list[Any]) -> int:
 
 def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scores: Scores) -> Scores:
     """The scores in other places, with what is hidden of them."""
-    parts = {name: getattr(scores, name) for name in ("hidden", "filled")}
-    parts = {name: None if x is None else func(x, *args[1:], **kwargs) for name, x in parts.items()}
+    parts = {name: getattr(scores, name) for name in ("hidden", "filled", "shift")}
+    shape = args[0].shape
+    parts = {name: None if x is None else func(x.expand(shape), *args[1:], **kwargs) for name, x in parts.items()}
     factor = None if isinstance(scores.factor, Tensor) and scores.factor.dim() else scores.factor
     return replace(scores, factor=factor, before=None, log_over=None, **parts)
 
@@ -203,7 +223,8 @@ def _viewed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
     if scores.axes is None or scores.sink is not None:
         several = isinstance(out, list | tuple)
         same = name in _KEEPS_LAST and isinstance(out, Tensor) and out.dim() and out.shape[-1] == args[0].shape[-1]
-        kept = scores.lost() if scores.sink is not None else replace(scores, last=scores.last if same else None)
+        still = scores.sink is None and scores.shift is None
+        kept = replace(scores, last=scores.last if same else None) if still else scores.lost()
         return [kept] * len(out) if several else kept
 
     def moved(x: Any) -> Any:
@@ -219,7 +240,7 @@ def _viewed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
         same = isinstance(out, Tensor) and out.dim() and out.shape[-1] == args[0].shape[axis]
         return scores.lost(scores.origin(axis) if same else None)
     shape = scores.axes.shape
-    parts = {name: getattr(scores, name) for name in ("hidden", "filled", "factor")}
+    parts = {name: getattr(scores, name) for name in ("hidden", "filled", "factor", "shift")}
     parts = {name: moved(x.expand(shape)) if isinstance(x, Tensor) and x.dim() else x for name, x in parts.items()}
     if isinstance(axes, Tensor):
         return replace(scores, axes=axes, before=None, log_over=None, **parts)
@@ -237,8 +258,10 @@ def _broadcast(scores: Scores, shape: torch.Size) -> Scores | None:
         axes = scores.axes.expand(shape)
     except RuntimeError:
         return scores.lost()
-    hidden, filled = (None if x is None else x.expand(shape) for x in (scores.hidden, scores.filled))
-    return replace(scores, axes=axes, before=None, hidden=hidden, filled=filled)
+    hidden, filled, shift = (
+        None if x is None else x.expand(shape) for x in (scores.hidden, scores.filled, scores.shift)
+    )
+    return replace(scores, axes=axes, before=None, hidden=hidden, filled=filled, shift=shift)
 
 
 def _added(
@@ -255,6 +278,8 @@ def _added(
     new = replace(
         new, factor=_times(new.factor, own, out.shape) if own != 1.0 else new.factor, before=None, log_over=None
     )
+    if new.shift is not None and own != 1.0:
+        new = replace(new, shift=new.shift * own)
     other = args[1 - place]
     if isinstance(other, Tensor) and other.dim() and other.is_floating_point() and new.axes is not None:
         if name.endswith("_") and place:  # the mask itself became the scores
@@ -287,6 +312,9 @@ def _scaled(name: str, args: tuple[Any, ...], scores: Scores, place: int, out: T
         return new  # a mask of zeros and ones: what it hides, another operator says
     if number is None:
         number = other
+    if new.shift is not None:
+        by = number.detach() if isinstance(number, Tensor) else number
+        new = replace(new, shift=new.shift / by if divides else new.shift * by)
     if not isinstance(number, Tensor) and number == 0:
         return replace(new, factor=0.0 if not divides else math.nan)
     factor = _times(new.factor, 1 / number if divides else number, out.shape)
@@ -328,6 +356,11 @@ def _number(x: Any) -> float | Tensor | None:
     if isinstance(x, Tensor):
         return x.detach().reshape(()) if x.numel() == 1 else None
     return float(x) if isinstance(x, int | float) else None
+
+
+def scaled(scores: Scores, number: float, shape: torch.Size) -> Scores:
+    """The scores times a number, which is applied to `before`, too."""
+    return replace(scores, factor=_times(scores.factor, number, shape), log_over=None)
 
 
 def _times(factor: Factor, number: float | Tensor, shape: torch.Size) -> Factor:

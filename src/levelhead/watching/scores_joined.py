@@ -18,7 +18,7 @@ def after(name: str, args: tuple[Any, ...], known: list[Any], out: Tensor) -> Sc
     """The scores in `out`; `known`: those among the tensors that are joined, None elsewhere."""
     dim = (args[1] if len(args) > 1 else 0) % out.dim()
     if name == "stack":
-        return _stacked(known, dim) or next(x for x in known if x is not None).lost()
+        return _stacked(known, dim) or min((x for x in known if x is not None), key=lambda x: x.shift is None).lost()
     return _beside(args[0], known, dim)
 
 
@@ -43,6 +43,8 @@ def _beside(parts: list[Tensor], known: list[Any], dim: int) -> Scores | None:
     """Scores with something beside them: one more column is a sink, other scores are more keys."""
     scored = [n for n, x in enumerate(known) if x is not None]
     scores: Scores = known[scored[0]]
+    if any(known[n].shift is not None for n in scored):  # rows of which only a part was shifted, maybe
+        return None
     rest = [x for n, x in enumerate(parts) if n not in scored]
     if len(scored) == 1 and len(rest) == 1 and rest[0].shape[dim] == 1 and scores.axes is not None and not scores.sink:
         keys = scores.axes.shape[dim]
