@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import levelhead as lh
-from levelhead.watching.hand_softmax import TOGETHER
+from levelhead.watching.head_axes import TOGETHER
 from watched import one_thread
 
 __all__ = ["one_thread"]  # a fixture
@@ -62,22 +62,23 @@ def test_heads_are_told_apart_in_every_layout(layout: str, told: bool) -> None:
 
 
 class Columns(nn.Module):
-    """Attends within the columns of a grid whose rows lie together: no layer has tokens in this order."""
+    """Attends within the columns of a grid whose rows lie together; `mixed`: no layer has tokens in this order."""
 
-    def __init__(self) -> None:
+    def __init__(self, mixed: bool) -> None:
         super().__init__()
+        self.order = torch.randperm(12) if mixed else torch.arange(12)
         self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.num_heads = HEADS
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k = (f(x).unflatten(-1, (HEADS, D)).unflatten(1, (-1, HEADS)) for f in (self.q, self.k))
+        q, k = (f(x)[:, self.order].unflatten(-1, (HEADS, D)).unflatten(1, (-1, HEADS)) for f in (self.q, self.k))
         self.logits = torch.einsum("btrhd,bsrhd->bhrts", q, k)
         return torch.einsum("bhrts,bsrhd->btrhd", self.logits.softmax(-1), k)
 
 
 def test_heads_that_cannot_be_told_apart_are_together_and_the_coverage_says_so() -> None:
     torch.manual_seed(0)
-    model = Columns()
+    model = Columns(mixed=True)
     with torch.no_grad(), lh.watch(model, deep=True) as w:
         model(torch.randn(2, 12, WIDTH))
     assert TOGETHER in w.coverage()[0].note
@@ -85,3 +86,11 @@ def test_heads_that_cannot_be_told_apart_are_together_and_the_coverage_says_so()
     assert heads.max_logit.shape == (1,)
     np.testing.assert_allclose(heads.max_logit, model.logits.max(), rtol=1e-5)
     assert heads.rows[0] == 2 * 12 * HEADS
+
+
+def test_heads_beside_the_columns_of_a_grid() -> None:
+    model = Columns(mixed=False)
+    with torch.no_grad(), lh.watch(model, deep=True) as w:
+        model(torch.randn(2, 12, WIDTH))
+    assert w.coverage()[0].note == ""
+    np.testing.assert_allclose(w.last[""].heads.max_logit, model.logits.amax((0, 2, 3, 4)), rtol=1e-4)

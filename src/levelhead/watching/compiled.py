@@ -15,6 +15,7 @@ from torch.library import Library, register_fake
 
 from levelhead.call.options import Scoring
 from levelhead.torch.operators import SCHEMA
+from levelhead.watching import folded_heads
 from levelhead.watching.effective_scale import Ran
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import INPUT, WATCHED_MODULES, Frame, WatchedModule, traced_before, would_be_fast
@@ -57,7 +58,9 @@ def _call(handle: Tensor, q: Tensor, k: Tensor, *arguments: Any) -> None:
             (frame.inputs if of_input else frame.ran).append(Ran("", None, None if of_input else width, count, sample))
         if watched.watch.gradients:
             watched.not_observed[NO_GRADIENTS] = None
-        watched.watch.record_call(frame, path, Call(q, k, Scoring(*fields), ready))
+        call = Call(q, k, Scoring(*fields), ready)
+        other = q.dim() != 4 or (path == "sdpa" and folded_heads.is_other(frame, q, k, k))
+        watched.watch.record_call(frame, path, folded_heads.found(frame, call).call if other else call)
     handle[1] += 1
 
 

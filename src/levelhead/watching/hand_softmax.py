@@ -20,9 +20,6 @@ from levelhead.watching.scores import Scores, Sink
 PATH = BY_HAND
 GRADIENTS = "dL/dq, dL/dk and dL/dv of a softmax by hand are not followed"
 LOST = "an operator between the product of queries and keys and the softmax is not followed"
-TOGETHER = (
-    "which axis of the scores is heads is not known: heads are not told apart, the statistics are of all together"
-)
 
 
 def measured(frame: Frame, x: Tensor, known: Scores, axis: int) -> Pending:
@@ -53,7 +50,7 @@ def measured(frame: Frame, x: Tensor, known: Scores, axis: int) -> Pending:
 
         def count(**facts: Any) -> None:
             if not apart:
-                frame.watched.not_observed[TOGETHER] = None
+                frame.watched.not_observed[head_axes.TOGETHER] = None
             if frame.watch.gradients and torch.is_grad_enabled():
                 frame.watched.not_observed[GRADIENTS] = None
             enter(**{name: fact for name, fact in (facts | own).items() if fact is not None})

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from levelhead.watching import score_axes
 from levelhead.watching.sampled import Layer, apart
@@ -19,13 +20,23 @@ from levelhead.watching.scores import Scores
 
 _SAME = 1e-2  # apart at most, relative to the whole
 _USUAL = 4  # axes of (B, H, T, S)
+TOGETHER = (
+    "which axis of the scores is heads is not known: heads are not told apart, the statistics are of all together"
+)
 
 
 def arranged(
-    known: Scores, shape: torch.Size, keys: int, heads: int | None, ran: Callable[[], Sequence[Layer]]
+    known: Scores,
+    shape: torch.Size,
+    keys: int,
+    heads: int | None,
+    ran: Callable[[], Sequence[Layer]],
+    *,
+    usual: bool = True,
 ) -> tuple[Arrangement | None, bool]:
     """The roles of the axes of scores with a softmax over axis `keys`, and whether heads are told apart; None: it is
-    over no rows of either factor. `heads`: how many there are, if that is known; `ran`: the layers before."""
+    over no rows of either factor. `heads`: how many there are, if that is known; `ran`: the layers before; `usual`:
+    whether (B, H, T, S) will do where no layer shows it."""
     if known.axes is None:
         return _by_shape(shape, keys, heads)
     places = score_axes.places(known.axes, keys)
@@ -34,17 +45,19 @@ def arranged(
     queries, others = places[0]
     long = _long(shape, others)
     exact = [part for part in _parts(long) if _size(shape, part) == heads]
-    if len(exact) == len(places) == 1 and _at_the_end(exact[0], long) and (len(exact[0]) < len(long) or len(long) == 1):
+    if len(exact) == len(places) == 1 and _at_the_end(exact[0], long) and len(exact[0]) < len(long):
         batch = tuple(axis for axis in others if axis not in exact[0])
         return Arrangement(batch, tuple(exact[0]), tuple(queries), keys), True
     layers = ran()
     tried = [one for place in places for one in _candidates(known, *place, keys, heads, layers)]
-    for one in tried:
-        if _fits(one, known, layers):
-            return one, True
-    if tried and _is_usual(tried[0], long) and len(shape) <= _USUAL and len(places) == 1:
+    for fits in (_queries_fit, _keys_fit):
+        for one in tried:
+            if fits(one, known, layers):
+                return one, True
+    usual = usual and bool(tried) and _is_usual(tried[0], long) and not _may_be_folded(tried[0], shape, layers)
+    if usual and len(shape) <= _USUAL and len(places) == 1:
         # One head for each of these, unless layers show that their columns have several.
-        widths = {one.rows.shape[1] for one in layers}
+        widths = {one.rows.shape[1] for one in layers if not one.norm}
         return tried[0], bool(tried[0].heads) or heads == 1 or not widths or known.left.shape[2] in widths
     return Arrangement(tuple(others), (), tuple(queries), keys), False
 
@@ -89,24 +102,49 @@ def _candidates(
             times = n // _size(shape, part)
             if times > 1 and n % times == 0 and shape[queries[0]] % times == 0:
                 yield at(part, grouped=times)
-    if not exact:  # fewer here than the module says, as after pruning
+    if not exact or len(long) == 1:  # a batch; or fewer here than the module says, as after pruning
         yield from (at(part) for part in ([], *parts))
 
 
 def _is_usual(one: Arrangement, others: list[int]) -> bool:
     """Whether heads are the axes next to the queries, or lie in the batch's one axis."""
-    return one.grouped == 1 and not one.heads_first and _at_the_end(one.heads, others)
+    return one.grouped == one.split == 1 and _at_the_end(one.heads, others)
 
 
 def _at_the_end(part: Sequence[int], axes: list[int]) -> bool:
     return list(part) == axes[len(axes) - len(part) :]
 
 
-def _fits(one: Arrangement, known: Scores, layers: Sequence[Layer]) -> bool:
-    """Whether the heads are parts of what a layer put out."""
+def _queries_fit(one: Arrangement, known: Scores, layers: Sequence[Layer]) -> bool:
+    """Whether the heads of queries are parts of what a layer put out."""
+    assert known.axes is not None
+    return _is_part(one.factors(known.axes, known.left, known.right)[0], one, known.axes, layers)
+
+
+def _keys_fit(one: Arrangement, known: Scores, layers: Sequence[Layer]) -> bool:
+    """The same of keys, where a head has its own. Heads that share keys may be rows of one query axis."""
     assert known.axes is not None
     q, k = one.factors(known.axes, known.left, known.right)
-    return any(not x.is_complex() and apart(x, layers) < _SAME for x in ((q, k) if k.shape[1] == q.shape[1] else (q,)))
+    own = k.shape[1] == q.shape[1] and not _may_be_folded(one, known.axes.shape, layers)
+    return own and _is_part(k, one, known.axes, layers)
+
+
+def _is_part(x: Tensor, one: Arrangement, axes: Tensor, layers: Sequence[Layer]) -> bool:
+    if x.is_complex():
+        return False
+    lead = [axes.shape[axis] for axis in one.batch] if one.split == 1 else [x.shape[0]]
+    # One norm may have served all heads, as rows of its own.
+    used = [layer for layer in layers if x.shape[1] > 1 or not layer.norm]
+    return apart(x, used, lead) < _SAME
+
+
+def _may_be_folded(one: Arrangement, shape: Sequence[int], layers: Sequence[Layer]) -> bool:
+    """Whether the queries are several times a layer's tokens, and no layer has as many."""
+    rows = _size(shape, one.queries)
+    tokens = {layer.tokens for layer in layers if layer.tokens and not layer.norm}
+    whole = _size(shape, one.batch) * rows
+    times = {whole // n for n in tokens if whole % n == 0}
+    return rows != shape[one.keys] and 1 not in times and any(rows % n == 0 for n in times)
 
 
 def _numbers_of_heads(known: Scores, layers: Sequence[Layer]) -> list[int]:

@@ -28,7 +28,7 @@ from levelhead.torch.functorch import attend
 from levelhead.torch.huggingface import formula
 from levelhead.torch.huggingface.functions import AttentionHook
 from levelhead.torch.swap import Function, Layer, Swap
-from levelhead.watching import amend, native_fast_path
+from levelhead.watching import amend, folded_heads, native_fast_path
 from levelhead.watching.compiler_graphs import COMPILER
 from levelhead.watching.copies import reduce_over, script_over
 from levelhead.watching.functions.torch_functions import describe_sdpa
@@ -165,8 +165,7 @@ def _sdpa_over(original: Function) -> Function:
             return run_taught(frame, original, run, (query, key, value), options | {"enable_gqa": enable_gqa})
 
         def describe() -> Call:
-            heads = frame.watched.heads
-            call = describe_sdpa((query, key, value), mask, is_causal, scale, enable_gqa, heads)
+            call = describe_sdpa((query, key, value), mask, is_causal, scale, enable_gqa)
             return call if terms is None else terms.described(call)
 
         path = frame.via or usual
@@ -174,6 +173,10 @@ def _sdpa_over(original: Function) -> Function:
             return run_traced(frame, path, run, describe())
         if cannot_be_read(frame, query, key, mask):
             return run()
+        if frame.watch.wanted() and folded_heads.is_other(frame, query, key, value):
+            laid = folded_heads.found(frame, describe())
+            frame.watch.follow_gradients(frame, GradientInputs(query, key, value, views=laid.views))
+            return run_observed(frame, path, run, lambda: laid.call, as_described=True)
         frame.watch.follow_gradients(frame, GradientInputs(query, key, value))
         return run_observed(frame, path, run, describe)
 

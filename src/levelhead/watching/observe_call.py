@@ -21,8 +21,8 @@ from levelhead.watching.undisturbed import undisturbed
 Run = Callable[[], Any]
 
 
-def run_observed(frame: Frame, path: str, run: Run, describe: Callable[[], Call]) -> Any:
-    """Runs a call, and has the watch measure it."""
+def run_observed(frame: Frame, path: str, run: Run, describe: Callable[[], Call], *, as_described: bool = False) -> Any:
+    """Runs a call, and has the watch measure it; `as_described`: by its description, also if levelhead computes it."""
     if frame.busy or not frame.watch.wanted():
         return run()
     frame.busy = True
@@ -30,7 +30,7 @@ def run_observed(frame: Frame, path: str, run: Run, describe: Callable[[], Call]
         with observing() as passes:
             result = run()
         with undisturbed():
-            if len(passes) == 1:
+            if len(passes) == 1 and not as_described:
                 frame.watch.record_pass(frame, path, passes[0])
             else:
                 frame.watch.record_call(frame, path, describe())

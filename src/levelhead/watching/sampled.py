@@ -7,7 +7,9 @@ lie in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -17,7 +19,7 @@ from torch.library import Library, register_fake
 SAMPLE = 32  # tokens; fewer are repeated, so that a compiled graph has one shape
 _FEWEST = 2  # samples that can be compared
 HEADS_FIRST = "heads before the batch"
-_WHOLE = ("batch first", "sequence first")  # of all tokens
+_MOST_AXES = 4  # of batch and sequence, whose orders are tried
 
 
 class Layer(Protocol):
@@ -27,6 +29,8 @@ class Layer(Protocol):
     def tokens(self) -> int: ...
     @property
     def rows(self) -> Tensor: ...  # (SAMPLE, features)
+    @property
+    def norm(self) -> bool: ...
 
 
 class Aligned(NamedTuple):
@@ -98,21 +102,30 @@ def _unfolded(x: Tensor, lead: Tensor, t: Tensor) -> Tensor:
     return x[lead // x.shape[1], lead % x.shape[1], t].transpose(0, 1)
 
 
-def apart(x: Tensor, layers: Iterable[Layer]) -> float:
+def apart(x: Tensor, layers: Iterable[Layer], lead: Sequence[int]) -> float:
     """How far the heads of queries or keys (B, H, T, D) are from the parts of a layer's output, at least: the norms of
-    all heads are compared, relative to the whole."""
-    H, D = x.shape[1], x.shape[3]
+    all heads are compared, relative to the whole. `lead`: sizes of the batch's axes, which a layer may have in another
+    order, as code has that attends along columns of an image."""
+    (B, H, T, D), norms = x.shape, x.detach().float().norm(dim=-1)
     least = float("inf")
     for layer in layers:
-        if not D or not layer.rows.shape[1] or layer.rows.shape[1] % (H * D):
+        if not D or not layer.rows.shape[1] or layer.rows.shape[1] % (H * D) or layer.tokens != B * T:
             continue
         known = layer.rows.float().reshape(len(layer.rows), -1, H, D).norm(dim=-1)
-        for aligned, view in views(x, {layer.tokens}).items():
-            if aligned.order in _WHOLE and len(view) == len(known):
-                mine = view.float().norm(dim=-1)
-                all_heads = known / known.norm(dim=(0, 2), keepdim=True)
-                least = min(least, float((all_heads - (mine / mine.norm())[:, None]).norm(dim=(0, 2)).min()))
+        all_heads = known / known.norm(dim=(0, 2), keepdim=True)
+        for places in _orders(lead, T):
+            i = places.flatten().to(x.device)[ids(layer.tokens, x.device)]
+            mine = norms[i // T, :, i % T]
+            least = min(least, float((all_heads - (mine / mine.norm())[:, None]).norm(dim=(0, 2)).min()))
     return least
+
+
+def _orders(lead: Sequence[int], T: int) -> Iterator[Tensor]:
+    """Tokens of a batch with axes of these sizes, numbered batch first, in all orders of the axes."""
+    sizes = [n for n in (*lead, T) if n > 1] or [1]
+    numbers = torch.arange(math.prod(sizes)).reshape(sizes)
+    orders = itertools.permutations(range(len(sizes))) if len(sizes) <= _MOST_AXES else iter([range(len(sizes))])
+    return (numbers.permute(*order) for order in orders)
 
 
 # ---- in compiled graphs

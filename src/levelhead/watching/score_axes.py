@@ -60,8 +60,8 @@ class Arrangement:
     def _split(self, x: Tensor) -> Tensor:
         """(B, H, ...) with the heads that lie in the batch."""
         if self.heads_first:
-            return x.reshape(self.split, -1, *x.shape[2:]).transpose(0, 1)
-        return x.reshape(x.shape[0] // self.split, -1, *x.shape[2:])
+            return x.reshape(self.split, x.shape[0] * x.shape[1] // self.split, *x.shape[2:]).transpose(0, 1)
+        return x.reshape(x.shape[0] // self.split, x.shape[1] * self.split, *x.shape[2:])
 
     def factors(self, axes: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """q (B, H, T, D) and k (B, G, S, D), of a product of left (N, T, D) and right (N, D, S)."""

@@ -12,36 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from levelhead.call.options import Scoring
 from levelhead.call.scaling import usual
 from levelhead.torch import sdpa
+from levelhead.torch.operators import uniform
 from levelhead.watching.functions import packed
 from levelhead.watching.functions.flash_attn import window
 from levelhead.watching.functions.known import Followed, Given, Known, unknown_options
 from levelhead.watching.measure import Call, call_of
 
 
-def describe_sdpa(
-    qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, causal: bool, scale: Any, gqa: bool, heads: int | None
-) -> Call:
-    """A call in torch's convention as ours: four dimensions, positions from the first query."""
+def describe_sdpa(qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, causal: bool, scale: Any, gqa: bool) -> Call:
+    """A call in torch's convention as ours: positions from the first query. With other than four dimensions it has
+    q and k with the same leading ones and one scale: `folded_heads` finds the heads."""
     q, k, v = qkv
     if torch.is_autocast_enabled(q.device.type) and q.dtype is torch.float32:
         dtype = torch.get_autocast_dtype(q.device.type)  # what torch's function casts them to
         q, k, v = (x.to(dtype) for x in (q, k, v))
     factor = usual(q.shape[-1]) if scale is None else float(scale)
-    if q.dim() == 3 and k.shape[0] == q.shape[0]:  # (batch · heads, T, D), or (batch, T, D)
-        each = heads if heads and q.shape[0] % heads == 0 else 1
-        if mask is not None and mask.dim() == 3 and mask.shape[0] > 1:
-            mask = torch.unflatten(mask, 0, (-1, each))
-        q, k = (torch.unflatten(x, 0, (-1, each)) for x in (q, k))
-        return call_of(q, k, factor, mask=mask, causal=causal)
+    rank = max(x.dim() for x in (q, k, v))
     q, k, _ = sdpa.broadcast(q, k, v, gqa)
-    if q.dim() > 4:
-        if mask is not None:
-            last = ((1,) * 3 + tuple(mask.shape))[-3:]
-            mask = mask.expand((*q.shape[:-3], *last)).flatten(0, -4)
-        q, k = (x.flatten(0, -4) for x in (q, k))
-    return call_of(q, k, factor, mask=mask, causal=causal)
+    if rank == 4:
+        return call_of(q, k, factor, mask=mask, causal=causal)
+    k = k.repeat_interleave(q.shape[-3] // max(k.shape[-3], 1), -3) if k.shape[-3] != q.shape[-3] else k
+    q, k = (x.reshape(x.shape[x.dim() - rank :]) for x in (q, k))
+    return Call(q, k, Scoring(uniform(1, factor, q.device), mask, causal=causal))
 
 
 # ---- flex_attention
