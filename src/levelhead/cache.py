@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from levelhead.errors import bad_value
@@ -34,16 +35,49 @@ def unfinished(folder: Path) -> Path:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file and renames it into place, so that no reader finds half of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Writes a file and renames it into place, so that no reader finds half of it.
+
+    A link stays a link, and an existing file keeps its mode and its owner. A pipe or a device is written to: renaming
+    would put a file in its place.
+    """
+    content = text.encode()
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
+        known = path.stat()
+    except FileNotFoundError:
+        known = None
+    if known is not None and not stat.S_ISREG(known.st_mode):
+        with path.open("wb") as there:
+            there.write(content)
+        return
+    target = Path(os.path.realpath(path))
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        if known is not None:
+            with suppress(PermissionError):  # only root may give a file away
+                os.chown(name, known.st_uid, known.st_gid)
+        os.chmod(name, 0o666 & ~_umask() if known is None else stat.S_IMODE(known.st_mode))
+        os.replace(name, target)
     except BaseException:
         os.unlink(name)
         raise
+
+
+def write_named(argument: str, path: str | Path, text: str) -> None:
+    """`write_whole`; if that fails, the error names the argument and the reason."""
+    with writing(argument, path):
+        write_whole(Path(path), text)
+
+
+@contextmanager
+def writing(argument: str, path: str | Path) -> Iterator[None]:
+    """Around what writes to a path of the user's: errors of the system name the argument."""
+    try:
+        yield
+    except OSError as error:
+        given, advice = f"{str(path)!r}: {error.strerror or error}", "Make the directory or room there, or name another"
+        raise bad_value(argument, "a place to write", given, advice) from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Checks of user arguments: flags, numbers, integers and arrays of them.
+"""Checks of user arguments: flags, paths, numbers, integers and arrays of them.
 
 Each returns the value in one normal form or raises an error with the argument's name.
 """
@@ -6,7 +6,9 @@ Each returns the value in one normal form or raises an error with the argument's
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,17 @@ def flag(argument: str, value: object) -> bool:
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise bad_type(argument, "True or False", short_repr(value), "Pass a bool")
+
+
+def path(argument: str, value: object) -> Path:
+    """The name of a file or a directory, there or not."""
+    what, advice = "a path", "Pass a str or a pathlib.Path"
+    name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise bad_type(argument, what, short_repr(value), advice)
+    if not name or "\0" in name:
+        raise bad_value(argument, what, repr(name), advice)
+    return Path(name)
 
 
 def reals(argument: str, value: object, what: str, advice: str) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ import torch
 from torch import nn
 
 import levelhead as lh
+from levelhead.diagnosis import wrong_scale
 from levelhead.diagnosis.findings import Finding
+from levelhead.runs import tally
+from levelhead.runs.record import Facts, Record, Run, Snapshot
 from tiny_models import MODELS
 from watched import one_thread
 from wrong_scale import BUGS, D_K, PLACES, PROJECTIONS, WIDTH, Placed, ReallmForge447
@@ -92,3 +96,15 @@ def test_a_fresh_encoder_of_torchs_own_has_no_warning() -> None:
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, batch_first=True)
     _, found = findings(nn.TransformerEncoder(layer, 2).eval(), tokens())
     assert [f for f in found if f.severity != "note"] == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "severity"),
+    [(1.9999999999999998, "warning"), (2.0, "warning"), (1.993, "warning"), (1.95, "note"), (0.5, "warning")],
+)
+def test_a_number_that_no_rule_gives_is_a_warning_from_a_factor_of_2_on(ratio: float, severity: str) -> None:
+    scale = ratio / math.sqrt(8)
+    facts = Facts("Attention", "sdpa", 8, 6, 9, 9, "float32", scale, effective_scale=scale, scale_reading="projections")
+    run = Run("", (Snapshot(0, (Record("a", facts, tally.nothing(6)),)),))
+    (found,) = wrong_scale.check(run, None)
+    assert (found.kind, found.severity) == ("unusual scale", severity)

@@ -32,6 +32,7 @@ from levelhead.sinks import (
     hf_callback,
     lightning_callback,
     read,
+    wandb_alert,
 )
 from levelhead.sinks import pictures as pictures_module
 from levelhead.sinks.trainer import Training
@@ -236,6 +237,40 @@ def test_other_peoples_files_are_refused_and_left_alone(kind: str, tmp_path: Pat
     assert path.read_bytes() == before if kind == "jsonl" else os.listdir(path) == ["notes.txt"]
 
 
+@pytest.mark.parametrize("make", [JSONL, Parquet, TensorBoard, Run("").save])
+def test_a_place_that_cannot_be_written_is_refused_by_name(make: Any, tmp_path: Path) -> None:
+    for bad in (3, None, b"x"):
+        with pytest.raises(LevelheadTypeError, match=r"expected a path.*got "):
+            make(bad)
+    for bad in ("", "a\0b"):
+        with pytest.raises(LevelheadValueError, match=r"expected a path, got "):
+            make(bad)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LevelheadValueError, match=r"expected a place to write, got '.*/x': Not a directory"):
+        make(tmp_path / "file" / "x")
+    if make is not TensorBoard:  # which makes directories
+        with pytest.raises(LevelheadValueError, match=r"expected a place to write, got '.*': No such file"):
+            make(tmp_path / "nothing" / "x")
+    if make not in (Parquet, TensorBoard):
+        with pytest.raises(LevelheadValueError, match=r"expected a place to write, got '.*': Is a directory"):
+            make(tmp_path)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("bad", ["x", 1.5, -1])
+def test_options_of_sinks_are_checked(bad: Any, tmp_path: Path) -> None:
+    for make in (
+        lambda: Parquet(tmp_path / "run", flush_every=bad),
+        lambda: TensorBoard(tmp_path / "run", map_every=bad),
+        lambda: WandB(map_every=bad),
+        lambda: WandB("my-project"),
+        lambda: wandb_alert("my-project"),
+    ):
+        with pytest.raises(LevelheadError, match="expected .*, got"):
+            make()
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_run_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LevelheadValueError, match="path: expected a run that was recorded"):
         read(tmp_path / "nothing")
@@ -356,7 +391,7 @@ def test_many_rows_are_not_kept_waiting(tmp_path: Path, monkeypatch: pytest.Monk
     for step in range(3):
         sink(Snapshot(step, (a_record("a", 4),)))
     assert len(read(tmp_path / "run").snapshots) == 2
-    with pytest.raises(LevelheadValueError, match="flush_every: expected at least 1, got 0"):
+    with pytest.raises(LevelheadValueError, match="flush_every: expected an integer of at least 1, got 0"):
         Parquet(tmp_path / "run", flush_every=0)
 
 

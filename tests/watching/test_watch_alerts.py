@@ -149,3 +149,17 @@ def test_what_is_logged_is_a_number() -> None:
             w.log(loss="low")
         w.log(loss=torch.tensor(2.0), step=9)
     assert w.run().logged == {"loss": ((9, 2.0),)}
+
+
+@pytest.mark.parametrize("bad", ["a", -1, 1.5, None, True, 2**63])
+def test_a_step_is_a_number_from_0_on_and_nothing_changes_otherwise(bad: Any) -> None:
+    model = stack(sdpa(), depth=1).eval()
+    with lh.watch(model) as w:
+        model(batch())
+        with pytest.raises(LevelheadError, match="step: expected an integer from 0 on"):
+            w.start_at(bad)
+        if bad is not None:
+            with pytest.raises(LevelheadError, match="step: expected an integer from 0 on"):
+                w.log(step=bad, loss=1.0)
+        model(batch())
+    assert [s.step for s in w.run().snapshots] == [0, 1] and w.run().logged == {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from levelhead.cache import write_whole
+from levelhead.cache import write_named
 from levelhead.errors import bad_value
 
 BAD_INPUT = 2  # exit code; argparse uses the same for wrong usage
@@ -36,18 +36,12 @@ def check_writable(option: str, file: str | Path | None) -> None:
     path = Path(file)
     if path.is_dir():
         raise bad_value(option, "a file", f"the directory {str(file)!r}", "Name a file in it")
+    if path.exists() and not path.is_file():  # a pipe or a device, which needs no file beside it
+        return
+    path = Path(os.path.realpath(path))
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         wanted = "a file in a directory that can be written to"
         raise bad_value(option, wanted, repr(str(file)), "Make the directory first")
-
-
-def write(option: str, file: str, content: str) -> None:
-    """Writes the whole file at once. If that fails, the error names the option and the reason."""
-    try:
-        write_whole(Path(file), content)
-    except OSError as error:
-        given, advice = f"{file!r}: {error.strerror}", "Make room there, or name another file"
-        raise bad_value(option, "a place to write", given, advice) from None
 
 
 def requested_files(arguments: argparse.Namespace) -> dict[str, str]:
@@ -64,7 +58,7 @@ def written(files: dict[str, str], contents: dict[str, str], report: Iterable[st
     """Writes the contents of all files; yields what to print: the one for stdout, else the report and their names."""
     for name, file in files.items():
         if file != STDOUT:
-            write(f"--{name}", file, contents[name])
+            write_named(f"--{name}", file, contents[name])
     if STDOUT in files.values():
         yield next(contents[name] for name, file in files.items() if file == STDOUT).rstrip("\n")
     else:

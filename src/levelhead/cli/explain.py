@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
+from levelhead.cache import write_named
+from levelhead.cli.command import STDOUT, Commands, add_command, check_writable
 from levelhead.errors import bad_value
 from levelhead.terminal import NARROW, colour_wanted
 
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
     contents = {name: _content(name, explained) for name, file in files.items() if file}
     for name, content in contents.items():
         if files[name] != STDOUT:
-            write(f"--{name}", files[name], content)
+            write_named(f"--{name}", files[name], content)
     if STDOUT in files.values():
         yield next(content for name, content in contents.items() if files[name] == STDOUT).rstrip("\n")
         return

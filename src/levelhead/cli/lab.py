@@ -11,7 +11,8 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
+from levelhead.cache import write_named
+from levelhead.cli.command import STDOUT, Commands, add_command, check_writable
 from levelhead.errors import bad_value
 from levelhead.terminal import colour_wanted
 
@@ -91,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     if arguments.json != STDOUT:
         yield report.summary(results)
         if arguments.json:
-            write("--json", arguments.json, "".join(_line(result.json()) + "\n" for result in results))
+            write_named("--json", arguments.json, "".join(_line(result.json()) + "\n" for result in results))
             yield f"wrote {arguments.json}"
     return int(not all(result.as_expected for result in results))
 

@@ -14,7 +14,8 @@ import webbrowser
 from collections.abc import Generator
 from pathlib import Path
 
-from levelhead.cli.command import STDOUT, Commands, add_command, check_writable, write
+from levelhead.cache import write_named
+from levelhead.cli.command import STDOUT, Commands, add_command, check_writable
 from levelhead.errors import bad_value
 from levelhead.terminal import message
 
@@ -83,5 +84,5 @@ def _export(arguments: argparse.Namespace) -> Generator[str, None, None]:
     if arguments.export == STDOUT:
         yield text
     else:
-        write("--export", arguments.export, text)
+        write_named("--export", arguments.export, text)
         yield f"wrote {arguments.export}"

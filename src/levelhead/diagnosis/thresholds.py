@@ -33,6 +33,7 @@ SCALE_EXACT = 1.02  # own: for mistakes whose numbers YaRN's factors come near t
 SCALE_CONFIGURED = 1.05  # own: a configuration gives one number, and no mistake has to be told from another
 SCALE_INITIAL = 1.005  # own: a learned scale this close to a known mistake starts there; trained ones pass by
 SCALE_FAR = 2.0  # own: long-context factors that are meant stay below, 1.8 for YaRN's 32
+SCALE_ROUNDED = 1.005  # bfloat16 rounds by 1.004: a factor this close below a bound counts as the bound
 
 # ---- what a head attends to
 SINK = 0.3  # mean weight on the first key (2410.10781, 2603.05498)

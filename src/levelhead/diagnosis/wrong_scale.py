@@ -16,7 +16,14 @@ from levelhead.call import scaling
 from levelhead.checks import short_repr
 from levelhead.diagnosis.findings import Finding, Severity, link, number, worst_heads
 from levelhead.diagnosis.shipped_scales import SHIPPED
-from levelhead.diagnosis.thresholds import SCALE_CONFIGURED, SCALE_EXACT, SCALE_FAR, SCALE_INITIAL, SCALE_TOLERANCE
+from levelhead.diagnosis.thresholds import (
+    SCALE_CONFIGURED,
+    SCALE_EXACT,
+    SCALE_FAR,
+    SCALE_INITIAL,
+    SCALE_ROUNDED,
+    SCALE_TOLERANCE,
+)
 from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Facts, Record, Run
 
@@ -210,7 +217,7 @@ def _configured(record: Record, right: float, like: list[str], evidence: dict[st
 def _unusual(record: Record, evidence: dict[str, float]) -> Finding:
     """A number that no rule explains."""
     ratio = evidence["ratio"]
-    if _same(ratio, 1.0, SCALE_FAR):
+    if _same(ratio, 1.0, SCALE_FAR / SCALE_ROUNDED):  # a factor of exactly 2 is measured as a little less, too
         return _finding(UNUSUAL, "note", record, evidence, _UNUSUAL_WHY, _UNUSUAL_ADVICE)
     if ratio <= 0:
         times = "zero or negative"

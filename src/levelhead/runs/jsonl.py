@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from levelhead import cache, checks
 from levelhead.errors import LevelheadValueError, bad_value
 from levelhead.runs import sessions
 from levelhead.runs.record import Run, Snapshot, logged_in, logged_out, snapshot_in, snapshot_out
@@ -34,12 +35,13 @@ class JSONL:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, model: str = "") -> None:
-        self.path = Path(path)
-        if self.path.exists() and self.path.stat().st_size:
-            read_header(self.path)  # before anything is changed: it may be another file
-            _cut_half_a_line(self.path)
+        self.path = checks.path("path", path)
         self._rank = sessions.rank()
-        self._file = self.path.open("a", encoding="utf-8")
+        with cache.writing("path", self.path):
+            if self.path.exists() and self.path.stat().st_size:
+                read_header(self.path)  # before anything is changed: it may be another file
+                _cut_half_a_line(self.path)
+            self._file = self.path.open("a", encoding="utf-8")
         self._write(sessions.header(FORMAT, model))
 
     def __call__(self, snapshot: Snapshot) -> None:

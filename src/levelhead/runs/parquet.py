@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from levelhead import cache, checks
 from levelhead.errors import bad_value
 from levelhead.runs import sessions, tally
 from levelhead.runs.metrics import STATISTICS, statistics
@@ -40,15 +41,15 @@ class Parquet:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, flush_every: int = 50, model: str = "") -> None:
-        if flush_every < 1:
-            advice = "1 writes a part at every snapshot; more makes fewer and larger files"
-            raise bad_value("flush_every", "at least 1", flush_every, advice)
+        advice = "1 writes a part at every snapshot; more makes fewer and larger files"
+        checks.integer("flush_every", flush_every, "an integer of at least 1", advice, lambda n: n >= 1)
         need("Parquet", "pyarrow")
-        self.path = Path(path)
-        known = _parts(self.path) if self.path.exists() else []
-        if known:
-            _header(known[-1])
-        self.path.mkdir(exist_ok=True)
+        self.path = checks.path("path", path)
+        with cache.writing("path", self.path):
+            known = _parts(self.path) if self.path.exists() else []
+            if known:
+                _header(known[-1])
+            self.path.mkdir(exist_ok=True)
         self.flush_every = flush_every
         self._next = 1 + max((_number(part) for part in known), default=-1)
         self._session = self._next  # a session has the number of its first part

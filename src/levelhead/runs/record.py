@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from levelhead import front_ends
+from levelhead import checks, front_ends
 from levelhead._version import __version__
-from levelhead.cache import write_whole
+from levelhead.cache import write_named
 from levelhead.errors import bad_value
 from levelhead.json_numbers import json_number, json_value, number_from_json
 from levelhead.runs import tally
@@ -185,7 +185,7 @@ class Run:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything as JSON, whole or not at all."""
-        write_whole(Path(path), json.dumps(to_json(self), allow_nan=False) + "\n")
+        write_named("path", checks.path("path", path), json.dumps(to_json(self), allow_nan=False) + "\n")
 
 
 def load(path: str | os.PathLike[str]) -> Run:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from levelhead.errors import bad_type, bad_value
+from levelhead import cache, checks
+from levelhead.errors import bad_type
 from levelhead.runs.metrics import metrics
 from levelhead.runs.needs import SINKS, need
 from levelhead.runs.record import Snapshot
@@ -26,12 +27,14 @@ class TensorBoard:
     def __init__(
         self, to: str | os.PathLike[str] | Any, *, prefix: str = "attention", heads: bool = False, map_every: int = 50
     ) -> None:
-        if map_every < 0:
-            raise bad_value("map_every", "0 or more", map_every, "It counts snapshots; 0 draws none")
+        advice = "It counts snapshots; 0 draws none"
+        checks.integer("map_every", map_every, "an integer of at least 0", advice, lambda n: n >= 0)
         self._own = isinstance(to, str | os.PathLike)
         if self._own:
             module = need("TensorBoard", "torch.utils.tensorboard", install=f"{SINKS} torch")
-            self.writer = module.SummaryWriter(os.fspath(to))
+            folder = checks.path("to", to)
+            with cache.writing("to", folder):
+                self.writer = module.SummaryWriter(str(folder))
         elif hasattr(to, "add_histogram_raw"):
             self.writer = to
         else:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from levelhead.errors import bad_value
+from levelhead import checks
+from levelhead.errors import bad_type, bad_value
 from levelhead.runs.metrics import STATISTICS, metrics, names, statistics
 from levelhead.runs.needs import need
 from levelhead.runs.record import Snapshot
@@ -27,8 +28,9 @@ class WandB:
         self, run: Any = None, *, prefix: str = "attention", map_every: int = 0, table_every: int = 0, **init: Any
     ) -> None:
         for name, value in (("map_every", map_every), ("table_every", table_every)):
-            if value < 0:
-                raise bad_value(name, "0 or more", value, "It counts snapshots; 0 sends none")
+            advice = "It counts snapshots; 0 sends none"
+            checks.integer(name, value, "an integer of at least 0", advice, lambda n: n >= 0)
+        _check_run(run, "define_metric")
         self._wandb = need("WandB", "wandb")
         active = run if run is not None else self._wandb.run
         if active is not None and init:
@@ -77,6 +79,7 @@ def wandb_alert(run: Any = None) -> Callable[[Any], None]:
 
     lh.watch(model, on_finding=lh.sinks.wandb_alert())
     """
+    _check_run(run, "alert")
     wandb = need("wandb_alert", "wandb")
 
     def alert(finding: Any) -> None:
@@ -89,3 +92,9 @@ def wandb_alert(run: Any = None) -> Callable[[Any], None]:
         active.alert(title=f"attention: {finding.kind}", text=text, level=level)
 
     return alert
+
+
+def _check_run(run: Any, method: str) -> None:
+    if run is not None and not hasattr(run, method):
+        advice = "Pass what wandb.init returns; the name of a project is project=..."
+        raise bad_type("run", "a run of wandb, or None", checks.short_repr(run), advice)

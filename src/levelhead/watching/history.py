@@ -79,6 +79,13 @@ class History:
             self.alerts.resume(self.snapshots)
 
 
+def step_number(step: Any) -> int:
+    """The number of a step, checked."""
+    advice = "Pass the number of optimiser steps so far, such as trainer.global_step"
+    what = "an integer from 0 on"
+    return checks.integer("step", step, what, advice, lambda n: 0 <= n < 2**63)
+
+
 def _float(name: str, x: Any) -> float:
     try:
         return float(x)

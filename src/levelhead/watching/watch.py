@@ -27,7 +27,7 @@ from levelhead.torch.operators import Pass
 from levelhead.watching import alerts, compiled, coverage, following, module_stack, sampled
 from levelhead.watching.alerts import Alerts
 from levelhead.watching.functions import taught
-from levelhead.watching.history import History
+from levelhead.watching.history import History, step_number
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import (
@@ -210,13 +210,14 @@ class Watch:
     def start_at(self, step: int) -> None:
         """Ends what ran before, and gives the next step this number; from here on `step()` ends steps. Resumed steps
         from this number on are forgotten: they are about to run again."""
+        number = step_number(step)
         self.step()
-        self._step = step
-        self._history.start_at(step)
+        self._step = number
+        self._history.start_at(number)
 
     def log(self, *, step: int | None = None, **numbers: Any) -> None:
         """Records numbers of this step, or of another, such as loss=, for the curves of a report."""
-        at = self._step if step is None else step
+        at = self._step if step is None else step_number(step)
         values = self._history.log(at, numbers)
         for sink in self._sinks:
             getattr(sink, "log", lambda step, numbers: None)(at, values)
