@@ -464,7 +464,7 @@ def test_a_model_that_ran_without_being_seen_is_reported() -> None:
     model = stack(by_hand())
     with lh.watch(model) as w:
         pass
-    assert {line.how for line in w.coverage()} == {"did not run while watched"}
+    assert all(line.how.startswith("did not run while watched") for line in w.coverage())
     with lh.watch(model, deep=False) as w:
         model(batch())
     assert [line.module for line in w.coverage()] == ["blocks.0.attn", "blocks.1.attn"]

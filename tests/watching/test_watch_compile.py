@@ -36,11 +36,10 @@ def counted(model: nn.Module, backend: str) -> tuple[Any, Any]:
     return torch.compile(model, fullgraph=True, backend=counter), counter
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("first", ["compiled", "watched"])
-def test_one_graph_the_same_bits_and_no_recompilation(first: str, backend: str) -> None:
+def test_one_graph_the_same_bits_and_no_recompilation(first: str) -> None:
     model = stack(CAUSAL)
-    compiled, counter = counted(model, backend)
+    compiled, counter = counted(model, "inductor")
     plain = outcome(model, lambda: compiled(batch()))
     if first == "watched":  # as if nothing had been compiled before
         torch._dynamo.reset()
@@ -60,6 +59,29 @@ def test_one_graph_the_same_bits_and_no_recompilation(first: str, backend: str) 
         assert (record.heads.rows == BATCH * TOKENS).all()
     assert [record.module for record in run.last.records] == ["blocks.0.attn", "blocks.1.attn"]
     same(plain, outcome(model, lambda: compiled(batch())))  # and afterwards
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [("model", {}), ("wrapper", {"deep": True}), ("itself", {"every": 2}), ("part", {"gradients": True})],
+)
+def test_nothing_is_compiled_after_warm_up(given: str, options: dict[str, Any]) -> None:
+    """In more steps than the compiler's limit of graphs, in training and evaluation."""
+    counter = torch._dynamo.testing.CompileCounter()
+    model = stack(CAUSAL)
+    how: dict[str, Any] = {"fullgraph": True, "backend": counter}
+    run: Any = torch.compile(model, **how) if given in ("model", "wrapper") else model
+    if given in ("itself", "part"):
+        (model if given == "itself" else model.blocks[1]).compile(**how)
+    graphs = []
+    with lh.watch(run if given == "wrapper" else model, **options) as w:
+        for step in range(12):
+            model.train(step % 3 < 2)  # step 2 is the first evaluation
+            run(batch(seed=step)).sum().backward()
+            graphs.append(counter.frame_count)
+    assert graphs[2] <= 4
+    assert graphs[3:] == graphs[2:3] * 9
+    assert [line.calls for line in w.coverage()] == [12 // options.get("every", 1)] * 2
 
 
 def test_statistics_are_those_of_the_uncompiled_model() -> None:
@@ -166,6 +188,37 @@ def test_a_softmax_by_hand_in_a_graph_is_not_seen_and_the_coverage_says_so() -> 
         same(plain, outcome(model, lambda: compiled(batch())))
     assert [line.module for line in w.coverage()] == ["blocks.0.attn", "blocks.1.attn"]
     assert all(not line.seen and "compiled graph" in line.how for line in w.coverage())
+
+
+def test_a_graph_that_was_compiled_before_the_watch_is_named() -> None:
+    model = stack(by_hand())
+    compiled, _ = counted(model, "eager")
+    compiled(batch())
+    with lh.watch(compiled) as w:
+        compiled(batch())
+    assert [line.module for line in w.coverage()] == ["blocks.0.attn", "blocks.1.attn"]
+    assert all(not line.seen and "compiled" in line.how for line in w.coverage())
+
+
+class _Operator(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.aten.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_an_operator_that_is_called_itself_in_a_graph_is_named(exported: bool) -> None:
+    x = torch.randn(2, HEADS, TOKENS, 4)
+    part: nn.Module = torch.export.export(_Operator(), (x,)).module() if exported else _Operator()
+    model = nn.Sequential(part, nn.Identity())
+    with lh.watch(model) as w:
+        torch.compile(model, backend="eager")(x)
+    (line,) = w.coverage()
+    assert (line.module, line.seen) == ("0", False)
+    assert "in a compiled graph, which is not read" in line.how
+    with lh.watch(model) as w:
+        model(x)
+    (line,) = w.coverage()
+    assert (line.module, line.seen, line.note) == ("0", True, "")
 
 
 class _CallsLevelhead(torch.nn.Module):

@@ -17,10 +17,13 @@ import torch
 from torch import fx, nn
 
 from levelhead.torch.swap import Layer
+from levelhead.watching.graph_calls import TARGETS
 
 IN_GRAPH = "a softmax by hand in a compiled graph, which is not followed: run it once without torch.compile"
+OPERATOR = "calls the operator of SDPA itself in a compiled graph, which is not read: run it without torch.compile"
 BETWEEN = "code between compiled graphs (a graph break), in which no softmax by hand is looked for"
 EARLIER = "its graph was compiled before the watch began and is not read: compile it later, or run it once as it is"
+MAYBE_EARLIER = "did not run while watched, or in a graph that was compiled before the watch began: that is not read"
 
 KINDS: WeakSet[type] = WeakSet()  # classes of watched modules
 _found: WeakKeyDictionary[type, dict[str, None]] = WeakKeyDictionary()  # by class of module: equal blocks share a graph
@@ -51,6 +54,12 @@ def found_in(module: nn.Module) -> list[str]:
 def was_read(module: nn.Module) -> bool:
     """Whether a graph of this class of modules was compiled while watched."""
     return type(module) in _read_kinds
+
+
+def anything_compiled() -> bool:
+    """Whether this process holds a graph. Of one that was compiled before the watch began, nothing else is known."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    return frames is not None and bool(frames.output_codes.seen)
 
 
 class Compiler:
@@ -144,10 +153,18 @@ def _nodes(gm: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def _read(gm: fx.GraphModule, outer: list[type], watched: set[type]) -> None:
+    observed, attending = set(), set()
     for node in _nodes(gm):
         stack = [*outer, *_stack(node, watched)]
+        if stack and _is_observer(node):
+            observed.add(stack[-1])
+        # A container has no code of its own: that is of an exported module in it, whose own graph `coverage` asks.
+        if stack and node.target in TARGETS and stack[-1].__module__ != nn.Sequential.__module__:
+            attending.add(stack[-1])
         if stack and _name(node) in _SOFTMAXES and _is_by_hand(node):
             _found.setdefault(stack[-1], {})[IN_GRAPH] = None
+    for kind in attending - observed:
+        _found.setdefault(kind, {})[OPERATOR] = None
 
 
 def _name(node: fx.Node) -> str:

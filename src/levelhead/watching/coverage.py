@@ -13,7 +13,15 @@ from torch import nn
 from levelhead.runs.record import Seen
 from levelhead.torch.huggingface.survey import attending_modules
 from levelhead.watching.by_hand import PATH
-from levelhead.watching.compiler_graphs import BETWEEN, EARLIER, IN_GRAPH, found_in, was_read
+from levelhead.watching.compiler_graphs import (
+    BETWEEN,
+    EARLIER,
+    MAYBE_EARLIER,
+    OPERATOR,
+    anything_compiled,
+    found_in,
+    was_read,
+)
 from levelhead.watching.functions.unknown import called_by
 from levelhead.watching.graph_calls import attending_script
 from levelhead.watching.intercept_known import not_described
@@ -34,6 +42,10 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
     lines = []
     for watched in modules:
         unfollowed = [] if PATH in watched.paths else found_in(watched.module)
+        if watched.calls and OPERATOR in unfollowed:  # in an earlier graph of this class
+            unfollowed.remove(OPERATOR)
+        elif watched.calls_operator and not watched.runs and compiled and OPERATOR not in unfollowed:
+            unfollowed.append(OPERATOR)
         if probe.looked and BETWEEN in unfollowed:  # the code between graphs was followed
             unfollowed.remove(BETWEEN)
         unread = BETWEEN in unfollowed or _is_unread_graph(watched)
@@ -43,7 +55,7 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
                 notes.append(_ADDED_UP.format(watched.calls_in_a_pass) + (_ONE_HEAD if watched.single_head else ""))
             line = Seen(watched.name, watched.kind, True, ", ".join(watched.paths), watched.calls, "; ".join(notes))
             lines.append(line)
-        elif watched.not_observed or IN_GRAPH in unfollowed or unread or _is_missing(watched, observed, by_code):
+        elif watched.not_observed or {*unfollowed} - {BETWEEN} or unread or _is_missing(watched, observed, by_code):
             names = unknown.get(id(watched.module), []) if not watched.not_observed else []
             reason = not_described(", ".join(names)) if names else _reason(watched, unfollowed, compiled, probe)
             lines.append(Seen(watched.name, watched.kind, False, reason, 0))
@@ -104,7 +116,7 @@ def _reason(watched: WatchedModule, unfollowed: list[str], compiled: bool, probe
     if not watched.runs and (compiled or _in_compiled_part(watched)):
         return "did not run while watched, or called no attention function in a compiled graph"
     if not watched.runs:
-        return "did not run while watched"
+        return MAYBE_EARLIER if anything_compiled() else "did not run while watched"
     if probe.looked:
         return "ran, but no softmax over a product of two tensors was met in it"
     return "ran, but called no attention function; a softmax by hand is seen with deep=True"

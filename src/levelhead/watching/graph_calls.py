@@ -15,14 +15,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention
-_TARGETS = (_OPERATOR, _OPERATOR.default, torch._C._nn.scaled_dot_product_attention)
+TARGETS = (_OPERATOR, _OPERATOR.default, torch._C._nn.scaled_dot_product_attention)
 
 
 class Operators(TorchFunctionMode):
     """Sends the operator's calls through torch's function, which is the same operator."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _TARGETS:
+        if func in TARGETS:
             return functional.scaled_dot_product_attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -32,7 +32,7 @@ def calls_operator(module: nn.Module) -> bool:
     graph = getattr(module, "graph", None)
     if not isinstance(graph, fx.Graph):
         return False
-    return any(node.target in _TARGETS for node in graph.nodes)
+    return any(node.target in TARGETS for node in graph.nodes)
 
 
 def attending_script(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -107,7 +107,7 @@ class Probe:
     def in_words(self, *, seen: bool, ran: bool, compiled: bool) -> str:
         """What happened, in a sentence; "" if all attention called functions. `seen`: whether any was observed."""
         if compiled and not seen:
-            before = "no attention function was called in the compiled model"
+            before = "no attention call was observed in the compiled model"
             return f"{before}; a softmax by hand is not looked for in it: run it once without torch.compile"
         if self._found:
             before = "some attention calls no known function" if self._functions_too else _NO_FUNCTION
