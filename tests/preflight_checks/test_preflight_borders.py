@@ -282,6 +282,25 @@ def test_one_softmax_of_logits_that_nothing_dropped() -> None:
     assert wrong(lh.preflight(DropsLogits(False), x)) == []
 
 
+def all_heads_at_once(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = (q @ k.mT * D**-0.5).transpose(1, 2)
+    return s.flatten(2).softmax(-1).view_as(s).transpose(1, 2) @ v
+
+
+def gated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A mixture of heads: their weights sum to 1 over the heads as well."""
+    return both(q, k, v) * q.sum(-1, keepdim=True).softmax(1)
+
+
+def test_rows_sum_to_1_along_the_keys_of_each_head() -> None:
+    result = lh.preflight(Model(all_heads_at_once), words())
+    assert wrong(result) == ["softmax over the wrong axis"]
+    assert "keys and heads together" in result.findings.to_json()[0]["why"]
+    check = lh.preflight(Model(gated), words())["applied weights"]
+    assert (check.verdict, "a row of its weights sums to" in check.moved) == ("not judged", True)
+    assert lh.preflight(Model(causal), words())["applied weights"].verdict == "passed"
+
+
 def test_keys_as_values() -> None:
     result = lh.preflight(Model(lambda q, k, v: causal(q, k, k), lambda q, k, v: causal(q, v, k), causal), words())
     found = {(f.kind, f.module) for f in result.findings if f.severity != "note"}
@@ -301,6 +320,7 @@ class Grouped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (w(x).unflatten(-1, (-1, D)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         q, k = rotate(q), rotate(k)
+        k, v = (x[:, :1].repeat(1, 2, 1, 1) if self.bug == "first head" else x for x in (k, v))
         k = k.repeat(1, 2, 1, 1) if self.bug == "tiled keys" else k.repeat_interleave(2, 1)
         return self.wo(self.core(q, k, v.repeat_interleave(2, 1)).transpose(1, 2).flatten(2))
 
@@ -324,6 +344,7 @@ class Core(nn.Module):
     [
         ("", None),
         ("tiled keys", "grouped heads in the wrong order"),
+        ("first head", "grouped heads in the wrong order"),
         ("wide", "window off by one"),
         ("narrow", "window off by one"),
         ("no window", "window missing"),

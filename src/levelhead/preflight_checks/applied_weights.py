@@ -14,7 +14,7 @@ from levelhead.preflight_checks.calls import SeenCall
 from levelhead.preflight_checks.causality import Claim
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.operators import called
-from levelhead.preflight_checks.projections import SWAPPED, UNUSED, groups_finding
+from levelhead.preflight_checks.projections import SWAPPED, UNUSED, Owners, groups_finding
 from levelhead.preflight_checks.result import PAGE, finding
 from levelhead.preflight_checks.value_probe import Site, heads_out, sites
 from levelhead.runs.record import Record, Run
@@ -36,19 +36,19 @@ class Applied:
     columns: dict[int, Tensor]  # key -> (B, T, H, E): when only that key has values
 
     @property
-    def owners(self) -> list[int | None]:
-        """The one key/value head that each head reads; None: none or several of the tried ones."""
-        found = []
+    def owners(self) -> Owners:
+        """Of heads that read one of the tried key/value heads, and no other of them."""
+        found = {}
         for h in range(self.site.heads):
             which = [g for n, g in enumerate(self.tried) if bool(self.reached[n, h])]
-            found.append(which[0] if len(which) == 1 else None)
-        return found
+            if len(which) == 1:
+                found[h] = which[0]
+        return Owners(found, self.site.heads, self.site.kv_heads)
 
     def weights(self, out: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, H): how much of its head's mark each output holds, and the share that is something else."""
-        G, H = self.site.kv_heads, self.site.heads
-        usual = [h // (H // G) for h in range(H)]
-        index = torch.tensor([usual[h] if g is None else g for h, g in enumerate(self.owners)])
+        owners = self.owners
+        index = torch.tensor([owners.of.get(h, owners.usual(h)) for h in range(self.site.heads)])
         marks = self.site.marks()[index].double().to(out.device)
         y = out.double().nan_to_num()
         share = (y * marks).sum(-1) / marks.square().sum(-1)
@@ -77,6 +77,8 @@ def _check(flight: Flight, calls: Sequence[SeenCall], wrong: list[Finding]) -> C
     by_module = {call.module: call for call in calls}
     known = {one.module for one in wrong} | {f.module for f in flight.findings if f.kind in (UNUSED, SWAPPED)}
     claim: Claim | None = None
+    doubts: list[str] = []
+    verified = 0
     for one in _read(flight, [site for site in found if site.module not in known]):
         here = [*_groups(one), *_mixing(one, by_module.get(one.site.module)), *_idle(one, flight)]
         if not here:
@@ -87,13 +89,37 @@ def _check(flight: Flight, calls: Sequence[SeenCall], wrong: list[Finding]) -> C
             if axis and one.site.module not in by_module:  # no call seen: was there such a softmax at all?
                 ran = called(flight.batch)
                 axis = axis if ran is not None and ran.other_axis else []
-            here = behind or axis or _rotated(one)
+            here = behind or _joint(one, flight) or axis or _rotated(one)
+        if not here:
+            doubt = _doubt(one, by_module.get(one.site.module))
+            doubts += [] if doubt is None else [f"{one.site.module or 'the model itself'}: {doubt}"]
+            verified += doubt is None
         wrong += here
     if wrong:
         flight.failed(name, changed, ", ".join(sorted({f.kind for f in wrong})), *wrong)
+        return claim
+    right = f"{verified} of {len(found)} modules: each head reads its own values, and rows sum to 1 along the keys"
+    if verified == len(found):
+        flight.passed(name, changed, right)
     else:
-        flight.passed(name, changed, f"{len(found)} modules: each head reads its own values, along the keys")
+        flight.unknown(name, changed, "; ".join([right, *doubts[:2]]))
     return claim
+
+
+def _doubt(one: Applied, call: SeenCall | None) -> str | None:
+    """Why it is not known that each head reads its own values with weights that sum to 1; None: it is known."""
+    share, rest = one.weights(one.same)
+    near = _NEAR if one.site.dtype in (torch.float32, torch.float64) else 3e-2
+    if any(g != one.owners.usual(h) for h, g in one.owners.of.items()):
+        return "heads read values of other heads"
+    if float(rest.max()) > near:
+        return "what its heads give is more than a weighted sum of their values (mixed heads, or a gate)"
+    sunk = call is not None and (call.keys > one.site.keys or call.call.scoring.sinks is not None)
+    off = torch.where((share == 0) | (sunk & (share < 1)), 0.0, share - 1)  # 0: a query that sees no key
+    if float(off.abs().max()) > 4 * near:
+        worst = float(share.reshape(-1)[off.abs().argmax()])
+        return f"a row of its weights sums to {worst:.3g}, not to 1 (a gate, a sink, or no softmax along the keys)"
+    return None
 
 
 def _read(flight: Flight, found: Sequence[Site]) -> list[Applied]:
@@ -138,15 +164,8 @@ def _spread(n: int, most: int) -> list[int]:
 
 
 def _groups(one: Applied) -> list[Finding]:
-    H, G = one.site.heads, one.site.kv_heads
-    known = {h: g for h, g in enumerate(one.owners) if g is not None}
-    if not 1 < G < H or len(known) < 2:
-        return []
-    usual = all(g == h // (H // G) for h, g in known.items())
-    tiled = all(g == h % G for h, g in known.items())
-    if usual or not tiled:
-        return []
-    return [groups_finding(one.site.module, H, G, "values")]
+    owners = one.owners
+    return [groups_finding(one.site.module, owners, "values")] if owners.wrong and len(owners.of) > 1 else []
 
 
 def _mixing(one: Applied, call: SeenCall | None) -> list[Finding]:
@@ -171,7 +190,8 @@ def _idle(one: Applied, flight: Flight) -> list[Finding]:
     gives = one.same.nan_to_num().abs().amax((0, 1, 3)) > 0
     made = flight.tape.entries[site.values, 0].outputs[0][..., site.columns.flatten()]
     empty = made.nan_to_num().reshape(-1, *site.columns.shape).abs().amax((0, 2)) == 0
-    gives &= torch.tensor([g is None or not bool(empty[g]) for g in one.owners], device=gives.device)
+    of = one.owners.of
+    gives &= torch.tensor([h not in of or not bool(empty[of[h]]) for h in range(site.heads)], device=gives.device)
     read = torch.ones_like(gives)
     reader = modules[_reader(site, flight)]
     weight = getattr(reader, "weight", None)
@@ -248,6 +268,19 @@ def _axis(one: Applied) -> list[Finding]:
             worst = float(share.reshape(-1)[(share - 1).abs().argmax()])
             return [_over(one.site.module, words, row_sum=worst)]
     return []
+
+
+def _joint(one: Applied, flight: Flight) -> list[Finding]:
+    """One softmax over the keys of all heads. The weights of all heads sum to 1 also behind a gate over the heads: a
+    softmax as wide must have run."""
+    share, rest = one.weights(one.same)
+    H, off = one.site.heads, (share.sum(2) - 1).abs().max()
+    if H < 2 or float(rest.max()) > _NEAR or float(off) > _NEAR or float((share - 1).abs().max()) < 0.02:
+        return []
+    ran = called(flight.batch)
+    if ran is None or H * one.site.keys not in ran.widths:
+        return []
+    return [_over(one.site.module, "keys and heads together", row_sum=float(share.mean()))]
 
 
 def _over(module: str, words: str, **evidence: float) -> Finding:

@@ -6,7 +6,7 @@ A dispatch mode follows products and softmaxes through operators that keep what 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ class Called:
 
     drops: bool = False  # numbers are drawn as dropout draws them
     other_axis: bool = False  # a softmax of three or more dimensions runs along another than the last
+    widths: set[int] = field(default_factory=set)  # of softmaxes: how many numbers sum to 1
     twice: str | None = None  # the module that forms a softmax of weights
     dropped: str | None = None  # the module that drops logits
 
@@ -62,6 +63,7 @@ class _Mode(TorchDispatchMode):
         self.called.drops |= name in _DROPPING
         first = next((x for x in args if isinstance(x, Tensor)), None)
         if name in _SOFTMAX and args[0].dim() > 2:
+            self.called.widths.add(args[0].shape[args[1]])
             self.called.other_axis |= args[1] not in (-1, args[0].dim() - 1)
             here, kind = self.running[-1] if self.running else "", self.kinds.get(first)
             if kind == _WEIGHTS:

@@ -55,8 +55,8 @@ def padding(flight: Flight, attending: Collection[str]) -> None:
     side, here = max(next(iter(by_polarity.values())), key=lambda pair: pair[1].size)
     module = here.module or ""
     if module not in attending:
-        what = f"real tokens moved through {module}, which does not attend: a convolution or pooling over tokens"
-        return flight.unknown(name, changed, what)
+        what = f"real tokens moved through {module or 'the model itself'}, which does not attend"
+        return flight.unknown(name, changed, f"{what}: a convolution or pooling over tokens")
     why = "Padded tokens change the outputs of real ones: the padding mask does not reach the softmax of this module, "
     why += "or has no effect there. Results then depend on what a row is padded with and how far."
     advice = "Hide padded keys before the softmax: a bool mask (B, 1, 1, S) for scaled_dot_product_attention."

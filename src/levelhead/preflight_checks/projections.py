@@ -53,25 +53,42 @@ def home(module: str, modules: Mapping[str, nn.Module]) -> str:
 def key_groups(flight: Flight, calls: Sequence[SeenCall]) -> None:
     """Compares the lengths of keys at the call with those of the projection: rotations keep them."""
     name, looked = "order of key heads", "the lengths of keys at the call and behind their projection"
-    known, found = 0, []
+    known, wrong, found = 0, 0, []
     for call in calls:
         owners = _owners(call, flight.tape)
         if owners is None:
             continue
         known += 1
-        H, G = len(owners), len(set(owners))
         told = any(f.kind == GROUPS and f.module == call.module for f in flight.findings)
-        if not told and owners == [h % G for h in range(H)] and G > 1:
-            found.append(groups_finding(call.module, H, G, "keys"))
-    if found:
-        return flight.failed(name, looked, f"in {len(found)} modules", *found)
+        wrong += owners.wrong
+        if owners.wrong and not told:
+            found.append(groups_finding(call.module, owners, "keys"))
+    if wrong:
+        return flight.failed(name, looked, f"in {wrong} modules", *found)
     if not known:
         return flight.unknown(name, looked, "no module that repeats its keys")
     return flight.passed(name, looked, f"neighbouring heads share keys in {known} modules")
 
 
-def _owners(call: SeenCall, tape: Tape) -> list[int] | None:
-    """The key/value head that each head reads; None: not known, or there are as many."""
+@dataclass(frozen=True)
+class Owners:
+    """The key/value head that each query head reads, where it is known."""
+
+    of: Mapping[int, int]
+    heads: int
+    groups: int
+
+    def usual(self, h: int) -> int:
+        return h // (self.heads // self.groups)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether grouped heads are in another order than everywhere else."""
+        return 1 < self.groups < self.heads and any(g != self.usual(h) for h, g in self.of.items())
+
+
+def _owners(call: SeenCall, tape: Tape) -> Owners | None:
+    """None: not known, or there are as many key heads as heads."""
     k = around(call.module, tape).get("k")
     B, H, S, D = call.k.shape
     if k is None or k.dim() != 3 or k.shape[:2] != (B, S) or k.shape[2] % D or not 1 < k.shape[2] // D < H:
@@ -80,18 +97,27 @@ def _owners(call: SeenCall, tape: Tape) -> list[int] | None:
     here = call.k.double().norm(dim=-1).transpose(1, 2)  # (B, S, H)
     ratio = (here[..., None] / made[:, :, None].clamp(min=1e-30)).flatten(0, 1)  # (B · S, H, G)
     same = ratio.std(0) < _NEAR * ratio.mean(0)
-    return same.int().argmax(1).tolist() if bool((same.sum(1) == 1).all()) else None
+    if H % made.shape[2] or not bool((same.sum(1) == 1).all()):
+        return None
+    return Owners(dict(enumerate(same.int().argmax(1).tolist())), H, made.shape[2])
 
 
 UNUSED, SWAPPED = "values without effect", "keys and values swapped"
 GROUPS = "grouped heads in the wrong order"
 
 
-def groups_finding(module: str, H: int, G: int, what: str) -> Finding:
-    """Of heads that are tiled."""
-    why = f"The {what} of query head h are those of key/value head h mod {G}; everywhere else it is h // {H // G}: "
+def groups_finding(module: str, owners: Owners, what: str) -> Finding:
+    """Of heads that are tiled, or share key/value heads in any other order than the usual one."""
+    H, G, each = owners.heads, owners.groups, owners.heads // owners.groups
+    read = f"h mod {G}"
+    if any(g != h % G for h, g in owners.of.items()):
+        h = next(h for h, g in owners.of.items() if g != owners.usual(h))
+        read = f"{owners.of[h]} for h = {h}"
+    why = f"The {what} of query head h are those of key/value head {read}; everywhere else it is h // {each}: "
     why += "neighbours share one. Weights of other code do not fit, and a cache or kernel with grouped heads gives "
     why += "other results."
+    if len(owners.of) == H and (idle := sorted(set(range(G)) - set(owners.of.values()))):
+        why += f" No head reads key/value head {', '.join(map(str, idle))}."
     advice = "Use repeat_interleave(n, dim=1), not repeat(1, n, 1, 1), on k and v alike; or enable_gqa=True."
     return finding(GROUPS, "warning", module, why, advice, heads=H, groups=G)
 

@@ -64,7 +64,7 @@ def sites(batch: Batch, tape: Tape, calls: Sequence[SeenCall]) -> list[Site]:
     modules = dict(batch.model.named_modules())
     found: dict[str, Site] = {}
     candidates = [
-        site for name, heads in _attending(modules, calls) for site in _candidates(name, heads, batch, tape, modules)
+        site for attending in _attending(modules, calls) for site in _candidates(*attending, batch, tape, modules)
     ]
     while candidates:
         chosen: dict[str, Site] = {}
@@ -159,22 +159,25 @@ def _by_head(site: Site, x: Tensor) -> Tensor:
 # ---- where values are made, and read
 
 
-def _attending(modules: dict[str, nn.Module], calls: Sequence[SeenCall]) -> Iterator[tuple[str, int]]:
-    """Names and heads: of modules whose calls were seen once, and of those that sound like attention and were not."""
+def _attending(modules: dict[str, nn.Module], calls: Sequence[SeenCall]) -> Iterator[tuple[str, int, int]]:
+    """Names, heads and keys: of modules whose calls were seen once, and of those that sound like attention and were
+    not (no keys)."""
     seen = [call.module for call in calls]
     for call in calls:
         if seen.count(call.module) == 1:
-            yield call.module, call.heads
+            yield call.module, call.heads, call.keys
     for name, module in modules.items():
         around = any(other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in seen)
         roles = {effective_scale.role(child) for child, _ in module.named_children()}
         heads = number_of_heads(module) or (1 if {"q", "k", "v"} <= roles else None)
         projects = bool(roles & {"v", "kv", "qkv"})
         if name not in seen and not around and heads and (projects or sounds_like_attention(module)):
-            yield name, heads
+            yield name, heads, 0
 
 
-def _candidates(name: str, heads: int, batch: Batch, tape: Tape, modules: dict[str, nn.Module]) -> Iterator[Site]:
+def _candidates(
+    name: str, heads: int, keys: int, batch: Batch, tape: Tape, modules: dict[str, nn.Module]
+) -> Iterator[Site]:
     """Pairs of a projection that may make the values and one that may read the heads, likely ones first."""
     rows = batch.rows
     ran = [key[0] for key in tape.entries]
@@ -187,7 +190,7 @@ def _candidates(name: str, heads: int, batch: Batch, tape: Tape, modules: dict[s
             after = inside[inside.index(maker) + 1 :]
             readers = [(n, True) for n in after if roles[n] not in _INSIDE and n != name and ran.count(n) == 1]
             for reader, before in [*readers[:6], (name, False)]:
-                yield from _built(name, heads, rows, tape, maker, reader, before)
+                yield from _built(name, heads, keys, rows, tape, maker, reader, before)
 
 
 def _homes(name: str, modules: dict[str, nn.Module]) -> Iterator[str]:
@@ -200,7 +203,9 @@ def _homes(name: str, modules: dict[str, nn.Module]) -> Iterator[str]:
             return
 
 
-def _built(name: str, heads: int, rows: int, tape: Tape, maker: str, reader: str, before: bool) -> Iterator[Site]:
+def _built(
+    name: str, heads: int, keys: int, rows: int, tape: Tape, maker: str, reader: str, before: bool
+) -> Iterator[Site]:
     made = tape.entries[maker, 0].outputs
     entry = tape.entries.get((reader, 0))
     read = [] if entry is None else entry.inputs if before else entry.outputs
@@ -209,6 +214,8 @@ def _built(name: str, heads: int, rows: int, tape: Tape, maker: str, reader: str
     F, width = made[0].shape[-1], read[0].shape[-1]
     tokens, queries = (x[0].numel() // (x[0].shape[-1] * rows) for x in (made, read))
     fits = all(x[0].shape[:-1].numel() == n * rows for x, n in ((made, tokens), (read, queries)))
+    if heads == 1 and tokens and keys % tokens == 0 < keys:  # one softmax over the keys of all heads
+        heads = keys // tokens
     if width % heads or not fits:
         return
     E = width // heads
