@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import inspect
 import json
 import os
 import re
@@ -619,6 +620,36 @@ def test_a_training_begins_steps_and_ends() -> None:
     training.detach()
     training.step()
     assert training.watch.said == ["made", "attach", "detach"] and training.watch.steps == 8
+
+
+BAD_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"every": 0},
+    {"on_finding": "x"},
+    {"sinks": 3},
+    {"training_only": "yes"},
+    {"plain_torch": 1},
+    {"resume": b"x"},
+    {"evry": 2},
+    {"heads": "x"},
+)
+
+
+@pytest.mark.parametrize("bad", BAD_OPTIONS, ids=lambda bad: next(iter(bad)))
+def test_callbacks_refuse_options_when_they_are_made(bad: dict[str, Any]) -> None:
+    for make in (hf_callback, lightning_callback):
+        with pytest.raises(LevelheadError, match=f"{next(iter(bad))}: expected .*, got"):
+            make(**bad)
+    assert hf_callback(every=2, on_finding="stop", sinks=iter([print]))._options["sinks"] == [print]
+
+
+def test_callbacks_know_every_option_of_a_watch() -> None:
+    import levelhead as lh
+    from levelhead.watching import options
+
+    taken = set(inspect.signature(lh.watch).parameters) - {"model"}
+    with pytest.raises(LevelheadValueError) as refused:
+        options.checked({"no": 1})
+    assert taken == set(re.findall(r"\w+", str(refused.value).split("options ")[1].split(", got")[0]))
 
 
 def test_what_runs_after_a_step_gets_the_watch_and_must_be_callable() -> None:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from levelhead import checks
 from levelhead.runs.needs import need
 from levelhead.sinks.trainer import Training, Watcher, watch
 
@@ -43,6 +44,7 @@ class hf_callback:  # noqa: N801 - used like a function; `Trainer` also takes th
         make: Callable[..., Watcher] = watch,
         **watch_options: Any,
     ) -> Any:
+        checks.flag("quiet", quiet)
         base = need("hf_callback", "transformers", install="pip install transformers").TrainerCallback
         kind = type("WatchCallback", (HuggingFaceHooks, base), {})
         callback = kind(make, after_step, prefix, heads, watch_options)

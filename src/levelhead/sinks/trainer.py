@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from levelhead import checks
 from levelhead.errors import bad_type
 from levelhead.runs.metrics import metrics
 from levelhead.runs.record import Snapshot
@@ -32,6 +33,12 @@ def watch(model: Any, **options: Any) -> Watcher:
     return Watch(model, **{"training_only": True, **options})
 
 
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    from levelhead.watching.options import checked
+
+    return checked(options)
+
+
 class Training:
     """Holds the watch; the hooks of a framework call begin, step, fresh and detach."""
 
@@ -46,12 +53,15 @@ class Training:
         if after_step is not None and not callable(after_step):
             advice = "It is called with the watch after each step"
             raise bad_type("after_step", "a callable", type(after_step).__name__, advice)
+        checks.flag("heads", heads)
         super().__init__()  # the framework's own
         self.watch: Any = None  # readable after the training too
         self.after_step = after_step
         self.prefix, self.heads = prefix, heads
         self._asked: list[str] = []
         self._make, self._options = make, self._with_words(options or {})
+        if make is watch:
+            self._options = _checked(self._options)
         self._attached = False
         self._reported: Snapshot | None = None
 

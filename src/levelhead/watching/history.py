@@ -63,9 +63,6 @@ class History:
 
     def resume(self, path: str | os.PathLike[str]) -> None:
         """Continues what a sink or `save` wrote; a file that is not there yet is a beginning, and noted as one."""
-        if not isinstance(path, str | os.PathLike):
-            advice = "Name the file of a JSONL sink, a directory of a Parquet sink, or what save wrote"
-            raise bad_type("resume", "a path", checks.short_repr(path), advice)
         if not os.path.exists(path):
             self.notes = (f"resume: {os.fspath(path)} was not there, so the history begins here",)
             return

@@ -19,14 +19,11 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from levelhead import checks
-from levelhead.diagnosis import wrong_scale
 from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
-from levelhead.watching import alerts, compiled, coverage, following, module_stack, sampled
+from levelhead.watching import compiled, coverage, following, module_stack, options, sampled
 from levelhead.watching.alerts import Alerts
-from levelhead.watching.functions import taught
 from levelhead.watching.history import History, step_number
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call
@@ -59,7 +56,7 @@ def _root_begins(module: nn.Module, args: Any) -> None:
 
 
 class Watch:
-    """Watches a model until `detach()`, or the end of the `with`."""
+    """Watches a model until `detach()`, or the end of the `with`; until then the model stays in memory."""
 
     def __init__(
         self,
@@ -82,23 +79,25 @@ class Watch:
         if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
             given = f"the scripted {model.original_name}" if isinstance(model, nn.Module) else type(model).__name__
             raise bad_type("model", "a torch.nn.Module", given, "Give the model itself, before torch.jit")
-        for name, number in (("every", every), ("rows", rows), ("history", history)):
-            if number is not None or name != "rows":
-                checks.integer(name, number, "an integer of at least 1", "Leave it out for the usual", lambda n: n >= 1)
-        for name, flag in (("deep", deep), ("gradients", gradients), ("counterfactual", counterfactual)):
-            if flag is not None or name != "deep":
-                checks.flag(name, flag)
-        wrong_scale.checked("expected_scale", expected_scale)
-        self.model, self.every, self.rows = module_stack.unwrapped(model), every, rows
-        self.deep, self.gradients, self.counterfactual = deep, gradients, counterfactual
-        self.probe = Probe(deep)
-        self.expected_scale, self.plain_torch = expected_scale, plain_torch
-        self.training_only = training_only
-        self.describers: Mapping[Any, Callable[..., Any]] = taught.checked(describe)
+        chosen: dict[str, Any] = {"every": every, "sinks": sinks, "rows": rows, "deep": deep, "gradients": gradients}
+        chosen |= {"counterfactual": counterfactual, "expected_scale": expected_scale, "history": history}
+        chosen |= {"plain_torch": plain_torch, "training_only": training_only, "describe": describe}
+        known = options.checked({**chosen, "on_finding": on_finding, "resume": resume})
+        self.model = module_stack.unwrapped(model)
+        self.every: int = known["every"]
+        self.rows: int | None = known["rows"]
+        self.deep: bool | None = known["deep"]
+        self.gradients: bool = known["gradients"]
+        self.counterfactual: bool = known["counterfactual"]
+        self.probe = Probe(self.deep)
+        self.expected_scale: float | str | None = known["expected_scale"]
+        self.plain_torch: bool | None = known["plain_torch"]
+        self.training_only: bool = known["training_only"]
+        self.describers: Mapping[Any, Callable[..., Any]] = known["describe"]
         self._reach: Reach | None = None
-        self._sinks = _checked_sinks(sinks)
-        limit = max(history, 2)
-        self._history = History(limit, Alerts(alerts.checked(on_finding), expected_scale, limit))
+        self._sinks: list[Callable[[Snapshot], Any]] = known["sinks"]
+        limit = max(known["history"], 2)
+        self._history = History(limit, Alerts(known["on_finding"], self.expected_scale, limit))
         self.listeners: list[Callable[..., None]] = []  # (watched, call, tally, q, k) of every call
         self._held: list[Snapshot] = []  # not yet passed to the sinks
         self._carried: Snapshot | None = None  # passes before the first `step()`, as one step
@@ -113,8 +112,8 @@ class Watch:
         self.passes = 0  # of the whole model that began, recomputed ones aside
         self.compiled = False  # whether a graph of the model has run
         self.lock = threading.RLock()  # several threads may run the model
-        if resume is not None:
-            self._history.resume(resume)
+        if known["resume"] is not None:
+            self._history.resume(known["resume"])
             self._step = self._history.first
         self.attach()
 
@@ -400,17 +399,6 @@ class Watch:
 
 
 watch = Watch
-
-
-def _checked_sinks(sinks: Any) -> list[Callable[[Snapshot], Any]]:
-    what, advice = "callables that take a snapshot", "Give a list, such as sinks=[print]"
-    if not isinstance(sinks, Iterable) or isinstance(sinks, str):
-        raise bad_type("sinks", what, checks.short_repr(sinks), advice)
-    listed = list(sinks)
-    for sink in listed:
-        if not callable(sink):
-            raise bad_type("sinks", what, checks.short_repr(sink), advice)
-    return listed
 
 
 _HOOKS = (
