@@ -78,6 +78,7 @@ class Deep(TorchDispatchMode):
         self._buffers = Buffers()
         self._parameters = Parameters(watch.model)
         self._compiled = opaque_operators.CompiledProducts()
+        self._numbers: dict[Any, Tensor] = {}  # numbers that were read, as the largest score, and what they were
         self._pending: list[Pending] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -117,6 +118,8 @@ class Deep(TorchDispatchMode):
         if (opaque := opaque_operators.attends(func, args, out, frame.watched.module)) is not None:
             frame.watched.not_observed[not_described(opaque)] = None
             return
+        if name == "_local_scalar_dense" and (args[0] in self._later or args[0] in self._scores):
+            self._numbers[out] = args[0]
         if not _readable(out):
             return
         if (call := fused_operators.described(name, args, kwargs)) is not None:
@@ -178,7 +181,7 @@ class Deep(TorchDispatchMode):
             self._exponentials(frame, name, args[0], known[0], out)
             return
         if name in ("sub", "sub_", "add", "add_") and "alpha" not in kwargs:
-            less = hand_weights.shifted(name, args, known[0], self._later)
+            less = hand_weights.shifted(name, self._with_numbers(args), known, self._later)
             if less is not None:
                 self._keep(name, out, less)
                 return
@@ -188,6 +191,10 @@ class Deep(TorchDispatchMode):
             found = scores.after(func, name, args, kwargs, known, out)
         for x, each in zip(out, found, strict=True) if isinstance(found, list) else ((out, found),):
             self._keep(name, x, each)
+
+    def _with_numbers(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments in which a number that was read is the tensor that it was."""
+        return tuple(self._numbers.get(x, x) if isinstance(x, float) else x for x in args)
 
     def _keep(self, name: str, x: Any, found: Scores | None) -> None:
         if not isinstance(x, Tensor):

@@ -6,7 +6,7 @@ is the right one. `exp(x) / exp(x).sum()`, with the largest of x subtracted or n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -162,22 +162,23 @@ def reduction(name: str, args: tuple[Any, ...], out: Any) -> Reduction | None:
     return Reduction(values, Reduced(kind, x, axis))
 
 
-def shifted(name: str, args: tuple[Any, ...], known: Scores | None, later: Mapping[Any, Any]) -> Scores | None:
-    """Scores minus their largest, their mean, or the logarithm of the sum of their exponentials."""
-    x, less = args[0], args[1]
+def shifted(name: str, args: tuple[Any, ...], known: Sequence[Any], later: Mapping[Any, Any]) -> Scores | None:
+    """Scores minus their largest, their mean, their first, or the logarithm of the sum of their exponentials."""
+    x, less, scores = args[0], args[1], known[0]
     reduced = later.get(less) if isinstance(less, Tensor) else None
+    if scores is None or not isinstance(less, Tensor):
+        return None
     adds = name.startswith("add")
-    if not isinstance(reduced, Reduced) or known is None or reduced.kind in ("sum", SEGMENTS):
+    if isinstance(reduced, Reduced):
+        if reduced.kind in ("sum", SEGMENTS) or adds != (reduced.kind == MINUS):
+            return None
+    elif adds or known[1] is None or less.numel() == x.numel():  # a part of the scores, as their median is
         return None
-    if adds != (reduced.kind == MINUS):
-        return None
-    if reduced.source is not x and reduced.kind == "logsumexp":
-        return None
-    before = x if known.before is None else known.before
-    over = reduced.axis if reduced.kind == "logsumexp" else None
+    whole = isinstance(reduced, Reduced) and reduced.kind == "logsumexp" and reduced.source is x
     shift = -less.detach() if adds else less.detach()
-    shift = shift if known.shift is None else known.shift + shift
-    return replace(known, before=None if name.endswith("_") else before, shift=shift, log_over=over)
+    shift = shift if scores.shift is None else scores.shift + shift
+    before = None if name.endswith("_") else x if scores.before is None else scores.before
+    return replace(scores, before=before, shift=shift, log_over=reduced.axis if whole else None)
 
 
 def after(
