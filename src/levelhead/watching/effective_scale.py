@@ -127,7 +127,8 @@ def held_weight(module: nn.Module | None) -> Tensor | None:
     spectral_norm does."""
     if module is None:
         return None
-    weight = module._parameters.get("weight", vars(module).get("weight"))
+    held = dict(module._parameters.items())  # of a scripted module, it is no dict
+    weight = held.get("weight", vars(module).get("weight"))
     return weight if isinstance(weight, Tensor) else None
 
 
