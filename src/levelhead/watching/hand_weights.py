@@ -164,7 +164,8 @@ def reduction(name: str, args: tuple[Any, ...], out: Any) -> Reduction | None:
 
 def shifted(name: str, args: tuple[Any, ...], known: Sequence[Any], later: Mapping[Any, Any]) -> Scores | None:
     """Scores minus their largest, their mean, their first, or the logarithm of the sum of their exponentials."""
-    x, less, scores = args[0], args[1], known[0]
+    x, less = args[0], args[1]
+    scores: Scores | None = known[0]
     reduced = later.get(less) if isinstance(less, Tensor) else None
     if scores is None or not isinstance(less, Tensor):
         return None
@@ -174,11 +175,13 @@ def shifted(name: str, args: tuple[Any, ...], known: Sequence[Any], later: Mappi
             return None
     elif adds or known[1] is None or less.numel() == x.numel():  # a part of the scores, as their median is
         return None
-    whole = isinstance(reduced, Reduced) and reduced.kind == "logsumexp" and reduced.source is x
+    over = None
+    if isinstance(reduced, Reduced) and reduced.kind == "logsumexp" and reduced.source is x:
+        over = reduced.axis
     shift = -less.detach() if adds else less.detach()
     shift = shift if scores.shift is None else scores.shift + shift
     before = None if name.endswith("_") else x if scores.before is None else scores.before
-    return replace(scores, before=before, shift=shift, log_over=reduced.axis if whole else None)
+    return replace(scores, before=before, shift=shift, log_over=over)
 
 
 def after(
