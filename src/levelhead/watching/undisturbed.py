@@ -21,8 +21,10 @@ def undisturbed() -> AbstractContextManager[None]:
 def _alone() -> Iterator[None]:
     above = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]  # type: ignore[no-untyped-call]
     try:
-        # A transformation wraps what is computed in it: the numbers of the result could not be read.
-        with torch._C._DisableFuncTorch(), _disable_current_modes():
+        # A transformation wraps what is computed in it: the numbers of the result could not be read. Where there is
+        # none, this must stay able to map a mask's function.
+        transformed = torch._C._are_functorch_transforms_active()
+        with torch._C._DisableFuncTorch() if transformed else nullcontext(), _disable_current_modes():
             yield
     finally:
         for mode in reversed(above):
