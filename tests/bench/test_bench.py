@@ -639,3 +639,13 @@ def test_the_command_writes_json_and_draws_it(
     assert json.loads(path.read_text(encoding="utf-8"))["cells"][0]["name"] == "tiny-numpy"
     assert main(["bench", "--plot", str(path), str(tmp_path)]) == 0
     assert (tmp_path / "one-dark.svg").exists()
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "bench", lambda *_, **__: pytest.fail("measured"))
+    (tmp_path / "file").write_text("")
+    for path, words in ((tmp_path / "file" / "x" / "y", "Not a directory"), (tmp_path, "the directory")):
+        assert main(["bench", "--case", "tiny-numpy", "--json", str(path)]) == 1
+        assert "--json: expected" in (said := capsys.readouterr().err) and words in said

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from levelhead.cli.command import Commands
+from levelhead.cache import write_named, writing
+from levelhead.cli.command import Commands, check_writable
 
 
 def add(commands: Commands) -> None:
@@ -40,12 +41,15 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
     if arguments.list:
         yield from report.listing(chosen)
         return
+    if arguments.json:
+        with writing("--json", arguments.json):
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        check_writable("--json", arguments.json)
     shown = progress.Progress(len(chosen))
 
     def save(result: dict[str, Any]) -> None:
         if arguments.json:
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            write_named("--json", arguments.json, json.dumps(result, indent=1) + "\n")
 
     try:
         effort = run.QUICK if quick else run.FULL

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from levelhead.cache import write_named
 from levelhead.cli.command import Commands, add_command, check_writable
 
 _ABOUT = """attention over ranks: scaling, bytes moved, waiting; under torchrun
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
 
     def save(result: dict[str, Any]) -> None:
         if file is not None:
-            file.write_text(json.dumps(result) + "\n", encoding="utf-8")
+            write_named("--json", file, json.dumps(result) + "\n")
 
     try:
         tell = shown.tell if rank == 0 else lambda cell, doing: None
