@@ -120,6 +120,24 @@ def test_a_design_is_no_bug(make: Callable[[], nn.Module]) -> None:
     assert wrong(lh.preflight(make(), words())) == []
 
 
+def pairs_mistaken(x: Tensor) -> Tensor:
+    """RoPE on halves, with the angles of neighbouring pairs."""
+    angles = (torch.arange(x.shape[2])[:, None] * 1e4 ** -(torch.arange(0, D, 2) / D)).repeat_interleave(2, 1)
+    first, second = x.chunk(2, -1)
+    return x * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
+
+
+def over_heads(x: Tensor) -> Tensor:
+    return rotate(x.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize(("turn", "reason"), [(pairs_mistaken, "their lengths too"), (over_heads, "the same angles")])
+def test_a_rotation_that_is_none_is_not_called_absent(turn: Callable[[Tensor], Tensor], reason: str) -> None:
+    check = lh.preflight(Model(lambda q, k, v: both(turn(q), turn(k), v)), words())["relative positions"]
+    assert check.verdict == "not judged"
+    assert reason in check.moved
+
+
 def test_attention_over_rows_is_named_and_judged_if_asked_for() -> None:
     model, x = Table(), torch.randn(3, 7, WIDTH)
     check = lh.preflight(model, x)["batch independence"]
@@ -138,6 +156,11 @@ def test_one_layer_of_a_causal_stack_that_sees_everything_is_an_error() -> None:
 # ---- masks
 
 
+def _first(n: int, hidden: Tensor) -> Tensor:
+    at = torch.arange(len(hidden)) < n
+    return hidden & at & at[:, None]
+
+
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
@@ -146,6 +169,7 @@ def test_one_layer_of_a_causal_stack_that_sees_everything_is_an_error() -> None:
         ("mask without effect", lambda s, hidden: s + (~hidden).float()),
         ("mask without effect", lambda s, hidden: s.masked_fill(hidden, -2.5)),
         ("inverted mask", lambda s, hidden: s.masked_fill(hidden.flip(1), -torch.inf)),
+        ("causal at the first tokens only", lambda s, hidden: s.masked_fill(_first(8, hidden), -torch.inf)),
         (None, lambda s, hidden: s + hidden * -1e4),
         (None, lambda s, hidden: s.masked_fill(hidden, -1e9)),
     ],
@@ -187,6 +211,17 @@ def keeping(fill: float) -> Callable[..., Tensor]:
         return s.masked_fill(hidden, fill).softmax(-1) @ v
 
     return middle
+
+
+def test_the_padding_mask_of_one_row_for_all() -> None:
+    mask = torch.ones(3, 13, dtype=torch.long)
+    mask[1, 9:] = 0
+
+    def middle(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=keep[1:2, None, None].bool())
+
+    result = lh.preflight(Model(middle), words() | {"attention_mask": mask})
+    assert wrong(result) == ["padding mask of another row"]
 
 
 def test_nan_of_real_tokens_is_found_behind_padding() -> None:
@@ -302,9 +337,13 @@ def test_rows_sum_to_1_along_the_keys_of_each_head() -> None:
 
 
 def test_keys_as_values() -> None:
-    result = lh.preflight(Model(lambda q, k, v: causal(q, k, k), lambda q, k, v: causal(q, v, k), causal), words())
-    found = {(f.kind, f.module) for f in result.findings if f.severity != "note"}
-    assert found == {("values without effect", "layers.0"), ("keys and values swapped", "layers.1")}
+    orders = (lambda q, k, v: causal(q, k, k)), (lambda q, k, v: causal(q, v, k)), (lambda q, k, v: causal(q, q, v))
+    model = Model(*orders, causal)
+    nn.init.zeros_(model.layers[3].q_proj.weight)  # keys have no effect yet
+    nn.init.zeros_(model.layers[3].q_proj.bias)
+    found = {(f.kind, f.module) for f in lh.preflight(model, words()).findings if f.severity != "note"}
+    kinds = "values without effect", "keys and values swapped", "keys without effect"
+    assert found == {(kind, f"layers.{n}") for n, kind in enumerate(kinds)}
 
 
 class Grouped(nn.Module):

@@ -21,6 +21,7 @@ from levelhead.preflight_checks.result import finding
 
 CAUSAL, NEXT, NOT_SELF, INVERTED = "causal", "sees the next token", "does not see itself", "inverted mask"
 FILLED, PLUS, TOP_LEFT = "mask without effect", "mask with the wrong sign", "causal from the first key of a cache"
+START = "causal at the first tokens only"
 _HUGE = 5e3  # own: a logit beyond was filled in or added by a mask
 _NOTHING = 8.0  # own: e^-8; a fill that is no further below the visible logits hides nothing
 
@@ -47,6 +48,8 @@ def form(seen: SeenCall) -> Form:
         return Form(FILLED) if _filled(seen) or _added(seen) else Form(None)
     if torch.equal(shown, torch.ones_like(shown).tril().flip(1)):
         return Form(INVERTED)
+    if _ends_early(shown):
+        return Form(START)
     later, own, earlier = (_some(shown, x)[inner] for x in (j > i, j == i, j < i))
     if not later.any():
         if own.all():
@@ -58,6 +61,17 @@ def form(seen: SeenCall) -> Form:
     if later.all() and not earlier.any():
         return Form(INVERTED)
     return Form(None)
+
+
+def _ends_early(shown: Tensor) -> bool:
+    """Whether a smaller causal mask stands in a square that is visible elsewhere: one kept of shorter inputs."""
+    T = len(shown)
+    for n in range(4, T - 1):
+        smaller = torch.ones_like(shown)
+        smaller[:n, :n] = smaller[:n, :n].tril()
+        if torch.equal(shown, smaller):
+            return True
+    return False
 
 
 def _some(shown: Tensor, where: Tensor) -> Tensor:
@@ -138,6 +152,11 @@ _WHY = {
         "Hidden keys get a large positive logit: the sign of the mask's number is wrong, so queries see only what "
         "is to be hidden.",
         "Fill with, or add, -inf or torch.finfo(dtype).min.",
+    ),
+    START: (
+        "The mask is causal among the first tokens, and everything else is visible: it was made for shorter inputs and "
+        "kept.",
+        "Make the mask for the number of tokens of each call, or for the longest input.",
     ),
     TOP_LEFT: (
         "There are more keys than queries, and query t sees keys 0 … t: the mask does not count the cached keys in "

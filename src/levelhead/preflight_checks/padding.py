@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -22,14 +22,14 @@ def padding(flight: Flight, attending: Collection[str]) -> None:
     name, batch = "padding independence", flight.batch
     stream, key = next(iter(batch.streams()), None), batch.padding_mask()
     made = False
-    if stream is not None and key is None and (given := _with_mask(batch)) is not None:
-        batch, key, made = given, "attention_mask", True
+    if stream is not None and key is None and (masked := _with_mask(batch)) is not None:
+        batch, key, made = masked, "attention_mask", True
     if stream is None or key is None:
         return flight.unknown(name, "padded tokens", "the batch has no padding mask (B, T)")
     grid = Grid(*batch.sizes(stream))
     if grid.tokens < 4 or not grid.clear:
         return flight.unknown(name, "padded tokens", "too few tokens, or as many rows as tokens")
-    results = []
+    results, given = [], []
     causal = any(check.name == "causality" and check.verdict == "passed" for check in flight.checks)
     for side, padded, real in _paddings(batch, key, grid, left=causal):
         try:
@@ -43,6 +43,7 @@ def padding(flight: Flight, attending: Collection[str]) -> None:
             )
             return flight.unknown(name, "the padded tokens", what)
         results.append((side, here))
+        given.append((side, padded, real))
     changed = "the padded tokens" + (", of a padding made here" if made else "")
     known = [(side, here) for side, here in results if here.compared]
     if not known:
@@ -50,8 +51,16 @@ def padding(flight: Flight, attending: Collection[str]) -> None:
     by_polarity: dict[str, list[tuple[str, Moved]]] = {}
     for side, here in known:
         by_polarity.setdefault(side.rsplit(" ", 1)[-1], []).append((side, here))
-    if any(all(not here.size for _, here in group) for group in by_polarity.values()):
-        return flight.passed(name, changed, "no real token moved")
+    right = [meaning for meaning, group in by_polarity.items() if all(not here.size for _, here in group)]
+    if right:
+        wrong = _of_other_rows([(b, real) for side, b, real in given if side.endswith(right[0])], key)
+        if wrong is None or len(right) > 1:
+            return flight.passed(name, changed, "no real token moved")
+        why = "Keys of real tokens are hidden from all queries of their row, at places where another row is padded: "
+        why += "the padding mask of one row hides keys of others."
+        advice = "Give every row its own mask, (B, 1, 1, S); look at the axis that is expanded or repeated."
+        found = finding("padding mask of another row", "error", wrong, why, advice)
+        return flight.failed(name, changed, "no real token moved, and real tokens are hidden", found)
     side, here = max(next(iter(by_polarity.values())), key=lambda pair: pair[1].size)
     module = here.module or ""
     if module not in attending:
@@ -62,6 +71,27 @@ def padding(flight: Flight, attending: Collection[str]) -> None:
     advice = "Hide padded keys before the softmax: a bool mask (B, 1, 1, S) for scaled_dot_product_attention."
     found = finding("padding not masked", "error", module, why, advice, change=here.size)
     return flight.failed(name, changed, f"real tokens moved by {here.size:.2g} of the largest output", found)
+
+
+def _of_other_rows(padded: Sequence[tuple[Batch, torch.Tensor]], key: Key) -> str | None:
+    """The first module that hides a real key from all queries where another row is padded, and shows all without
+    padding."""
+    for batch, real in padded:
+        elsewhere = (~real).any(0)
+        unpadded = batch.with_({key: torch.full_like(batch[key], batch[key][real][0])})
+        try:
+            pairs = zip(seen_calls(batch)[1], seen_calls(unpadded)[1], strict=False)
+        except LevelheadError:
+            continue
+        for call, plain in pairs:
+            hidden, before = call.hidden(), plain.hidden()
+            if hidden is None or before is None or (hidden.shape[0], hidden.shape[3]) != tuple(real.shape):
+                continue
+            unseen = hidden.all(2).all(1).cpu() & real  # (B, S): by no query of any head
+            seen = hidden.shape == before.shape and not bool(before.all(2).any())
+            if seen and bool(unseen.any()) and not bool(unseen[:, ~elsewhere].any()):
+                return call.module
+    return None
 
 
 def _places(batch: Batch, stream: Key, grid: Grid, real: torch.Tensor) -> Places:

@@ -22,6 +22,10 @@ from levelhead.preflight_checks.result import finding
 from levelhead.watching import effective_scale
 
 _NEAR = 2e-3
+_RELATIVE, _STILL = "relative", "no rotation of q and k was seen"
+_LONGER = "q and k change with the place, and their lengths too: not as a rotation alone"
+_LITTLE = "q and k change little with the place, or at the first places only"
+_SAME_ANGLES = "q and k are rotated by the same angles at every place"
 _TURNED = 0.1  # own: RoPE turns its fastest pair by a radian for every token
 
 
@@ -42,11 +46,12 @@ def check(flight: Flight) -> None:
     judged = [call for call in calls if call.square and call.whole and _constant_inside(call.module, tape, grid)]
     states = {call.module: _judged(call, tape) for call in judged}
     wrong = [f for f in states.values() if isinstance(f, Finding)]
-    relative = [module for module, state in states.items() if state == "relative"]
+    relative = [module for module, state in states.items() if state == _RELATIVE]
     if wrong:
         return flight.failed(name, changed, f"in {len(wrong)} modules", *wrong)
     if not relative:
-        return flight.unknown(name, changed, "no rotation of q and k was seen")
+        reasons = sorted({state for state in states.values() if isinstance(state, str)} - {_STILL})
+        return flight.unknown(name, changed, "; ".join(reasons) or _STILL)
     return flight.passed(name, changed, f"{len(relative)} modules rotate q and k, both alike")
 
 
@@ -93,13 +98,13 @@ def _judged(call: SeenCall, tape: Tape) -> Finding | str:
     q, k = (x.double().transpose(1, 2) for x in (call.q, call.k))  # (B, T, heads, D)
     lengths = (_varies(x.norm(dim=-1)) for x in (q, k))
     if max(lengths) > _NEAR:
-        return "not rotated"
+        return _LONGER
     of_q, of_k = _varies(q), _varies(k)
     if of_q < _NEAR and of_k < _NEAR:
-        return "no positions"
+        return _SAME_ANGLES if _turned_alike(call, tape) else _STILL
     late = [_varies(x[:, x.shape[1] // 2 :]) for x in (q, k)]  # a convolution varies at the beginning only
     if max(of_q, of_k) < _TURNED or max(late) < _TURNED:
-        return "hardly rotated"
+        return _LITTLE
     if min(of_q, of_k) < _NEAR:
         which, other = ("q", "k") if of_q > of_k else ("k", "q")
         why = f"RoPE turns {which} and leaves {other}: products then depend on the absolute position of one side, and "
@@ -115,11 +120,21 @@ def _judged(call: SeenCall, tape: Tape) -> Finding | str:
     if size <= _NEAR:
         size = _offset(call, tape, products)
         if size <= 10 * _NEAR:
-            return "relative"
+            return _RELATIVE
         why = "q and k are rotated differently: a token's product with itself is not that of its projections. The "
         why += "positions of q and k differ by an offset."
     advice = "Rotate q and k by one function with the same positions (the offset of a cache, too)."
     return finding("q and k rotated differently", "error", call.module, why, advice, change=size)
+
+
+def _turned_alike(call: SeenCall, tape: Tape) -> bool:
+    """Whether q is as long as behind its projection, and points elsewhere."""
+    both = projected(call, tape)
+    if both is None:
+        return False
+    q, made = call.q.double(), both[0]
+    same_length = float((q.norm(dim=-1) / made.norm(dim=-1) - 1).abs().max()) < _NEAR
+    return same_length and float((q - made).abs().max()) > _TURNED * float(made.abs().max())
 
 
 def _offset(call: SeenCall, tape: Tape, products: Tensor) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -142,8 +143,8 @@ def check(flight: Flight) -> None:
         return flight.unknown(name, changed, "no module with projections of q, k and v")
     values = _Moves(flight, homes, "v")
     odd = [home for home in homes if not values.linear(home)]  # not as values are: look closer
-    others = {role: _Moves(flight, odd, role) for role in ("q", "k")} if odd else {}
-    found = []
+    others = {role: _Moves(flight, homes, role) for role in ("q", "k")}
+    found = [*_without_effect(flight, [home for home in homes if home not in odd], others)]
     for home in odd:
         if not values.size(home) and max(each.size(home) for each in others.values()):
             why = "What the projection of the values gives changes nothing, while that of the queries or keys does: "
@@ -160,11 +161,32 @@ def check(flight: Flight) -> None:
     return flight.passed(name, changed, f"values count as values in {len(homes) - len(odd)} of {len(homes)} modules")
 
 
+def _without_effect(flight: Flight, homes: Sequence[_Home], moves: Mapping[str, _Moves]) -> Iterator[Finding]:
+    """Projections of queries or keys that change nothing, also with noise on the other side: a side that is zero at
+    first would hide the noise."""
+    for idle, other, what in (("q", "k", "queries"), ("k", "q", "keys")):
+        suspects = [home for home in homes if not moves[idle].size(home) and moves[other].size(home)]
+        if not suspects:
+            continue
+        alone, together = (_moved(flight, suspects, roles, 1.0) for roles in (other, other + idle))
+        for home in suspects:
+            if torch.equal(alone[home.name], together[home.name]):
+                why = f"What the projection of the {what} gives changes nothing, while the others do: the attention "
+                why += f"reads something else as {what}, and these weights get no gradient."
+                advice = "Look at the arguments: attention(q, k, v); or remove the projection."
+                yield finding(f"{what} without effect", "warning", home.name, why, advice)
+
+
 class _Moves:
     """How the outputs of modules move with noise behind one of their projections, and with twice the noise."""
 
     def __init__(self, flight: Flight, homes: Sequence[_Home], role: str) -> None:
-        self._once, self._twice = (_moved(flight, homes, role, size) for size in (1.0, 2.0))
+        self._flight, self._homes, self._role = flight, homes, role
+        self._once = _moved(flight, homes, role, 1.0)
+
+    @cached_property
+    def _twice(self) -> dict[str, Tensor]:
+        return _moved(self._flight, self._homes, self._role, 2.0)
 
     def size(self, home: _Home) -> float:
         return _size(self._once[home.name])
@@ -194,13 +216,13 @@ def _homes(flight: Flight) -> Iterator[_Home]:
             yield _Home(name, children)
 
 
-def _moved(flight: Flight, homes: Sequence[_Home], role: str, size: float) -> dict[str, Tensor]:
-    """How the first output of every module moves; its own numbers are passed on."""
+def _moved(flight: Flight, homes: Sequence[_Home], roles: str, size: float) -> dict[str, Tensor]:
+    """How the first output of every module moves with noise behind these projections; its own numbers are passed on."""
     modules = dict(flight.model.named_modules())
     found, handles = {home.name: torch.empty(0) for home in homes}, []
     for home in homes:
-        child, third = home.children[role]
-        handles.append(modules[child].register_forward_hook(_noisy(third, size)))
+        for child, third in (home.children[role] for role in roles):
+            handles.append(modules[child].register_forward_hook(_noisy(third, size)))
         kept = flight.tape.entries[home.name, 0].outputs[0]
         handles.append(modules[home.name].register_forward_hook(_compared(home.name, kept, found)))
     try:
