@@ -54,7 +54,9 @@ def _clean(part: Any, original_of: Callable[[Any], Any]) -> Any:
 
 
 def _ours(hooks: Any) -> set[int]:
-    return {number for number, hook in hooks.items() if str(getattr(hook, "__module__", "")).startswith(_OURS)}
+    """Numbers of a watch's hooks. Those of a remedy are the model's: a copy is remedied, too."""
+    homes = {number: str(getattr(hook, "__module__", "")) for number, hook in hooks.items()}
+    return {number for number, home in homes.items() if home.startswith(_OURS) and home != f"{_OURS}.amend"}
 
 
 def script_over(original: Function, lifted: Callable[[], AbstractContextManager[None]]) -> Function:
