@@ -43,13 +43,13 @@ def folded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, split: Split) -> t
         whole = seen if whole is None else local.join(whole, seen)
     assert whole is not None
     assert (whole.counts[..., 0] == split.n).all()
-    return local.read(whole, rows)[0]
+    return local.read(whole, rows, None, rows.q.dtype)[0]
 
 
 def calls(rows: local.QueryRows, block: local.KeyBlock) -> tuple[dict[str, torch.Tensor], int]:
     """The results of a block, forward and backward, and the number of kernel calls."""
     trace = Trace()
-    out, logsumexp = local.read(local.observe(rows, block, trace), rows)
+    out, logsumexp = local.read(local.observe(rows, block, trace), rows, None, rows.q.dtype)
     found = {name: torch.empty_like(x) for name, x in (("q", rows.q), ("k", block.k), ("v", block.v))}
     found |= {"scale": torch.empty(2, dtype=torch.float64), "sinks": torch.empty(2).double()}
     result = local.OutputGradients(out, logsumexp, torch.ones_like(out), torch.ones_like(logsumexp))

@@ -36,16 +36,17 @@ def is_other(frame: Frame, q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a call is not (B, H, T, D): its axes are not four; or a layer put out as many numbers as q has, and none
     has these tokens and heads. Sizes alone decide: usual calls wait for no device. Where tokens and heads were
     confused, they are reported as they were passed."""
-    if any(x.dim() != _USUAL for x in (q, k, v)):
-        return True
-    B, H, T, D = q.shape
-    if frame.watched.heads == H or k.shape[:2] != (B, H) or not q.numel():
-        return False
     with _apart_from_the_model(frame):
+        if any(x.dim() != _USUAL for x in (q, k, v)):
+            return True
+        B, H, T, D = q.shape
+        numbers = q.numel()
+        if frame.watched.heads == H or k.shape[:2] != (B, H) or not numbers:
+            return False
         sizes = [(layer.tokens, layer.rows.shape[1]) for layer in fed(frame) if not layer.norm]
     if any(n == B * T and width % (H * D) == 0 for n, width in sizes):
         return False
-    alike = [n for n, width in sizes if n and n * width in (q.numel(), 3 * q.numel())]
+    alike = [n for n, width in sizes if n and n * width in (numbers, 3 * numbers)]
     return bool(alike) and B * H not in alike
 
 
