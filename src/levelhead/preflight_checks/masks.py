@@ -225,7 +225,7 @@ def _count(modules: Sequence[str], found: Mapping[str, str | None], kind: str) -
 
 
 def deliberate(seen: SeenCall) -> bool:
-    """Whether later keys are visible in part: a prefix or blocks, which somebody meant."""
+    """Whether later keys are visible in part: a prefix or blocks, which is a design."""
     shown = seen.shown() if seen.square else None
     if shown is None:
         return False

@@ -128,17 +128,13 @@ def check(flight: Flight) -> None:
     seen = called(flight.batch, training=True) or called(flight.batch)
     found = []
     if seen is not None and seen.twice is not None:
-        why = (
-            "A softmax runs over the result of another: weights between 0 and 1 become nearly uniform, and hidden keys "
-        )
-        why += "get a share again."
+        why = "A softmax runs over the result of another: weights between 0 and 1 become nearly uniform, and hidden "
+        why += "keys get a share again."
         advice = "Apply one softmax to the masked logits."
         found.append(finding("softmax twice", "error", seen.twice, why, advice))
     if seen is not None and seen.dropped is not None:
-        why = (
-            "In training, dropout sets logits to zero before the softmax: a dropped logit is not a hidden key, it gets "
-        )
-        why += "the weight of an average one, and the others grow by 1/(1 - p)."
+        why = "In training, dropout sets logits to zero before the softmax: a dropped logit is not a hidden key, it "
+        why += "gets the weight of an average one, and the others grow by 1/(1 - p)."
         advice = "Apply dropout to the weights, behind the softmax."
         found.append(finding("dropout on logits", "warning", seen.dropped, why, advice))
     if found:

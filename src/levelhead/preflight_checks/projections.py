@@ -60,9 +60,9 @@ def key_groups(flight: Flight, calls: Sequence[SeenCall]) -> None:
         if owners is None:
             continue
         known += 1
-        told = any(f.kind == GROUPS and f.module == call.module for f in flight.findings)
+        named = any(f.kind == GROUPS and f.module == call.module for f in flight.findings)
         wrong += owners.wrong
-        if owners.wrong and not told:
+        if owners.wrong and not named:
             found.append(groups_finding(call.module, owners, "keys"))
     if wrong:
         return flight.failed(name, looked, f"in {wrong} modules", *found)
