@@ -20,6 +20,7 @@ from levelhead import _core, stats
 from levelhead.call.arrays import Origin
 from levelhead.errors import bad_type, bad_value
 from levelhead.state import FIRST, State, first_of, identity
+from levelhead.words import aligned
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -101,11 +102,8 @@ class Observation(Generic[ArrayT]):
 
     def __repr__(self) -> str:
         lines = _lines(self.heads, self.sinks is not None)
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        signs = ["<" if title in ("gauge", "level") else ">" for title in lines[0]]
-        form = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
-        text = [form.format(*line).rstrip() for line in lines[: SHOWN + 1]]
-        return "\n".join([self._title(), *text, *_rest(lines)])
+        text = list(aligned(lines, left={lines[0].index(title) for title in ("gauge", "level")}))
+        return "\n".join([self._title(), *text[: SHOWN + 1], *_rest(lines)])
 
     def _repr_html_(self) -> str:
         from html import escape  # slow to import, and for notebooks only

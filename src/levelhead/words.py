@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Sequence
+
 
 def plural(n: int, what: str) -> str:
     """`3 heads`, `1 head`."""
     return f"{n} {what}{'s' * (n != 1)}"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> Iterator[str]:
+    """Columns of equal width, aligned to the right; those in `left`, which hold words, to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        parts = (
+            text.ljust(width) if i in left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(parts).rstrip()
 
 
 def module_title(module: str) -> str:

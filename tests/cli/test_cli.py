@@ -13,6 +13,7 @@ import pytest
 
 import levelhead as lh
 from levelhead.cli import main, tour
+from levelhead.explanation import text
 
 
 def levelhead(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -135,7 +136,7 @@ def test_tour_tells_how_to_get_a_real_model(
     def find(name: str) -> object:
         return None if name == missing else importlib.util.find_spec(name)
 
-    monkeypatch.setattr(tour, "find_spec", find)
+    monkeypatch.setattr(text, "find_spec", find)
     monkeypatch.setattr(lh.models, "find_spec", find)
     assert main(["tour"]) == 0
     end = capsys.readouterr().out.partition("5. Why")[0].rstrip().splitlines()

@@ -375,7 +375,7 @@ BAD = {
     ),
     "too narrow": (["a b", "--width", "40"], "--width: expected a number of columns from 80"),
     "nowhere": (["a b", "--html", "no/such/place.html"], "--html: expected a file in a directory"),
-    "twice stdout": (["a b", "--html", "-", "--json", "-"], "-: expected one thing on stdout"),
+    "twice stdout": (["a b", "--html", "-", "--json", "-"], "--json, --html: expected one of them on stdout"),
 }
 
 

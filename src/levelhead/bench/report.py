@@ -5,10 +5,11 @@ Made from the dictionary that `--json` writes; no cell is left out.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from levelhead.bench.cases import Case
+from levelhead.words import aligned
 
 Result: TypeAlias = dict[str, Any]
 
@@ -129,8 +130,9 @@ def _absent(cells: list[Result]) -> Iterator[str]:
 def _memory(cells: list[Result]) -> Iterator[str]:
     lines = []
     for cell in cells:
-        parts = [f"{r['name']} {_size(r['memory'])}" for r in cell["results"] if "memory" in r]
-        if parts:
+        sizes = {r["name"]: r["memory"] for r in cell["results"] if "memory" in r}
+        parts = (f"{name} ({x})" if isinstance(x, str) else f"{name} {x / 2**20:.1f} MiB" for name, x in sizes.items())
+        if sizes:
             lines.append(f"  {cell['name']:<18} {', '.join(parts)}")
     yield from _section("Peak extra memory of a call, beyond inputs and result", lines)
 
@@ -159,17 +161,6 @@ def _of(cell: Result, name: str) -> Result | None:
     return next((result for result in cell["results"] if result["name"] == name), None)
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> Iterator[str]:
-    """Columns of equal width, aligned to the right; those in `left`, which hold words, to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        parts = (
-            text.ljust(width) if i in left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join(parts).rstrip()
-
-
 def seconds(time: float) -> str:
     """Seconds in a unit that reads well.
 
@@ -180,7 +171,3 @@ def seconds(time: float) -> str:
         if time >= size:
             return f"{time / size:.3g} {unit}" if time >= 10 * size else f"{time / size:.2f} {unit}"
     return f"{time / 1e-6:.2f} µs"
-
-
-def _size(taken: int | str) -> str:
-    return f"({taken})" if isinstance(taken, str) else f"{taken / 2**20:.1f} MiB"

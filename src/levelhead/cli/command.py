@@ -44,11 +44,12 @@ def check_writable(option: str, file: str | Path | None) -> None:
         raise bad_value(option, wanted, repr(str(file)), "Make the directory first")
 
 
-def requested_files(arguments: argparse.Namespace) -> dict[str, str]:
-    """The files of --json and --html that are asked for; refused unless all can be written."""
-    files = {name: getattr(arguments, name) for name in ("json", "html") if getattr(arguments, name)}
+def requested_files(arguments: argparse.Namespace, names: Iterable[str] = ("json", "html")) -> dict[str, str]:
+    """The files of these options that are asked for; refused unless all can be written."""
+    files = {name: getattr(arguments, name) for name in names if getattr(arguments, name)}
     if list(files.values()).count(STDOUT) > 1:
-        raise bad_value("--json, --html", "one of them on stdout", "two", "Name a file for the other")
+        options = ", ".join(f"--{name}" for name in files)
+        raise bad_value(options, "one of them on stdout", "several", "Name a file for the others")
     for name, file in files.items():
         check_writable(f"--{name}", file)
     return files

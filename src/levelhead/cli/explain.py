@@ -12,8 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from levelhead.cache import write_named
-from levelhead.cli.command import STDOUT, Commands, add_command, check_writable
+from levelhead.cli.command import Commands, add_command, requested_files, written
 from levelhead.errors import bad_value
 from levelhead.terminal import NARROW, colour_wanted
 
@@ -49,34 +48,18 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
     """Explains, writes the files, yields what to print."""
     from levelhead.explanation import explain_text
 
-    files = {name: getattr(arguments, name) for name in ("json", "html", "svg")}
-    for name, file in files.items():
-        check_writable(f"--{name}", file)
-    _check(arguments)
+    files, width = requested_files(arguments, ("json", "html", "svg")), arguments.width
+    if width is not None and not NARROW <= width <= _WIDEST:
+        wanted = f"a number of columns from {NARROW} to {_WIDEST}"
+        raise bad_value("--width", wanted, width, "Leave it out for yours")
     explained = explain_text(
         arguments.sentence, model=arguments.model, layer=arguments.layer, head=arguments.head, token=arguments.token
     )
-    contents = {name: _content(name, explained) for name, file in files.items() if file}
-    for name, content in contents.items():
-        if files[name] != STDOUT:
-            write_named(f"--{name}", files[name], content)
-    if STDOUT in files.values():
-        yield next(content for name, content in contents.items() if files[name] == STDOUT).rstrip("\n")
-        return
-    yield explained.text(colour=colour_wanted(sys.stdout), width=arguments.width)
-    yield from (f"wrote {files[name]}" for name in contents)
+    contents = {name: _content(name, explained) for name in files}
+    yield from written(files, contents, [explained.text(colour=colour_wanted(sys.stdout), width=width)])
 
 
 def _content(name: str, explained: TextExplanation) -> str:
     if name == "json":
         return json.dumps(explained.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
     return explained.html() if name == "html" else explained.svg()
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    width = arguments.width
-    if width is not None and not NARROW <= width <= _WIDEST:
-        wanted = f"a number of columns from {NARROW} to {_WIDEST}"
-        raise bad_value("--width", wanted, width, "Leave it out for yours")
-    if [arguments.json, arguments.html, arguments.svg].count(STDOUT) > 1:
-        raise bad_value("-", "one thing on stdout", "several", "Give the others a file")

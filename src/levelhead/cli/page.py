@@ -14,8 +14,7 @@ import webbrowser
 from collections.abc import Generator
 from pathlib import Path
 
-from levelhead.cache import write_named
-from levelhead.cli.command import STDOUT, Commands, add_command, check_writable
+from levelhead.cli.command import Commands, add_command, requested_files, written
 from levelhead.errors import bad_value
 from levelhead.terminal import message
 
@@ -78,11 +77,6 @@ def _open(url: str) -> None:
 def _export(arguments: argparse.Namespace) -> Generator[str, None, None]:
     from levelhead.page.export import exported
 
-    check_writable("--export", arguments.export)
+    files = requested_files(arguments, ["export"])
     run = None if arguments.file is None else Path(arguments.file)
-    text = exported(run=run, tell=message)
-    if arguments.export == STDOUT:
-        yield text
-    else:
-        write_named("--export", arguments.export, text)
-        yield f"wrote {arguments.export}"
+    yield from written(files, {"export": exported(run=run, tell=message)}, ())

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -55,17 +54,13 @@ def _command(words: str) -> str:
 
 def _real_model(arguments: argparse.Namespace) -> Iterator[str]:
     """The doctor on MiniLM if that is installed; else the commands that install it."""
-    known = lh.models.available()["minilm"]
-    missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
-    if missing or known.path is None:
+    from levelhead.explanation.text import missing_commands
+
+    if missing := list(missing_commands("minilm")):
         yield "  Not installed here. This shows 72 heads of a sentence model:"
-        if missing:
-            yield '    pip install "levelhead[torch,models]"'
-        if known.path is None:
-            yield f"    {known.command}"
-        yield "    levelhead doctor minilm"
+        yield from (f"    {command}" for command in (*missing, "levelhead doctor minilm"))
         return
-    yield from doctor.run(arguments.whole.parse_args(["doctor", known.name]))
+    yield from doctor.run(arguments.whole.parse_args(["doctor", "minilm"]))
 
 
 def _three_words() -> Iterator[str]:

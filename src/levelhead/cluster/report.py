@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
-from levelhead.bench.report import aligned, seconds
+from levelhead.bench.report import seconds
+from levelhead.words import aligned
 
 SHARES = ("compute", "wait", "other", "transfer")  # of the time
 HEAD = ("tokens", "", "plan", "split", "passes", "time", "one process", "speedup", *SHARES, "received", "of bound")

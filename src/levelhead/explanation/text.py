@@ -189,7 +189,7 @@ def explain_text(
 def _model(model: str | models.Opened | None) -> tuple[str | models.Opened, tuple[str, ...]]:
     """The model to use, and a note where it was chosen here."""
     if model is None:
-        missing = list(_missing("minilm"))
+        missing = list(missing_commands("minilm"))
         if not missing:
             return "minilm", ("no model was named: minilm is used",)
         return random_layer.NAME, (
@@ -203,7 +203,7 @@ def _model(model: str | models.Opened | None) -> tuple[str | models.Opened, tupl
     raise bad_value("model", f"one of {names}", given, "Check the name")
 
 
-def _missing(name: str) -> Iterator[str]:
+def missing_commands(name: str) -> Iterator[str]:
     """The commands that install what a model needs and this machine lacks."""
     known = models.available()[name]
     if any(find_spec(package) is None for package in NEEDED):

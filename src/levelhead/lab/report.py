@@ -12,7 +12,7 @@ from levelhead.lab.claim import Claim, Path
 from levelhead.lab.claim_figure import at, leaves
 from levelhead.lab.result import Result
 from levelhead.terminal import Bar, paint
-from levelhead.words import plural
+from levelhead.words import aligned, plural
 
 _WIDTH = 100
 _PAUSE = 0.05  # seconds between two drawings of the progress; experiments report far more often
@@ -94,9 +94,7 @@ def _table(result: Result) -> Iterator[str]:
         number = _measured(_at(measured, path), _at(result.stderr, path))
         rows.append((", ".join(path), _text(_at(theory, path)), number))
     titles = [("", "theory", "measured")] * any(theory for _, theory, _ in rows)
-    wide = [max(len(row[part]) for row in (*titles, *rows)) for part in (0, 1)]
-    for name, theory, measured in (*titles, *rows):
-        yield f"{'':5}{name:<{wide[0]}}  {theory:<{wide[1]}}  {measured}".rstrip()
+    yield from (f"{'':5}{line}".rstrip() for line in aligned([*titles, *rows], left=range(3)))
 
 
 def _at(value: Any, path: Path) -> Any:

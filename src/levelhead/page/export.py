@@ -16,10 +16,10 @@ from typing import Any
 from levelhead.errors import LevelheadError, expected
 from levelhead.lab import figures
 from levelhead.lab.parameters import default
-from levelhead.page import follow
 from levelhead.page.about import about
 from levelhead.page.assets import INDEX, PLOTLY, Asset, assets
 from levelhead.page.encoding import encoded
+from levelhead.runs import files
 
 GRID: Mapping[str, tuple[int | str, ...]] = {
     "d_k": tuple(2**n for n in range(13)),
@@ -44,7 +44,7 @@ Tell = Callable[[str], None]
 
 def exported(*, run: Path | None = None, tell: Tell) -> str:
     """The file's text. `run` is shown in place of the recorded sample of heads."""
-    shown = {} if run is None else {"heads": {"run": follow.read(run)}}
+    shown = {} if run is None else {"heads": {"run": files.read(run)}}
     machine = about(export=True, run=False)
     origin = f"computed when this page was saved, by levelhead {machine['version']} on {machine['cpu']}"
     computed = {id: dict(_over_grid(id, shown.get(id, {}), origin, tell)) for id in figures.IDS}

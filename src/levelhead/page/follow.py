@@ -1,7 +1,7 @@
 """The run given by `--run`: read at the start, and again whenever its file changes.
 
-Reads the files of `watch(...).save`, `levelhead doctor --json` and the JSONL sink. At the start a file that is not a
-complete run is an error. Later it is a file being written, and the last complete state is kept.
+Reads what `levelhead.sinks.read` does. At the start a file that is not a complete run is an error. Later it is a file
+being written, and the last complete state is kept.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from levelhead.errors import LevelheadError, LevelheadValueError, bad_value
+from levelhead.errors import LevelheadError
 from levelhead.lab import figures
 from levelhead.page.encoding import encoded
-from levelhead.runs import jsonl, record
-from levelhead.runs.record import Run
+from levelhead.runs import files
 
 PAUSE = 0.5  # seconds between two checks of the file
 _PAUSE_PER_READ = 5  # the pause is at least this many times the duration of the last reading
@@ -53,24 +52,10 @@ class Follower:
     def _read(self, stamp: tuple[int, ...] | None) -> None:
         self._last_stamp = stamp
         began = time.monotonic()
-        self._figure = encoded(figures.figure("heads", run=read(self._path)).json())
+        self._figure = encoded(figures.figure("heads", run=files.read(self._path)).json())
         self._version += 1
         # Seconds to wait before the next check: longer if reading takes long.
         self.pause = max(PAUSE, _PAUSE_PER_READ * (time.monotonic() - began))
-
-
-def read(path: Path) -> Run:
-    """The run in a file of either format."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(80)
-        return jsonl.read(path) if jsonl.FORMAT.encode() in head else record.load(path)
-    except LevelheadError:
-        raise
-    except OSError as error:
-        raise _not_a_run(path, error.strerror or str(error), "Check the path") from None
-    except (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
-        raise _not_a_run(path, "another, or half of one", "The file was cut off or changed; record it again") from None
 
 
 async def events(follower: Follower, ending: Callable[[], bool]) -> AsyncIterator[bytes]:
@@ -86,8 +71,3 @@ async def events(follower: Follower, ending: Callable[[], bool]) -> AsyncIterato
             yield b": still here\n\n"
         silent_seconds += follower.pause
         await asyncio.sleep(follower.pause)
-
-
-def _not_a_run(path: Path, got: str, advice: str) -> LevelheadValueError:
-    wanted = "a run that watch(...).save, levelhead doctor --json or the JSONL sink wrote"
-    return bad_value(f"--run {path}", wanted, got, advice)

@@ -6,12 +6,13 @@ Counts what a watch measured under other scales; no attention is computed here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from levelhead.runs import tally
 from levelhead.runs.record import Run
 from levelhead.runs.tally import LEVELS, Floats
+from levelhead.words import aligned
 
 AS_IT_IS = "as it is"
 _NAMES = {
@@ -45,14 +46,8 @@ class Counterfactual:
         return f"{words}, {counts[level]} of {total} heads {be} {level}"
 
     def __str__(self) -> str:
-        lines = [["scale", *LEVELS]]
-        for rule, counts in self.rules.items():
-            lines.append([_NAMES.get(rule, rule), *(str(counts[level]) for level in LEVELS)])
-        first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
-        table = []
-        for name, *cells in lines:
-            numbers = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-            table.append("  ".join([name.ljust(first), *numbers]))
+        cells = ((_NAMES.get(rule, rule), *(str(n[level]) for level in LEVELS)) for rule, n in self.rules.items())
+        table = aligned([("scale", *LEVELS), *cells], left={0})
         return "\n".join([*table, *(self.sentence(rule) for rule in self.rules if rule != AS_IT_IS)])
 
 
@@ -63,9 +58,5 @@ def counterfactual(run: Run) -> Counterfactual:
     for record in records:
         for rule, under_rule in record.counterfactual.items():
             tallies.setdefault(rule, []).append(under_rule)
-    return Counterfactual({rule: _levels(under_rule) for rule, under_rule in tallies.items()})
-
-
-def _levels(tallies: Iterable[Floats]) -> dict[str, int]:
-    counts = Counter(level for x in tallies for level in tally.read(x).levels)
-    return {level: counts[level] for level in LEVELS}
+    levels = {rule: Counter(level for x in each for level in tally.read(x).levels) for rule, each in tallies.items()}
+    return Counterfactual({rule: {level: counts[level] for level in LEVELS} for rule, counts in levels.items()})

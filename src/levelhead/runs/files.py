@@ -13,13 +13,15 @@ from levelhead.runs.record import Run, load
 def read(path: str | os.PathLike[str]) -> Run:
     """The run in a file of `JSONL`, a directory of `Parquet`, or a file that `Run.save` wrote."""
     path = Path(path)
-    if not path.exists():
-        advice = "Give what a JSONL or Parquet sink wrote, or watch(...).save"
-        raise bad_value("path", "a run that was recorded", path, advice)
     if path.is_dir():
         return parquet.read(path)
-    with path.open("rb") as file:
-        start = file.read(4096)
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+    except OSError as error:
+        given = f"{str(path)!r}: {error.strerror or error}"
+        advice = "Give what a JSONL or Parquet sink wrote, watch(...).save or levelhead doctor --json"
+        raise bad_value("path", "a run that was recorded", given, advice) from None
     if start.startswith(b"PAR1"):
         return parquet.read(path)
     return jsonl.read(path) if f'"{jsonl.FORMAT}"'.encode() in start or path.suffix == ".jsonl" else load(path)

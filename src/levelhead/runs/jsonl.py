@@ -17,7 +17,7 @@ from typing import Any
 from levelhead import cache, checks
 from levelhead.errors import LevelheadValueError, bad_value
 from levelhead.runs import sessions
-from levelhead.runs.record import Run, Snapshot, logged_in, logged_out, snapshot_in, snapshot_out
+from levelhead.runs.record import DAMAGED, Run, Snapshot, logged_in, logged_out, snapshot_in, snapshot_out
 
 FORMAT = "levelhead-snapshots"
 
@@ -86,7 +86,7 @@ def read(path: str | os.PathLike[str]) -> Run:
                 newest[rank].snapshots.append(snapshot_in(content))
         except LevelheadValueError:
             raise
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except DAMAGED as error:
             advice = "The file was changed after it was written; delete that line or record again"
             raise bad_value(str(path), "snapshots", f"line {number}: {error!r}", advice) from error
     return sessions.join(parts, notes)
@@ -98,7 +98,7 @@ def read_header(path: Path) -> dict[str, Any]:
         line = file.readline(1 << 16)
     try:
         header = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+    except (RecursionError, ValueError):
         header = None
     return sessions.check(header, FORMAT, path)
 

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from levelhead.runs import tally
 from levelhead.runs.tally import Floats, Heads
 
 FORMAT = "levelhead-run"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # of this and of the formats of sinks
+# What reading raises where a file was cut off or changed, or is another.
+DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -194,11 +196,22 @@ def load(path: str | os.PathLike[str]) -> Run:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         given, advice = error.strerror or str(error), "Check the path"
-    except ValueError:  # of json, or of an encoding
+    except (RecursionError, ValueError):  # of json, or of an encoding
         given, advice = "one that is not", "It was cut off, or is another file; record it again"
     else:
         return from_json(content)
     raise bad_value(os.fspath(path), "a JSON file", given, advice)
+
+
+def check_format(header: Any, kind: str, where: str, advice: str) -> dict[str, Any]:
+    """The beginning of a file, if this version of levelhead can read what follows it."""
+    if not isinstance(header, dict) or header.get("format") != kind:
+        raise bad_value(where, f'"format": "{kind}"', "another", advice)
+    if header.get("format_version") != FORMAT_VERSION or header.get("columns") != list(tally.COLUMNS):
+        given = f"version {header.get('format_version')} of levelhead {header.get('version')}"
+        advice = "Read it with that version, or record to another path with this one"
+        raise bad_value(where, f"format version {FORMAT_VERSION} with the same columns", given, advice)
+    return header
 
 
 # ---- JSON: NaN is null, infinities are text; among facts NaN is text too, as null means that a fact is not known
@@ -234,13 +247,7 @@ def snapshot_in(content: Mapping[str, Any]) -> Snapshot:
 
 def from_json(content: Any) -> Run:
     """The run that `to_json` wrote; anything else is refused."""
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        advice = "Give a file that watch(...).save or levelhead doctor --json wrote"
-        raise bad_value("run", f'JSON with "format": "{FORMAT}"', "another", advice)
-    if content.get("format_version") != FORMAT_VERSION or content.get("columns") != list(tally.COLUMNS):
-        given = f"version {content.get('format_version')} of levelhead {content.get('version')}"
-        advice = "Record it again with this version of levelhead"
-        raise bad_value("run", f"format version {FORMAT_VERSION}", given, advice)
+    check_format(content, FORMAT, "run", "Give a file that watch(...).save or levelhead doctor --json wrote")
     try:
         snapshots = tuple(snapshot_in(snapshot) for snapshot in content["snapshots"])
         coverage = tuple(Seen(**seen) for seen in content["coverage"])
@@ -249,7 +256,7 @@ def from_json(content: Any) -> Run:
         logged = logged_in(content.get("logged", {}))
         by_hand = str(content.get("by_hand", ""))
         return Run(model, snapshots, coverage, notes, cost, content["expected_scale"], version, logged, by_hand)
-    except (KeyError, TypeError, ValueError) as error:
+    except DAMAGED as error:
         advice = "The file was cut off or changed; record it again"
         raise bad_value("run", "a whole run", repr(error), advice) from error
 
@@ -309,5 +316,4 @@ def _in(rows: list[list[Any]]) -> Floats:
     return table
 
 
-def _number(x: float) -> Any:
-    return json_number(x, not_finite="infinities as text", whole="int")
+_number = partial(json_number, not_finite="infinities as text", whole="int")

@@ -16,9 +16,7 @@ from typing import Any
 from levelhead._version import __version__
 from levelhead.errors import bad_value
 from levelhead.runs import tally
-from levelhead.runs.record import Run, Snapshot
-
-FORMAT_VERSION = 1
+from levelhead.runs.record import FORMAT_VERSION, Run, Snapshot, check_format
 
 
 def header(kind: str, model: str) -> dict[str, Any]:
@@ -29,13 +27,7 @@ def header(kind: str, model: str) -> dict[str, Any]:
 
 def check(header: Any, kind: str, path: Path) -> dict[str, Any]:
     """The header if this version of levelhead can read what follows it."""
-    if not isinstance(header, dict) or header.get("format") != kind:
-        raise bad_value(str(path), f'"format": "{kind}"', "another", "Give a path that this sink wrote")
-    if header.get("format_version") != FORMAT_VERSION or header.get("columns") != list(tally.COLUMNS):
-        given = f"version {header.get('format_version')} of levelhead {header.get('version')}"
-        advice = "Read it with that version, or write to another path with this one"
-        raise bad_value(str(path), f"format version {FORMAT_VERSION} with the same columns", given, advice)
-    return header
+    return check_format(header, kind, str(path), "Give a path that this sink wrote")
 
 
 @dataclass
