@@ -882,6 +882,7 @@ def test_nothing_observed_is_an_error_not_a_clean_bill() -> None:
         (b'{"format": "levelhead-run", "snap', "cut off"),
         (b"\xff\xfe\x00", "cut off"),
         (b"", "cut off"),
+        (b"[" * 100_000, "cut off"),
         (b"[]", 'JSON with "format": "levelhead-run"'),
         (b'{"format": "other"}', 'JSON with "format": "levelhead-run"'),
         (b'{"format": "levelhead-run", "format_version": 99}', "format version 1"),

@@ -206,7 +206,7 @@ def load(path: str | os.PathLike[str]) -> Run:
 def check_format(header: Any, kind: str, where: str, advice: str) -> dict[str, Any]:
     """The beginning of a file, if this version of levelhead can read what follows it."""
     if not isinstance(header, dict) or header.get("format") != kind:
-        raise bad_value(where, f'"format": "{kind}"', "another", advice)
+        raise bad_value(where, f'JSON with "format": "{kind}"', "another", advice)
     if header.get("format_version") != FORMAT_VERSION or header.get("columns") != list(tally.COLUMNS):
         given = f"version {header.get('format_version')} of levelhead {header.get('version')}"
         advice = "Read it with that version, or record to another path with this one"
