@@ -1,5 +1,5 @@
-"""What every test shares: Hypothesis without chance, a header that says what is under test, and tests that are left
-out by name where the machine lacks what they need.
+"""What every test shares: Hypothesis without chance, a header that says what is under test, tests that are left out by
+name where the machine lacks what they need, and a guard against watches that are left attached.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import hypothesis
 import pytest
 
 import levelhead as lh
+from left_attached import pytest_runtest_call as pytest_runtest_call
+from left_attached import pytest_runtest_teardown as pytest_runtest_teardown
 from levelhead.models import Opened
 
 # Derandomised: a failure today is the same failure tomorrow and on another machine. No deadline:

@@ -75,6 +75,7 @@ class Deep(TorchDispatchMode):
         self._later: Any = WeakIdKeyDictionary()  # tensor -> Weights, Exponentials or Reduced
         self._logarithms: Any = WeakIdKeyDictionary()  # log_softmax of no scores -> its axis, and columns
         self._columns: Any = WeakIdKeyDictionary()  # tensor -> Columns
+        self._columns_of_both: Any = WeakIdKeyDictionary()  # product entry by entry -> Columns
         self._buffers = Buffers()
         self._parameters = Parameters(watch.model)
         self._compiled = opaque_operators.CompiledProducts()
@@ -98,7 +99,7 @@ class Deep(TorchDispatchMode):
         try:
             with undisturbed():
                 self._see(frame, func, func.overloadpacket.__name__, args, kwargs or {}, out)
-        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
+        except Exception as error:
             # The model goes on whatever an operator of its own does to this.
             frame.watched.not_observed[f"{func} could not be followed: {error}".splitlines()[0]] = None
         finally:
@@ -219,7 +220,12 @@ class Deep(TorchDispatchMode):
         known = [self._columns.get(x) if isinstance(x, Tensor) else None for x in inputs]
         if not any(x is not None for x in known):
             return
-        found = layer_columns.after(func, name, args, kwargs, known, out)
+        if (both := layer_columns.in_both(name, known, args, out)) is not None:
+            self._columns_of_both[out] = both
+        if name == "sum" and (both := self._columns_of_both.get(args[0])) is not None:
+            found: Any = layer_columns.summed(both, self._columns[args[0]], args, out)
+        else:
+            found = layer_columns.after(func, name, args, kwargs, known, out)
         for x, each in zip(out, found, strict=True) if isinstance(found, list) else ((out, found),):
             if each is not None and isinstance(x, Tensor):
                 self._columns[x] = each

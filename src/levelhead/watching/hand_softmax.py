@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from levelhead.watching import head_axes
+from levelhead.watching import head_axes, merged_axes
 from levelhead.watching.hand_weights import Pending
 from levelhead.watching.intercept_softmax import BY_HAND
 from levelhead.watching.measure import Call, from_scores
@@ -20,15 +20,17 @@ from levelhead.watching.scores import Scores, Sink
 PATH = BY_HAND
 GRADIENTS = "dL/dq, dL/dk and dL/dv of a softmax by hand are not followed"
 LOST = "an operator between the product of queries and keys and the softmax is not followed"
+OTHER_AXIS = (
+    "a softmax that is not over the keys of one query (over heads, a batch, or keys of several queries together): the "
+    "statistics are those of that softmax as one head"
+)
 
 
 def measured(frame: Frame, x: Tensor, known: Scores, axis: int) -> Pending:
     """The logits x of a softmax over `axis`, which count once the weights are applied to values."""
     x = x.detach()
     hidden = known.hides(x, axis)
-    arranged, apart = head_axes.arranged(
-        known, x.shape, axis, heads_around(frame, several=x.dim() > 3), lambda: fed(frame)
-    )
+    arranged, apart = _arranged(frame, x, known, axis)
     sink = known.sink if known.sink is not None and known.sink.axis == axis else None
     column = None if sink is None or arranged is None else _each_head(sink, arranged, x.shape, axis)
     lost = {"scale_reading": LOST} if known.axes is None else {}
@@ -49,6 +51,8 @@ def measured(frame: Frame, x: Tensor, known: Scores, axis: int) -> Pending:
         own = known.facts(hidden) | lost | ({"softmax_axis": "batch"} if arranged is None else {})
 
         def count(**facts: Any) -> None:
+            if arranged is None:
+                frame.watched.not_observed[OTHER_AXIS] = None
             if not apart:
                 frame.watched.not_observed[head_axes.TOGETHER] = None
             if frame.watch.gradients and torch.is_grad_enabled():
@@ -61,6 +65,13 @@ def measured(frame: Frame, x: Tensor, known: Scores, axis: int) -> Pending:
         return measure(shut if hidden is None else shut | hidden)
 
     return Pending(frame, measure(hidden), again)
+
+
+def _arranged(frame: Frame, x: Tensor, known: Scores, axis: int) -> tuple[Arrangement | None, bool]:
+    if known.axes is None and merged_axes.is_one(known.merged, x.shape, axis):
+        return None, True
+    heads = heads_around(frame, several=x.dim() > 3)
+    return head_axes.arranged(known, x.shape, axis, heads, lambda: fed(frame))
 
 
 def _each_head(sink: Sink, arranged: Arrangement, shape: torch.Size, axis: int) -> Tensor | None:

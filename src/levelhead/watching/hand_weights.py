@@ -188,6 +188,8 @@ def after(
     func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], later: Mapping[Any, Any], out: Any
 ) -> Any:
     """What an operator's result is: weights, exponentials, a number per row, a whole softmax, or None."""
+    if name in ("cat", "stack"):
+        return _joined(name, args, [found for x in args[0] if (found := later.get(x)) is not None], out)
     inputs = [later.get(x) if isinstance(x, Tensor) else None for x in args[:4]]
     first = next(x for x in inputs if x is not None)
     if isinstance(first, Exponentials) and name in _SEGMENTS and isinstance(out, Tensor):
@@ -236,6 +238,23 @@ def after(
     if not first.pending.named or name in _APPLYING or (name == "mul" and grows):
         first.commit(None)  # an operator that makes something else of the weights
     return None
+
+
+def _joined(name: str, args: tuple[Any, ...], parts: list[Any], out: Tensor) -> Weights | Exponentials | None:
+    """Weights of several softmaxes beside each other, such as those of heads in a loop: they count together."""
+    weights = [x for x in parts if isinstance(x, Weights)]
+    if not weights:
+        raised = next((x for x in parts if isinstance(x, Exponentials)), None)
+        return None if raised is None else replace(raised, whole=False)
+    first = weights[0]
+    first.pending.with_it += [x.pending for x in weights if x.pending is not first.pending]
+    axes = None
+    if first.axes is not None:
+        strides = list(first.axes.stride())
+        if name == "stack":
+            strides.insert((args[1] if len(args) > 1 else 0) % out.dim(), 0)
+        axes = torch.empty_strided(out.shape, strides, dtype=torch.uint8, device="meta")
+    return replace(first, axes=axes, shut=None)
 
 
 def _masked(name: str, args: tuple[Any, ...], place: int, weights: Weights, values: Tensor) -> Weights:

@@ -49,6 +49,24 @@ def after(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], k
     return tuple(map(any, zip(*found, strict=True))) if found else None
 
 
+def in_both(name: str, known: Sequence[Any], args: tuple[Any, ...], out: Any) -> Columns | None:
+    """Which axes of a product entry by entry are columns of both factors; None: it is none."""
+    if name not in ("mul", "mul_") or len(known) < 2 or known[0] is None or known[1] is None:
+        return None
+    a, b = (_placed(columns, x, out) for columns, x in zip(known[:2], args, strict=False))
+    return None if a is None or b is None else tuple(x and y for x, y in zip(a, b, strict=True))
+
+
+def summed(both: Columns, mine: Columns, args: tuple[Any, ...], out: Any) -> Columns | None:
+    """The columns of a sum over an axis of a product entry by entry with the columns `mine`, of which `both` are those
+    of both factors. Summed over such an axis, it is a score of a query and a key, and none of its axes is a layer's."""
+    kept, scores = _reduced(mine, args, out), _reduced(both, args, out)
+    over = [both[d % len(both)] for d in args[1]] if len(args) > 1 and isinstance(args[1], list | tuple) else []
+    if kept is None or scores is None or not any(over):
+        return kept
+    return tuple(x and not y for x, y in zip(kept, scores, strict=True))
+
+
 def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mine: Columns, out: Any) -> Any:
     shape = args[0].shape
     stand = torch.empty_strided(shape, [int(x) for x in mine], dtype=torch.uint8, device="meta")

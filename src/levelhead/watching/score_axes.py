@@ -16,14 +16,14 @@ from torch import Tensor
 
 Origin: TypeAlias = Literal["batch", "left", "right"]
 _BITS = 20
-_LEFT, BATCH = 1 << _BITS, 1 << (2 * _BITS)  # strides of the stand-in: right 1, left 2^20, batch 2^40
+LEFT, BATCH = 1 << _BITS, 1 << (2 * _BITS)  # strides of the stand-in: right 1, left 2^20, batch 2^40
 
 
 def stand_in(n: int, rows: int, columns: int) -> Tensor | None:
     """Of scores (N, T, S) fresh from their product; None: too many for the strides."""
-    if max(rows, columns) >= _LEFT or n >= 1 << (62 - 2 * _BITS):
+    if max(rows, columns) >= LEFT or n >= 1 << (62 - 2 * _BITS):
         return None
-    return torch.empty_strided((n, rows, columns), (BATCH, _LEFT, 1), dtype=torch.uint8, device="meta")
+    return torch.empty_strided((n, rows, columns), (BATCH, LEFT, 1), dtype=torch.uint8, device="meta")
 
 
 def origin(axes: Tensor, axis: int) -> Origin | None:
@@ -31,7 +31,7 @@ def origin(axes: Tensor, axis: int) -> Origin | None:
     stride = axes.stride(axis)
     if axes.shape[axis] == 1 or stride == 0:
         return None
-    return "batch" if stride >= BATCH else "left" if stride >= _LEFT else "right"
+    return "batch" if stride >= BATCH else "left" if stride >= LEFT else "right"
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,21 @@ class Arrangement:
         q, k = (right.mT, left) if turned else (left, right.mT)
         of_q, of_k = ("right", "left") if turned else ("left", "right")
         own = [axis for axis in self.heads if _step(axes, axis, k, of_k)]  # the other heads share their keys
-        parts_q = _taken(axes, q, of_q, (*self.batch, *self.heads, *self.queries))
-        parts_k = _taken(axes, k, of_k, (*self.batch, *own, self.keys))
+        parts_q = taken(axes, q, of_q, (*self.batch, *self.heads, *self.queries))
+        parts_k = taken(axes, k, of_k, (*self.batch, *own, self.keys))
         B, H, T = (math.prod(axes.shape[a] for a in part) for part in (self.batch, self.heads, self.queries))
         G, S = math.prod(axes.shape[axis] for axis in own), axes.shape[self.keys]
         return self._ungrouped(self._split(parts_q.reshape(B, H, T, -1))), self._split(parts_k.reshape(B, G, S, -1))
 
 
-def _taken(axes: Tensor, x: Tensor, own: str, order: Sequence[int]) -> Tensor:
+def taken(axes: Tensor, x: Tensor, own: str, order: Sequence[int]) -> Tensor:
     """x (N, n, D) as the scores' axes `order` index it."""
     x = x.contiguous()
     sizes = [axes.shape[axis] for axis in order]
     steps = [_step(axes, axis, x, own) for axis in order]
     start = axes.storage_offset()
     first = start // BATCH * x.stride(0)
-    first += (start % BATCH // _LEFT if own == "left" else start % _LEFT) * x.stride(1)
+    first += (start % BATCH // LEFT if own == "left" else start % LEFT) * x.stride(1)
     return x.as_strided((*sizes, x.shape[2]), (*steps, 1), x.storage_offset() + first)
 
 
@@ -92,7 +92,7 @@ def _step(axes: Tensor, axis: int, x: Tensor, own: str) -> int:
     stride, where, width = axes.stride(axis), origin(axes, axis), x.shape[2]
     if where == "batch":
         return stride // BATCH * x.shape[1] * width
-    return stride // (_LEFT if own == "left" else 1) * width if where == own else 0
+    return stride // (LEFT if own == "left" else 1) * width if where == own else 0
 
 
 def places(axes: Tensor, keys: int) -> list[tuple[list[int], list[int]]]:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from levelhead.torch.masks import hides
-from levelhead.watching import score_axes
+from levelhead.watching import merged_axes, score_axes
+from levelhead.watching.merged_axes import Merged
 from levelhead.watching.score_axes import Origin
 
 Factor: TypeAlias = float | Tensor | None  # None: not one number; a tensor is read when the step is
@@ -48,6 +49,7 @@ class Scores:
     unknown: int = 0  # operators without a rule so far
     last: Origin | None = None  # of the last axis, where `axes` is None
     activated: bool = False  # went through a ReLU or a power
+    merged: tuple[Merged, ...] = ()  # where `axes` is None: axes with keys of several queries
 
     def alike(self, other: Scores) -> bool:
         """Whether both have factors of the same shape, the same axes and the same cap."""
@@ -238,7 +240,9 @@ def _viewed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
     except RuntimeError:  # axes of different origin became one
         axis = max((axis for axis, n in enumerate(args[0].shape) if n > 1), default=0)  # the last with several entries
         same = isinstance(out, Tensor) and out.dim() and out.shape[-1] == args[0].shape[axis]
-        return scores.lost(scores.origin(axis) if same else None)
+        left = scores.lost(scores.origin(axis) if same else None)
+        merged = merged_axes.of_several_queries(scores.axes, scores.left, scores.right, out.shape)
+        return None if left is None else replace(left, merged=merged)
     shape = scores.axes.shape
     parts = {name: getattr(scores, name) for name in ("hidden", "filled", "factor", "shift")}
     parts = {name: moved(x.expand(shape)) if isinstance(x, Tensor) and x.dim() else x for name, x in parts.items()}

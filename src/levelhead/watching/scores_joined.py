@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from levelhead.watching import score_axes
+from levelhead.watching.merged_axes import Merged
 from levelhead.watching.scores import Scores, Sink
 
 NAMES = {"cat", "stack"}
@@ -23,20 +24,34 @@ def after(name: str, args: tuple[Any, ...], known: list[Any], out: Tensor) -> Sc
 
 
 def _stacked(parts: list[Any], dim: int) -> Scores | None:
-    """Scores of one head each as those of all; None: they do not fit together."""
+    """Scores of one head, one key or one query each as those of all; None: they do not fit together."""
     first: Scores = next(x for x in parts if x is not None)
     if not all(x is not None and x.alike(first) for x in parts):
         return None
     assert first.axes is not None
     shape, strides = list(first.axes.shape), list(first.axes.stride())
     shape.insert(dim, len(parts))
-    strides.insert(dim, first.left.shape[0] * score_axes.BATCH)
+    lefts, rights = ([getattr(x, name) for x in parts] for name in ("left", "right"))
+    left, right = first.left, first.right
+    if right.shape[2] == 1 and _equal(lefts):
+        right, stride = torch.cat(rights, 2), 1
+    elif left.shape[1] == 1 and _equal(rights):
+        left, stride = torch.cat(lefts, 1), score_axes.LEFT
+    else:
+        left, right, stride = torch.cat(lefts), torch.cat(rights), len(left) * score_axes.BATCH
+    strides.insert(dim, stride)
     axes = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
-    left, right = (torch.cat([getattr(x, name) for x in parts]) for name in ("left", "right"))
     same = isinstance(first.factor, float) and all(x.factor == first.factor for x in parts)
     factor = first.factor if same else None
     masks: dict[str, Any] = {name: _side_by_side(parts, name, None, dim) for name in ("hidden", "filled")}
     return replace(first, left=left, right=right, factor=factor, axes=axes, before=None, log_over=None, **masks)
+
+
+def _equal(factors: list[Tensor]) -> bool:
+    """Whether it is the same factor every time."""
+    first = factors[0]
+    where = (first.data_ptr(), first.stride())
+    return all((x.data_ptr(), x.stride()) == where or torch.equal(x, first) for x in factors)
 
 
 def _beside(parts: list[Tensor], known: list[Any], dim: int) -> Scores | None:
@@ -54,7 +69,9 @@ def _beside(parts: list[Tensor], known: list[Any], dim: int) -> Scores | None:
     several = [known[n] for n in scored]
     joined = _joined(several, dim) if len(several) == len(parts) else None
     if joined is None:
-        return scores.lost()
+        left = scores.lost()
+        merged = Merged(sum(x.shape[dim] for x in parts), dim - parts[0].dim())
+        return replace(left, merged=(merged,)) if left is not None and _of_several_queries(several, dim) else left
     same = all(isinstance(x.factor, float) and x.factor == scores.factor for x in several)
     return joined if same else replace(joined, factor=None)
 
@@ -63,6 +80,8 @@ def _joined(parts: list[Scores], dim: int) -> Scores | None:
     """More keys beside the keys, as after a memory; None: the factors do not fit together."""
     first = parts[0]
     if first.axes is None or score_axes.origin(first.axes, dim) not in ("right", None):
+        return None
+    if not _equal([part.left for part in parts]):
         return None
     fits = all(
         part.axes is not None
@@ -81,6 +100,12 @@ def _joined(parts: list[Scores], dim: int) -> Scores | None:
     axes = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
     hidden, filled = (_side_by_side(parts, name, dim) for name in ("hidden", "filled"))
     return replace(first, right=right, axes=axes, before=None, log_over=None, hidden=hidden, filled=filled)
+
+
+def _of_several_queries(parts: list[Scores], dim: int) -> bool:
+    """Whether keys of different queries are put beside each other."""
+    keys = all(x.axes is not None and score_axes.origin(x.axes, dim) == "right" for x in parts)
+    return keys and not _equal([x.left for x in parts])
 
 
 def _side_by_side(parts: list[Scores], name: str, dim: int | None, stacked: int = 0) -> Tensor | None:
