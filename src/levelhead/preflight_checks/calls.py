@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from levelhead import reference
 from levelhead.preflight_checks.inputs import Batch
-from levelhead.preflight_checks.passes import run
+from levelhead.preflight_checks.passes import Part, in_parts, run
 from levelhead.runs.record import Run
 from levelhead.torch.masks import hiding
 from levelhead.watching.mask_functions import scored, visible
@@ -68,19 +68,28 @@ class SeenCall:
 
 
 def seen_calls(
-    batch: Batch, around: Callable[[], list[Any]] = list, *, deep: bool = True, **options: Any
+    batch: Batch,
+    around: Callable[[], list[Any]] = list,
+    *,
+    deep: bool = True,
+    parts: Sequence[Part] = (),
+    marks: list[int] | None = None,
+    **options: Any,
 ) -> tuple[Run, list[SeenCall]]:
-    """One watched pass; `around` registers hooks for it."""
+    """One watched pass; `around` registers hooks for it. `parts`: these passes in its place; `marks`: where the calls
+    of each begin is added there."""
     found: list[SeenCall] = []
+    begins: list[int] = [] if marks is None else marks
 
     def listen(watched: Any, call: Call, tally: Tensor, q: Tensor, k: Tensor, *more: Any) -> None:
-        found.append(SeenCall(watched.name, call, q.detach(), k.detach(), _logits(call)))
+        copies = q.detach().clone(), k.detach().clone()  # of a cache that the model keeps, which is put back
+        found.append(SeenCall(watched.name, call, *copies, _logits(call)))
 
     with watch(batch.model, deep=deep, **options) as watching:
         watching.listeners.append(listen)
         handles = around()
         try:
-            run(batch)
+            run(batch, call=in_parts(parts, lambda: begins.append(len(found))) if parts else None)
         finally:
             for handle in handles:
                 handle.remove()

@@ -55,11 +55,14 @@ class Batch:
         return {key: self[key] for key in self.keys() if isinstance(self[key], Tensor)}
 
     def with_(self, changes: Mapping[Key, Any]) -> Batch:
-        """The batch with some arguments replaced; an argument given twice is replaced twice."""
-        same = {id(self[key]): value for key, value in changes.items()}
+        """The batch with some arguments replaced or added; a tensor given twice is replaced twice."""
+        same = {id(x): changes[key] for key, x in self.tensors().items() if key in changes}
         args = tuple(changes.get(n, same.get(id(x), x)) for n, x in enumerate(self.args))
         kwargs = {name: changes.get(name, same.get(id(x), x)) for name, x in self.kwargs.items()}
-        return replace(self, args=args, kwargs=kwargs | {k: v for k, v in changes.items() if isinstance(k, str)})
+        added = {key: value for key, value in changes.items() if isinstance(key, str)}
+        names: dict[Key, str] = dict(self.names)
+        names |= {key: names.get(key, key.lower()) for key in added}
+        return replace(self, args=args, kwargs=kwargs | added, names=names)
 
     # ---- tokens
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -126,12 +125,7 @@ def _with_mask(batch: Batch) -> Batch | None:
     takes = "attention_mask" in inspect.signature(batch.model.forward).parameters
     if not hasattr(batch.model, "config") or not takes or ids not in batch.kwargs or "attention_mask" in batch.kwargs:
         return None
-    mask = torch.ones_like(batch.kwargs[ids])
-    return replace(
-        batch,
-        kwargs={**batch.kwargs, "attention_mask": mask},
-        names={**batch.names, "attention_mask": "attention_mask"},
-    )
+    return batch.with_({"attention_mask": torch.ones_like(batch.kwargs[ids])})
 
 
 def _paddings(batch: Batch, key: Key, grid: Grid, *, left: bool) -> Iterator[tuple[str, Batch, torch.Tensor]]:

@@ -7,7 +7,7 @@ A `Tape` is what the modules of one pass took and gave; `moved` compares a later
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -154,8 +154,8 @@ def held_still(model: nn.Module) -> Iterator[None]:
                 torch.cuda.set_rng_state_all(cuda)
 
 
-def run(batch: Batch, *, seed: int = 0) -> Any:
-    """One pass; buffers and what modules keep in plain attributes are put back afterwards."""
+def run(batch: Batch, *, seed: int = 0, call: Callable[[], Any] | None = None) -> Any:
+    """One pass, or what `call` does; buffers and what modules keep in plain attributes are put back afterwards."""
     attributes = [(m, type(m), _copied(vars(m))) for m in batch.model.modules()]
     kept = [
         (m, name, x, x.detach().clone())
@@ -167,7 +167,7 @@ def run(batch: Batch, *, seed: int = 0) -> Any:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  the generator that a model may use
     try:
-        return batch.run()
+        return batch.run() if call is None else call()
     except LevelheadError:
         raise
     except Exception as error:
@@ -204,20 +204,51 @@ def _put_back(attributes: dict[str, Any], before: Mapping[str, tuple[Any, Any]])
 
 def taped(batch: Batch, *, seed: int = 0) -> Tape:
     """One pass with what every module took and gave."""
-    tape, handles = Tape(), []
+    tape = Tape()
+    with _recording(batch.model, lambda: tape):
+        run(batch, seed=seed)
+    return tape
 
+
+Part: TypeAlias = Callable[[Any], Batch]  # what a pass is called with, given the result of the one before
+
+
+def in_parts(parts: Sequence[Part], begins: Callable[[], Any]) -> Callable[[], Any]:
+    """Passes one after the other, what modules keep is left to the next; `begins` is called before each."""
+
+    def call() -> Any:
+        result = None
+        for part in parts:
+            begins()
+            result = part(result).run()
+        return result
+
+    return call
+
+
+def taped_parts(batch: Batch, parts: Sequence[Part]) -> list[Tape]:
+    """A tape of each."""
+    tapes: list[Tape] = []
+    with _recording(batch.model, lambda: tapes[-1]):
+        run(batch, call=in_parts(parts, lambda: tapes.append(Tape())))
+    return tapes
+
+
+@contextmanager
+def _recording(model: nn.Module, tape: Callable[[], Tape]) -> Iterator[None]:
     def hook(name: str) -> Callable[..., None]:
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            tape.add(name, tensors([args, kwargs]), tensors(output))
+            tape().add(name, tensors([args, kwargs]), tensors(output))
 
         return after
 
-    for name, module in batch.model.named_modules():
-        if not isinstance(module, torch.jit.ScriptModule):
-            handles.append(module.register_forward_hook(hook(name), with_kwargs=True))
+    handles = [
+        module.register_forward_hook(hook(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
     try:
-        run(batch, seed=seed)
+        yield
     finally:
         for handle in handles:
             handle.remove()
-    return tape

@@ -16,6 +16,7 @@ from levelhead.errors import LevelheadError, bad_type
 from levelhead.preflight_checks import (
     applied_weights,
     attention_sinks,
+    cached_decoding,
     causality,
     distances,
     earlier_weights,
@@ -104,6 +105,7 @@ def preflight(
         flight.attempt("batch independence", lambda: rows.batch_independence(flight, keys, independent))
         claim = _claim(model, calls, next(filter(None, claims), None), causal)
         flight.attempt("causality", lambda: causality.causality(flight, claim, modules))
+        flight.attempt(cached_decoding.NAME, lambda: cached_decoding.check(flight))
         flight.attempt("padding independence", lambda: padding.padding(flight, modules))
         judged = scales.named(flight, run, diagnose(run)) if run.latest else []
         if earlier is not None:
