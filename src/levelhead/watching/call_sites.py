@@ -2,8 +2,8 @@
 
 A module may attend at several places in one run: to itself and to another sequence, or as the difference of two
 softmaxes. Each such place has a number, 1 for the first, and a record of its own. Calls from one place, in a loop or in
-several runs of the module, are one; so are places of which a run uses only one, as branches. Inside a compiled graph
-there is no such place: its calls are one.
+several runs of the module, are one; so are places of which a run uses only one, as branches. `graph_sites` is the same
+in a compiled graph.
 """
 
 from __future__ import annotations

@@ -15,28 +15,37 @@ from torch.library import Library, register_fake
 
 from levelhead.call.options import Scoring
 from levelhead.torch.operators import SCHEMA
-from levelhead.watching import folded_heads
+from levelhead.watching import folded_heads, graph_sites
 from levelhead.watching.effective_scale import Ran
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import INPUT, WATCHED_MODULES, Frame, WatchedModule, traced_before, would_be_fast
+from levelhead.watching.module_stack import (
+    INPUT,
+    WATCHED_MODULES,
+    Frame,
+    WatchedModule,
+    traced,
+    traced_before,
+    would_be_fast,
+)
 
 NO_GRADIENTS = "gradients are not read inside compiled graphs"
 
 _library: Any = Library("levelhead_watch", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
     f"call(Tensor(a!) handle, Tensor q, Tensor k, {SCHEMA}, bool ready, str how, "
-    "Tensor[] rows, SymInt[] tokens, SymInt[] reads) -> ()",
+    "Tensor[] rows, SymInt[] tokens, SymInt[] reads, int site, SymInt kv_heads) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _library.define("forward(Tensor(a!) handle) -> ()", tags=torch.Tag.pt2_compliant_tag)
 
 
-def trace(watched: WatchedModule, call: Call, path: str) -> None:
+def trace(frame: Frame, call: Call, path: str) -> None:
     """Inserts an observer op for a call into the graph."""
+    watched = frame.watched
     fields = (x.detach() if isinstance(x, Tensor) else x for x in call.scoring)
     ran = traced_before(watched.watch)
     rows, tokens, reads = [one.rows for one in ran], [one.tokens for one in ran], [one.reads for one in ran]
-    options = (call.ready, path, rows, tokens, reads)
+    options = (call.ready, path, rows, tokens, reads, graph_sites.number(len(traced)), frame.kv_heads)
     torch.ops.levelhead_watch.call(watched.handle, call.q.detach(), call.k.detach(), *fields, *options)
 
 
@@ -46,13 +55,14 @@ def trace_forward(watched: WatchedModule) -> None:
 
 
 def _call(handle: Tensor, q: Tensor, k: Tensor, *arguments: Any) -> None:
-    *fields, ready, path, rows, tokens, reads = arguments
+    *fields, ready, path, rows, tokens, reads, site, kv_heads = arguments
     watched = WATCHED_MODULES.get(int(handle[0]))
     if watched is not None:
         watched.runs += 1
         watched.lost_fast_path |= isinstance(watched.module, nn.MultiheadAttention) and would_be_fast(watched.module)
     if watched is not None and watched.watch.wanted():
         frame = Frame(watched)
+        frame.place, frame.sites, frame.kv_heads = graph_sites.place(site), watched.graph_sites, kv_heads
         for width, count, sample in zip(reads, tokens, rows, strict=True):
             of_input = width == INPUT
             (frame.inputs if of_input else frame.ran).append(Ran("", None, None if of_input else width, count, sample))

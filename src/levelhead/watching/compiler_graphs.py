@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from levelhead.torch.swap import Layer
+from levelhead.watching import graph_sites
 from levelhead.watching.graph_calls import TARGETS
 
 IN_GRAPH = "a softmax by hand in a compiled graph, which is not followed: run it once without torch.compile"
@@ -84,12 +85,12 @@ COMPILER = Compiler()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def hook_is_traced() -> bool:
-    """Called by the first hook of a module while Dynamo traces it."""
+def hook_is_traced(depth: int) -> bool:
+    """Called by the first hook of a module while Dynamo traces it, inside so many others."""
     COMPILER.hold()  # the compiler may have been loaded since the watch began
-    convert = sys.modules.get("torch._dynamo.symbolic_convert")
-    current = getattr(getattr(convert, "InstructionTranslator", None), "current_tx", None)
-    traced = None if current is None else current().output.root_tx
+    graph_sites.begin_run(depth + 1)
+    tracer = graph_sites.traced_by()
+    traced = None if tracer is None else tracer.output.root_tx
     if traced is not None and _is_hook(traced.output):
         module = traced.f_locals.get("module")
         if isinstance(module, nn.Module):
@@ -177,8 +178,20 @@ def _is_by_hand(softmax: fx.Node) -> bool:
     """Whether it is over a product of two activations, meets values, and is no call that is observed."""
     over = _reached(softmax, lambda node: node.all_input_nodes)
     after = _reached(softmax, lambda node: list(node.users))
-    observed = any(_is_observer(user) for node in (softmax, *softmax.all_input_nodes) for user in _copies(node))
-    return not observed and any(map(_is_product, over)) and any(map(_is_product, after))
+    observed = any(map(_is_observed, (softmax, *softmax.all_input_nodes)))
+    products = [node for node in over if _is_product(node) and not all(map(_was_observed, node.all_input_nodes))]
+    return not observed and bool(products) and any(map(_is_product, after))
+
+
+def _was_observed(factor: fx.Node, far: int = 8) -> bool:
+    """Whether an observer gets this factor of a product, or what it is a view or a repetition of."""
+    if _is_observed(factor):
+        return True
+    return far > 0 and len(factor.all_input_nodes) == 1 and _was_observed(factor.all_input_nodes[0], far - 1)
+
+
+def _is_observed(node: fx.Node) -> bool:
+    return any(map(_is_observer, _copies(node)))
 
 
 def _reached(start: fx.Node, step: Callable[[fx.Node], list[fx.Node]]) -> list[fx.Node]:

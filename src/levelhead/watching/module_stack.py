@@ -130,6 +130,7 @@ class WatchedModule:
         self.paths: dict[str, None] = {}  # functions through which its calls were observed, in order
         self.not_observed: dict[str, None] = {}  # reasons why calls of it were not observed
         self.ever_ran: set[str] = set()  # names of children
+        self.graph_sites: dict[tuple[int, int], Any] = {}  # as `Frame.sites`, of its calls in graphs
 
     def __deepcopy__(self, memo: Any) -> None:
         return None  # a copy of a watched model is not watched
@@ -152,6 +153,7 @@ class Frame:
         self.calls = 0  # traced inside it
         self.serial = 0  # which run it is; while Dynamo traces, not known
         self.sites: dict[tuple[int, int], Any] = {}  # by heads and number: places in the code that called attention
+        self.place: Any = None  # of its call, in a graph
         self.following: list[Any] = []  # gradients whose call is not recorded yet
         self.busy = False  # inside a call that is being measured already
         self.softmax_is_call = False  # inside a function whose softmax is the call
@@ -272,7 +274,7 @@ def enter(module: nn.Module, args: Any) -> None:
             watched.not_observed[_EXPORT] = None
         return
     if torch.compiler.is_compiling():
-        hook_is_traced()
+        hook_is_traced(len(traced))
         traced.append(None if watched is None else Frame(watched))
         if watched is not None and watched.weights:
             for x in args:

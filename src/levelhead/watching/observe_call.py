@@ -41,7 +41,7 @@ def run_observed(frame: Frame, path: str, run: Run, describe: Callable[[], Call]
 
 def run_traced(frame: Frame, path: str, run: Run, call: Call) -> Any:
     """The same while `torch.compile` traces: the graph gets an operator that measures the call."""
-    compiled.trace(frame.watched, call, path)
+    compiled.trace(frame, call, path)
     frame.busy = True
     result = run()
     frame.busy = False

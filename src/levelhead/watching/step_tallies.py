@@ -119,7 +119,7 @@ class Ledger:
             measure.fill_squares(tallied, product.q, product.k)
         sampled = rows is not None and rows < call.q.shape[2]
         rules = self._rules(product.q, at)
-        before, at_place = fed(frame), call_sites.place(self.watched.module)  # later, more will have run
+        before, at_place = fed(frame), frame.place or call_sites.place(self.watched.module)  # later, more will have run
         enter = partial(self._enter, frame, path, call, product, tallied, rules)
         return partial(enter, before=before, at=at_place, sampled=sampled)
 
