@@ -69,7 +69,7 @@ def info() -> Info:
     True
     """
     core = _core.info()
-    front_ends = {name: _version(name) for name in _FRONT_ENDS}
+    front_ends = {name: installed_version(name) for name in _FRONT_ENDS}
     return Info(
         version=__version__,
         isa=core["isa"],
@@ -103,7 +103,8 @@ def measured_here() -> dict[str, Any]:
     )
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Of a package, without importing it; None: it is not installed."""
     from importlib import metadata  # slow to import, and rarely needed
 
     if find_spec(package) is None:

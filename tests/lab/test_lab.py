@@ -414,7 +414,7 @@ def test_timings_belong_to_a_machine(bench: Bench, monkeypatch: pytest.MonkeyPat
     bench.claim("C1", alone=True)
     bench.claim("C2")
     list(runner.run())
-    monkeypatch.setattr(result_cache, "_machine", lambda: ["another CPU", 64])
+    monkeypatch.setattr(result_cache, "cpu_name", lambda: "another CPU")
     list(runner.run())
     assert (bench.runs("C1"), bench.runs("C2")) == (2, 1)
 

@@ -5,7 +5,7 @@ Works on the plain dictionaries that go into the JSON file, so that an old resul
 
 from __future__ import annotations
 
-import math
+from statistics import geometric_mean, linear_regression
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -102,16 +102,15 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
     return dict(
         cells=len(cells),
         compared=len(raced),
-        geometric_mean={by: _geometric([verdict[f"ratio_by_{by}"] for verdict in raced]) for by in ("best", "median")},
+        geometric_mean={
+            by: geometric_mean(verdict[f"ratio_by_{by}"] for verdict in raced) if raced else None
+            for by in ("best", "median")
+        },
         words=words,
         less_accurate_than_pytorch=worse,
         exponents=_exponents(cells, "best"),
         memory_exponents=_exponents(cells, "memory"),
     )
-
-
-def _geometric(ratios: list[float]) -> float | None:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
 def _exponents(cells: list[Cell], cost: str) -> dict[str, float]:
@@ -128,10 +127,5 @@ def _exponents(cells: list[Cell], cost: str) -> dict[str, float]:
             inputs = cell["bytes"] if cost == "memory" else 0
             T, heads = cell["shape"]["T"], cell["shape"]["B"] * cell["shape"]["H"]
             points.setdefault(cell["fit"], []).append((T, (taken + inputs) / heads))
-    slopes = {}
-    for name, measured in points.items():
-        x, y = np.log(np.array(measured)).T
-        x = x - x.mean()
-        if (x != 0).any():
-            slopes[name] = float((x * y).sum() / (x * x).sum())
-    return slopes
+    logarithms = {name: np.log(measured).T.tolist() for name, measured in points.items()}
+    return {name: linear_regression(x, y).slope for name, (x, y) in logarithms.items() if len(set(x)) > 1}

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -78,13 +78,13 @@ def plan(call: float, fastest: float, *, rounds: int, long: float = LONG) -> Pla
     if call > SLOWER * fastest:
         if call > HOPELESS:
             return Plan(rounds=1, warm=0, calls=1)
-        return Plan(1, 1, 1) if call > long else Plan(1, 1, 3, _batch(call))
+        return Plan(1, 1, 1) if call > long else Plan(1, 1, 3, batch(call))
     if call > long:
         calls = max(1, round(CALLS * long / call))
         return Plan(min(rounds, 2) if call > HOPELESS else rounds, int(call < HOPELESS), calls)
     # Short calls are cheap to repeat and the most easily disturbed.
     more = 2 if call * (WARM + CALLS) < IDLE else 1
-    return Plan(rounds * more, WARM, CALLS, _batch(call))
+    return Plan(rounds * more, WARM, CALLS, batch(call))
 
 
 def bursts(
@@ -115,7 +115,7 @@ def _burst(run: Callable[[], Any], plan: Plan) -> list[float]:
     return taken
 
 
-def _batch(call: float) -> int:
+def batch(call: float) -> int:
     return max(1, int(SAMPLE / max(call, 1e-8)))
 
 
@@ -161,8 +161,7 @@ Errors: TypeAlias = dict[str, Error]  # by part of the answer
 
 def error(result: NDArray[Any], truth: NDArray[Any]) -> Error:
     gap = np.asarray(result, np.float64) - truth
-    rms = float(np.sqrt(np.mean(gap**2)))
-    size = float(np.sqrt(np.mean(truth**2)))
+    rms, size = (float(np.sqrt(np.mean(x**2))) for x in (gap, truth))
     return Error(rms, float(np.abs(gap).max()), rms / size if size else rms)
 
 
@@ -174,8 +173,7 @@ def errors(result: Mapping[str, NDArray[Any]], truth: Mapping[str, NDArray[Any]]
 def overall(parts: Errors) -> Error:
     """One number for an answer of several parts; relative is that of the worst, which a part that is small beside the
     others could not show otherwise."""
-    rms = float(np.sqrt(np.mean([e.rms**2 for e in parts.values()])))
-    return Error(rms, max(e.max for e in parts.values()), max(e.relative for e in parts.values()))
+    return replace(joined([*parts.values()]), relative=max(e.relative for e in parts.values()))
 
 
 def joined(errors: list[Error]) -> Error:

@@ -69,8 +69,7 @@ class Split:
         """Blocks of `block` tokens, distributed in turns. Single tokens are one run; blocks are many, which the kernel
         searches row by row: zigzag is as even, and faster."""
         _cuts(n, world)
-        if integer("block", block, _WHOLE, "Pass 1 to deal single tokens") < 1:
-            raise bad_value("block", _WHOLE, block, "Pass 1 for single tokens")
+        integer("block", block, _WHOLE, "Pass 1 for single tokens", lambda n: n >= 1)
         if block == 1:
             return cls(tuple(((r, len(range(r, n, world)), world),) for r in range(world)))
         starts = [range(r * block, n, world * block) for r in range(world)]
@@ -185,10 +184,8 @@ def rising(runs: Any) -> Runs:
 
 def _cuts(n: int, parts: int) -> list[int]:
     """The bounds of parts of n tokens that are as even as possible."""
-    if integer("n", n, "an integer of at least 0", "Pass the number of tokens") < 0:
-        raise bad_value("n", "at least 0 tokens", n, "Pass their number")
-    if integer("world", parts, _WHOLE, "Pass the number of ranks") < 1:
-        raise bad_value("world", _WHOLE, parts, "Pass the number of ranks")
+    integer("n", n, "an integer of at least 0", "Pass the number of tokens", lambda n: n >= 0)
+    integer("world", parts, _WHOLE, "Pass the number of ranks", lambda n: n >= 1)
     return [n * i // parts for i in range(parts + 1)]
 
 

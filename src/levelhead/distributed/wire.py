@@ -192,8 +192,5 @@ def _bytes(x: Tensor) -> Tensor:
 def _span(timeout: Any) -> timedelta | None:
     if timeout is None or isinstance(timeout, timedelta):
         return timeout
-    wanted, advice = "seconds above 0", "Leave it out for the group's own"
-    seconds = number("timeout", timeout, wanted, advice)
-    if seconds <= 0:
-        raise bad_value("timeout", wanted, seconds, advice)
-    return timedelta(seconds=seconds)
+    advice = "Leave it out for the group's own"
+    return timedelta(seconds=number("timeout", timeout, "seconds above 0", advice, lambda x: x > 0))

@@ -8,8 +8,8 @@ each kind, so that a slow implementation decides nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ import numpy as np
 
 from levelhead.additive import additive_attention
 from levelhead.attention import attention
-from levelhead.bench import measure
+from levelhead.bench import measure, peers_torch
 
 _STORED = 2**29  # bytes of (T, S, A) beyond which the plain formulation is left out
 _CALLS = 5  # timed in a burst
@@ -44,7 +44,7 @@ def race(length: int, width: int, d_k: int, rounds: int, threads: int) -> Race:
         "levelhead additive": partial(additive_attention, q, k, v, w_q, w_k, w_v, threads=threads)
     }
     installed = find_spec("torch") is not None
-    with _torch_threads(threads) if installed else nullcontext():
+    with peers_torch.session(threads) if installed else nullcontext():
         if installed:
             dot["PyTorch dot"], plain = _torch_calls(q, k, v, w_q, w_k, w_v)
             if 4 * length * length * width <= _STORED:
@@ -58,10 +58,8 @@ def race(length: int, width: int, d_k: int, rounds: int, threads: int) -> Race:
 
 def _take_turns(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
     """The best of each round, (rounds,), by name: what disturbs a clock only ever adds to it."""
-    plans = {}
-    for name, run in runs.items():
-        batch = max(1, int(measure.SAMPLE / max(measure.estimate(run), 1e-8)))
-        plans[name] = measure.Plan(rounds, measure.WARM, _CALLS, batch)
+    batches = {name: measure.batch(measure.estimate(run)) for name, run in runs.items()}
+    plans = {name: measure.Plan(rounds, measure.WARM, _CALLS, batch) for name, batch in batches.items()}
     timed = measure.bursts(runs, plans)
     return {name: np.min(np.reshape(one.samples, (rounds, _CALLS)), -1) for name, one in timed.items()}
 
@@ -81,15 +79,3 @@ def _torch_calls(*arrays: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
         return torch.softmax(u @ w_v, -1) @ v
 
     return dot, additive
-
-
-@contextmanager
-def _torch_threads(threads: int) -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,12 +12,11 @@ import platform
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from levelhead import cache
-from levelhead.info import cpu_name, info
+from levelhead.info import cpu_name, info, installed_version
 from levelhead.lab.claim import Task
 
 _PACKAGE = Path(__file__).parents[1]
@@ -57,7 +56,7 @@ def save(task: Task, outcome: Mapping[str, Any]) -> None:
 def _place(task: Task) -> Path:
     key: dict[str, Any] = {"params": dict(task.params), "seed": task.seed, "code": _code(info().isa)}
     if task.claim.alone:
-        key["machine"] = _machine()
+        key["machine"] = [cpu_name(), info().threads]
     return directory() / f"{task.claim.id}-{_digest(json.dumps(key, sort_keys=True))}.json"
 
 
@@ -70,20 +69,9 @@ def _code(isa: str) -> str:
         if path.suffix in _COMPUTES and not shows:
             hashed.update(f"{path.relative_to(_PACKAGE)}\0".encode())
             hashed.update(path.read_bytes())
-    versions = [isa, platform.python_version(), *map(_version, _COMPANIONS)]
+    versions = [isa, platform.python_version(), *(str(installed_version(package)) for package in _COMPANIONS)]
     hashed.update("\0".join(versions).encode())
     return hashed.hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
-
-
-def _machine() -> list[Any]:
-    return [cpu_name(), info().threads]
 
 
 def _digest(text: str) -> str:

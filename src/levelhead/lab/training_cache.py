@@ -38,7 +38,8 @@ def trained(plans: Sequence[Plan], tell: Tell) -> list[Run]:
     curves_of: dict[Plan, Curves] = {}
     for wait in (False, True):
         for plan in (x for x in wanted if x not in curves_of):
-            tell(len(curves_of) / len(wanted), _named(plan))
+            name = f"{plan.examples} {plan.task}, {plan.rule}, d_k {plan.d_k}, {plural(plan.depth, 'layer')}"
+            tell(len(curves_of) / len(wanted), f"{name}, seed {plan.seed}")
             curves = _kept(plan) or _made(plan, wait)
             if curves is not None:
                 curves_of[plan] = curves
@@ -91,8 +92,3 @@ def _foundation() -> list[Any]:
     here = Path(tasks.__file__).parent
     code = [hashlib.blake2b((here / name).read_bytes()).hexdigest() for name in _CODE]
     return [code, __version__, metadata.version("torch"), platform.python_version()]
-
-
-def _named(plan: Plan) -> str:
-    layers = plural(plan.depth, "layer")
-    return f"{plan.examples} {plan.task}, {plan.rule}, d_k {plan.d_k}, {layers}, seed {plan.seed}"

@@ -6,7 +6,6 @@ that was not observed is not proved. Each remedy defines what it changes and wha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from levelhead import checks
 from levelhead.errors import LevelheadValueError, bad_type, bad_value, expected
 from levelhead.runs.record import Record
 from levelhead.torch.huggingface.survey import attending_modules
@@ -123,11 +123,7 @@ def checked(model: Any) -> nn.Module:
 
 def positive(name: str, value: Any, advice: str) -> float:
     """A finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise bad_type(name, "a number above 0", type(value).__name__, advice)
-    if not (math.isfinite(value) and value > 0):
-        raise bad_value(name, "a finite number above 0", value, advice)
-    return float(value)
+    return checks.number(name, value, "a finite number above 0", advice, lambda x: x > 0)
 
 
 def listed(modules: Mapping[str, str]) -> str:

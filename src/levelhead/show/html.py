@@ -30,7 +30,9 @@ def style() -> str:
 
 def html(run: Run, findings: Sequence[Finding] = (), comparison: Comparison | None = None) -> str:
     """The whole page."""
-    opening = _header(run, findings) + _verdict(findings) + _history(run) + _maps(run, findings, linked=True)
+    curves = curves_svg.charts(run)
+    history = f"<section>\n<h2>Over the steps</h2>\n{curves}</section>\n" if curves else ""
+    opening = _header(run, findings) + _verdict(findings) + history + _maps(run, findings, linked=True)
     opening += _findings(findings)
     numbers = _compared(comparison) + _scales(run) + _tables(run) + _coverage(run)
     return document(run.model, style(), f"{opening}{numbers}\n{_footer(run)}")
@@ -55,7 +57,8 @@ def notebook(run: Run, findings: Sequence[Finding] = ()) -> str:
         f'<div class="lh note"><style>\n{style()}</style>'
         f"<p><b>{escape(run.model)}</b>: {escape(view.opening(run))}</p>"
         f"{_verdict(findings)}{curves_svg.charts(run)}"
-        f"{_maps(run, findings, linked=False)}<p>{_legend(run)}</p><ul>{items}</ul>{_numbers(run)}{closing}</div>"
+        f"{_maps(run, findings, linked=False)}<p>{view.listed(view.levels(run.latest))}</p><ul>{items}</ul>"
+        f"{_numbers(run)}{closing}</div>"
     )
 
 
@@ -67,8 +70,7 @@ def notebook_of(run: Run) -> str:
 def _numbers(run: Run) -> str:
     """Every number of every head, folded."""
     tables = "".join(
-        f"<p>{escape(module_title(record.module))}</p>"
-        f'<div class="scroll">{_table(record, anchor="", linked=False)}</div>'
+        f'<p>{escape(module_title(record.module))}</p><div class="scroll">{_table(record)}</div>'
         for record in run.latest
     )
     return f"<details><summary>every number</summary>{tables}</details>" if tables else ""
@@ -82,15 +84,6 @@ def _verdict(findings: Sequence[Finding]) -> str:
     worst = getattr(findings, "worst", None) or "note"
     limits = f"<details><summary>not judged</summary>{_items(said.not_judged)}</details>\n" if said.not_judged else ""
     return f'<p class="verdict {escape(worst)}">{escape(said.sentence[:1].upper() + said.sentence[1:])}.</p>\n{limits}'
-
-
-def _history(run: Run) -> str:
-    drawn = curves_svg.charts(run)
-    return f"<section>\n<h2>Over the steps</h2>\n{drawn}</section>\n" if drawn else ""
-
-
-def _legend(run: Run) -> str:
-    return view.listed(view.levels(run.latest))
 
 
 # ---- the head of the page ---------------------------------------------------
@@ -214,18 +207,12 @@ def _tables(run: Run) -> str:
     return f"<section>\n<h2>Every number</h2>\n{tables}</section>\n" if tables else ""
 
 
-def _table(record: Record, anchor: str, *, linked: bool = True) -> str:
+def _table(record: Record, anchor: str = "") -> str:
     columns = view.columns(record)
     titles = "".join(f'<th scope="col"{_word(title)}>{escape(title)}</th>' for title in columns)
-    rows = "".join(
-        f"<tr{_id(anchor, h) if linked else ''}>{''.join(_cells(columns, record, h))}</tr>\n"
-        for h in range(len(record.tally))
-    )
+    ids = [f' id="{anchor}h{h}"' if anchor else "" for h in range(len(record.tally))]
+    rows = "".join(f"<tr{id}>{''.join(_cells(columns, record, h))}</tr>\n" for h, id in enumerate(ids))
     return f"<table><thead><tr>{titles}</tr></thead>\n<tbody>{rows}</tbody></table>"
-
-
-def _id(anchor: str, head: int) -> str:
-    return f' id="{anchor}h{head}"'
 
 
 def _cells(columns: Mapping[str, Sequence[str]], record: Record, head: int) -> Iterator[str]:

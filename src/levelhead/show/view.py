@@ -234,15 +234,11 @@ def shares(counts: Mapping[str, int], cells: int) -> dict[str, int]:
 # ---- findings ---------------------------------------------------------------
 
 
-def alarms(findings: Iterable[Finding]) -> list[Finding]:
-    """The warnings and errors."""
-    return [finding for finding in findings if finding.severity != "note"]
-
-
 def marks(findings: Iterable[Finding]) -> dict[tuple[str, int | None], Severity]:
     """The gravest alarm of each module (head None) and head that has one."""
     gravest: dict[tuple[str, int | None], Severity] = {}
-    for finding in sorted(alarms(findings), key=lambda finding: SEVERITIES.index(finding.severity)):
+    alarms = [finding for finding in findings if finding.severity != "note"]
+    for finding in sorted(alarms, key=lambda finding: SEVERITIES.index(finding.severity)):
         for head in finding.head if isinstance(finding.head, tuple) else (finding.head,):
             gravest[finding.module, head] = finding.severity
     return gravest
