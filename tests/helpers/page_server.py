@@ -21,7 +21,7 @@ import pytest
 from levelhead.errors import LevelheadValueError
 from levelhead.lab import figures
 from levelhead.lab.figure import Figure
-from levelhead.page import assets, server
+from levelhead.page import assets, connections, server
 
 IDS = ("logits", "attack", "online", "training", "sentence", "heads", "speed")
 NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -65,6 +65,9 @@ class Running:
     @property
     def port(self) -> int:
         return int(urlsplit(self.page.url).port or 0)
+
+    def open_connections(self) -> list[connections.Connection]:
+        return [connection for connection in self.page.listener.connections.values() if connection.is_open]
 
     @property
     def token(self) -> str:

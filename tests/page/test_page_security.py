@@ -497,8 +497,8 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
     with serving() as page, page.connect() as connection:
         head = f"HTTP/1.1\r\nHost: {page.host}\r\nCookie: {page.cookie}\r\n\r\n"
         connection.sendall(f"GET /assets/plotly.js {head}".encode() * 8)
-        assert wait_until(lambda: bool(page.page.listener.open_connections()))
-        assert wait_until(lambda: not page.page.listener.open_connections())
+        assert wait_until(lambda: bool(page.open_connections()))
+        assert wait_until(lambda: not page.open_connections())
         assert page.is_alive()
 
 
@@ -523,7 +523,7 @@ def test_connections_are_bounded(stubbed: Path, monkeypatch: pytest.MonkeyPatch)
         assert wait_until(lambda: sum(disconnected(client) for client in clients) == 7)
         for client in clients:
             client.close()
-        assert wait_until(lambda: not page.page.listener.open_connections())
+        assert wait_until(lambda: not page.open_connections())
         assert page.is_alive()
 
 
@@ -548,7 +548,7 @@ def test_requests_at_once_are_bounded(stubbed: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(server, "REQUESTS", 2)
     with serving() as page:
         with page.connect():
-            assert wait_until(lambda: bool(page.page.listener.open_connections()))
+            assert wait_until(lambda: bool(page.open_connections()))
             reply = with_headers(page.get("/api/about"))
             assert (reply.status, reply.body) == (503, b"Service Unavailable")
         assert wait_until(page.is_alive) and page.is_alive()

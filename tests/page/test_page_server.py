@@ -199,7 +199,7 @@ def test_two_figures_are_computed_at_once_and_abandoned_ones_never(
 def test_answers_are_sent_at_once(page: Running) -> None:
     # With Nagle's algorithm, each answer waits 40 ms for the client's acknowledgement.
     with page.connect():
-        while not (connections := page.page.listener.open_connections()):
+        while not (connections := page.open_connections()):
             time.sleep(0.01)
         assert connections[0].socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 

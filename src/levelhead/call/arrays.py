@@ -119,9 +119,7 @@ def option(name: str, value: Any) -> Any:
     if looked is None:
         return value
     view, origin = looked
-    if origin.dtype == "bfloat16":  # exactly the upper half of a float32
-        return (view.astype(np.uint32) << 16).view(FLOAT32)
-    return view
+    return as_float32(view) if origin.dtype == "bfloat16" else view
 
 
 def take_mask(mask: Any, origin: Origin) -> Array | None:
@@ -175,7 +173,7 @@ def stretched(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def as_float32(x: Array) -> Array:
-    """Half types in float32, exactly; bfloat16 comes as its bits."""
+    """Half types in float32, exactly; bfloat16 comes as its bits, the upper half of a float32."""
     bits = x.dtype == UINT16
     return (x.astype(np.uint32) << 16).view(np.float32) if bits else x.astype(np.float32, copy=False)
 

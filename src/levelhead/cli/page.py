@@ -45,15 +45,19 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
 
     if error := assets.missing():
         raise error
+    file = None if arguments.file is None else Path(arguments.file)
     if arguments.export is not None:
-        yield from _export(arguments)
+        from levelhead.page.export import exported
+
+        files = requested_files(arguments, ["export"])
+        yield from written(files, {"export": exported(run=file, tell=message)}, ())
         return 0
     if arguments.port != 0 and arguments.port not in _PORTS:
         wanted = f"{_PORTS[0]} to {_PORTS[-1]}"
         raise bad_value("--port", wanted, arguments.port, "Leave it out to take any free port")
     from levelhead.page import server
 
-    page = server.open_page(arguments.port, run=None if arguments.file is None else Path(arguments.file))
+    page = server.open_page(arguments.port, run=file)
     yield page.url
     message("serving this machine alone; Ctrl-C ends it")
     if not arguments.no_open:
@@ -72,11 +76,3 @@ def _open(url: str) -> None:
     # In a thread of its own: some browsers return only when they are closed.
     if not webbrowser.open(url):
         message("found no browser to open; use the link above")
-
-
-def _export(arguments: argparse.Namespace) -> Generator[str, None, None]:
-    from levelhead.page.export import exported
-
-    files = requested_files(arguments, ["export"])
-    run = None if arguments.file is None else Path(arguments.file)
-    yield from written(files, {"export": exported(run=run, tell=message)}, ())

@@ -168,12 +168,8 @@ def read(states: State, rows: QueryRows, exists: Array | None, dtype: torch.dtyp
     return out, torch.from_numpy(logsumexp.astype(states.sums.dtype))
 
 
-def far_sums(states: State, logsumexp: Tensor) -> Tensor | None:
-    """The sums, if the backward pass over parts of the keys needs them: some row's logsumexp is far from zero."""
-    return torch.from_numpy(states.sums) if _has_far_rows(logsumexp) else None
-
-
-def _has_far_rows(logsumexp: Tensor) -> bool:
+def has_far_rows(logsumexp: Tensor) -> bool:
+    """Whether some row's logsumexp is far from zero: a backward pass over parts of the keys needs the sums then."""
     return bool(((logsumexp.abs() > FAR) & logsumexp.isfinite()).any())
 
 
@@ -198,7 +194,7 @@ def differentiate(
     the sinks is the same from each block.
     """
     # The core takes the sums of such rows once more, over the keys it is given: these must be all.
-    whole = gradients.sums is None and _has_far_rows(gradients.logsumexp)
+    whole = gradients.sums is None and has_far_rows(gradients.logsumexp)
     for number, (part, piece) in enumerate([(slice(None), block)] if whole else block.pieces()):
         own = {name: x if number == 0 else torch.empty_like(x) for name, x in into.items()}
         own |= {name: into[name][..., part, :] for name in into.keys() & {"k", "v"}}

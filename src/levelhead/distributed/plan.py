@@ -55,7 +55,8 @@ def read(call: Agreement, states: State, *, stats: bool, precise: bool) -> Forwa
     rows = call.rows
     out, logsumexp = local.read(states, rows, call.exists, rows.q.dtype)
     exact = local.read(states, rows, call.exists, wide(rows.q.dtype))[0] if precise else None
-    return ForwardResult(out, logsumexp, states if stats else None, (), local.far_sums(states, logsumexp), exact)
+    sums = torch.from_numpy(states.sums) if local.has_far_rows(logsumexp) else None
+    return ForwardResult(out, logsumexp, states if stats else None, (), sums, exact)
 
 
 # ---- the "log-n" rule, where no rank sees all keys

@@ -57,7 +57,7 @@ class Listener(socket.socket):
         """Port 0 is any free port."""
         # asyncio disables Nagle's algorithm, which delays an answer by 40 ms, only if TCP is given explicitly.
         super().__init__(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._connections: dict[_Client, Connection] = {}
+        self.connections: dict[_Client, Connection] = {}  # closed ones until the next one is accepted
         try:
             self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.bind((ADDRESS, port))
@@ -71,17 +71,11 @@ class Listener(socket.socket):
         """The next connection; closes those that are too many."""
         while True:
             accepted, client = super().accept()
-            self._connections = {key: each for key, each in self._connections.items() if each.is_open}
-            if len(self._connections) < CONNECTIONS:
-                self._connections[client] = Connection(accepted)
+            self.connections = {key: each for key, each in self.connections.items() if each.is_open}
+            if len(self.connections) < CONNECTIONS:
+                self.connections[client] = Connection(accepted)
                 return accepted, client
             accepted.close()
-
-    def connection(self, client: _Client) -> Connection:
-        return self._connections[client]
-
-    def open_connections(self) -> list[Connection]:
-        return [connection for connection in self._connections.values() if connection.is_open]
 
 
 class Deadlines:
@@ -91,7 +85,7 @@ class Deadlines:
         self._app, self._listener = app, listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = self._listener.connection(scope["client"])
+        connection = self._listener.connections[scope["client"]]
         complete = False
 
         async def send_in_time(message: Message) -> None:

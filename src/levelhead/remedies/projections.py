@@ -172,17 +172,14 @@ def _source(role: str, ran: list[tuple[str, nn.Module, Tensor]], x: Tensor) -> S
     best = fits[0]
     floor = max(best.error, limit / 100)
     for other in fits[1:]:
-        same = other.module is best.module and _same_rows(other.columns, best.columns)
+        rows = (fit.columns.sort(-1).values for fit in (other, best))
+        same = other.module is best.module and torch.equal(*rows)
         if not same and other.error < _CLEARLY * floor:
             return Unknown(f"two layouts fit {role} equally well")
     dim = _outputs(best.module)
     assert dim is not None
     bias = "bias" if isinstance(best.module._parameters.get("bias"), Tensor) else None
     return Source(best.module, "weight", bias, best.columns, best.columns, dim, best.ratio)
-
-
-def _same_rows(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool((a.sort(-1).values == b.sort(-1).values).all())
 
 
 def _compared(out: Tensor, x: Tensor) -> Iterator[tuple[Tensor, float, float]]:

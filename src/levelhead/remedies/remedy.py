@@ -7,7 +7,7 @@ that was not observed is not proved. Each remedy defines what it changes and wha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,7 @@ class Sight:
     record: Record | None = None
 
 
-class Remedy:
+class Remedy(AbstractContextManager[Any]):
     """Holds until `undo()`, or the end of the `with`."""
 
     def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
@@ -97,9 +97,6 @@ class Remedy:
 
     def _evidence(self, name: str, sight: Sight) -> str:
         raise NotImplementedError
-
-    def __enter__(self) -> Any:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.undo()

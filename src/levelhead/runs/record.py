@@ -316,4 +316,4 @@ def _in(rows: list[list[Any]]) -> Floats:
     return table
 
 
-_number = partial(json_number, not_finite="infinities as text", whole="int")
+_number = partial(json_number, not_finite="infinities as text", short=True)

@@ -33,12 +33,6 @@ def watch(model: Any, **options: Any) -> Watcher:
     return Watch(model, **{"training_only": True, **options})
 
 
-def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    from levelhead.watching.options import checked
-
-    return checked(options)
-
-
 class Training:
     """Holds the watch; the hooks of a framework call begin, step, fresh and detach."""
 
@@ -61,7 +55,9 @@ class Training:
         self._asked: list[str] = []
         self._make, self._options = make, self._with_words(options or {})
         if make is watch:
-            self._options = _checked(self._options)
+            from levelhead.watching.options import checked  # as in `watch`
+
+            self._options = checked(self._options)
         self._attached = False
         self._reported: Snapshot | None = None
 

@@ -19,9 +19,7 @@ FLOOR = -5000.0
 # exp(-88) is below the smallest normal float32: such a weight is zero in every type but float64.
 UNDERFLOW = 88.0
 _AT_A_TIME = 1 << 24  # numbers: 64 MiB of float32
-_STEPS = (
-    24  # each at least doubles the floor, where numbers reach it without a gap; nearly always the first is the last
-)
+_STEPS = 24  # each at least doubles the floor, where numbers reach it without a gap; nearly always one is enough
 _STEPS_UNREAD = 4  # where no step can be read, so all are made
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, cast
 
 import torch
@@ -257,7 +258,7 @@ def _broadcasts(n: Any, full: Any) -> bool:
 ORIGINAL = functional.scaled_dot_product_attention
 
 
-class patch:  # noqa: N801  a verb, used as a call and in `with`
+class patch(AbstractContextManager["patch"]):  # noqa: N801  a verb, used as a call and in `with`
     """Puts levelhead in the place of `F.scaled_dot_product_attention`, wherever that was imported.
 
     `patch()` alone holds until `.undo()`; as a context manager, until its end. Then every place has
@@ -283,9 +284,6 @@ class patch:  # noqa: N801  a verb, used as a call and in `with`
         if self in self.active:
             self.active.remove(self)
             FAST_PATH_OFF.release()
-
-    def __enter__(self) -> patch:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.undo()
