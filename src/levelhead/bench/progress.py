@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TextIO
-
 from levelhead.terminal import Bar
 
 LIMITS = "limits"  # the machine's own, measured before the first cell
 
 
 class Progress(Bar):
-    def __init__(self, cells: int, stream: TextIO | None = None) -> None:
-        super().__init__(cells, stream)
-        self._cell = ""
+    _cell = ""  # the one that is measured
 
     def tell(self, cell: str, doing: str) -> None:
         """Shows what is measured now; a cell with a new name means that the one before is finished."""
