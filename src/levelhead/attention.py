@@ -185,7 +185,11 @@ def _simple_kinds(options: Options) -> tuple[type, ...] | None:
 def _remembered(
     q: Sizes, k: Sizes, v: Sizes | None, dtype: str, options: tuple[tuple[str, Any], ...], kinds: tuple[type, ...]
 ) -> tuple[Shape, dict[str, Any], Array | None]:
-    """As `_described`."""
+    """As `_described`; its arrays are read-only, as an observation shows some of them and all such calls share them."""
     sizes = shape_of(q, k, v)
     scoring = describe(sizes, dtype_name=dtype, **dict(options))
-    return sizes, for_core(scoring, sizes), scoring.existing_rows(sizes)
+    keywords, exists = for_core(scoring, sizes), scoring.existing_rows(sizes)
+    for array in (*keywords.values(), exists):
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
+    return sizes, keywords, exists

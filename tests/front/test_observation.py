@@ -296,3 +296,12 @@ def test_the_first_key_is_that_of_the_query_s_document(lead: tuple[int, ...]) ->
     for seen in (lh.observe(q, k, v, segments=ids, causal=True), lh.observe(*tensors, segments=ids, causal=True)):
         close(seen.rows.first, truth)
         close(lh.merge(seen.identity(), seen).rows.first, truth)
+
+
+@pytest.mark.parametrize(("name", "value", "shown"), [("sinks", (0.5, 1.0), "sinks"), ("query_lengths", 2, "exists")])
+def test_what_an_observation_shows_of_a_remembered_call_changes_no_later_one(name: str, value: Any, shown: str) -> None:
+    x = np.ones((2, 3, 4), np.float32)
+    with pytest.raises(ValueError, match="read-only"):
+        getattr(lh.observe(x, x, **{name: value}), shown)[...] = 0
+    remembered, anew = (lh.observe(x, x, **{name: given}) for given in (value, np.asarray(value)))
+    np.testing.assert_array_equal(remembered.rows.logsumexp, anew.rows.logsumexp)

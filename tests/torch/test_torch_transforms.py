@@ -323,8 +323,13 @@ def test_a_hessian() -> None:
     def plain(q: Tensor) -> Tensor:
         return (torch.softmax(q @ k.mT / 2, -1) @ v).square().sum()
 
-    found = jacrev(jacrev(lambda q: scaled_dot_product_attention(q, k, v).square().sum()))(q)
-    assert_close(found, jacrev(jacrev(plain))(q))
+    def ours(q: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v).square().sum()
+
+    wanted = jacrev(jacrev(plain))(q)
+    assert_close(jacrev(jacrev(ours))(q), wanted)
+    for vectorize in (False, True):
+        assert_close(torch.autograd.functional.hessian(ours, q, vectorize=vectorize), wanted)
 
 
 CALLS = {

@@ -110,7 +110,8 @@ def _softmax(s: Tensor, sinks: Tensor | None, exists: Tensor | None) -> tuple[Te
         sink = sinks.to(s.dtype)[:, None, None].expand((*s.shape[:-1], 1))
         s = torch.cat([s, sink if exists is None else sink.masked_fill(~exists, -math.inf)], -1)
     none = (s == -math.inf).all(-1, keepdim=True)
-    m = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros((*s.shape[:-1], 1))
+    with torch.no_grad():  # not detach(), which torch.autograd.functional.hessian(vectorize=True) cannot batch
+        m = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros((*s.shape[:-1], 1))
     m = m.masked_fill(none, 0.0)
     e = torch.exp(s - m)
     total = e.sum(-1, keepdim=True).masked_fill(none, 1.0)
