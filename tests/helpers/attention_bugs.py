@@ -301,7 +301,7 @@ BUGS: dict[str, Bug] = {
     "scale from kv heads": _of("scale from kv heads", "key/value heads", kv_heads=2),
     "inverted mask": _of("inverted mask", "inverted"),
     "token that does not see itself": _of("token that does not see itself", "see itself"),
-    "softmax over heads": _of("softmax over heads", "heads or the batch"),
+    "softmax over heads": _of("softmax over heads", "over the heads"),
     "transposed mask": _of("transposed mask", "inverted or transposed"),
     "k one position late": _of("k one position late", "offset", rope=True),
     "RoPE on values": _of("RoPE on values", "applied to v", rope=True),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.diagnosis.findings import Finding, worst_heads
+from levelhead.preflight_checks import query_heads
 from levelhead.preflight_checks.calls import SeenCall
 from levelhead.preflight_checks.causality import Claim
 from levelhead.preflight_checks.flight import Flight
@@ -64,7 +65,7 @@ def check(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> Claim | None:
 
 def wrong_axis(record: Record) -> str | None:
     """What the softmax of a module runs over, as its code shows, if that is not the keys."""
-    words = {"queries": "queries", "batch": "heads or the batch"}
+    words = {"queries": "queries", "batch": "heads, the batch, or keys and heads together"}
     return words.get(record.facts.softmax_axis or "")
 
 
@@ -89,12 +90,14 @@ def _check(flight: Flight, calls: Sequence[SeenCall], wrong: list[Finding]) -> C
             if axis and one.site.module not in by_module:  # no call seen: was there such a softmax at all?
                 ran = called(flight.batch)
                 axis = axis if ran is not None and ran.other_axis else []
-            here = behind or _joint(one, flight) or axis or _rotated(one)
+            here = behind or _joint(one, flight) or axis or _rotated(one) or _shared(one)
         if not here:
             doubt = _doubt(one, by_module.get(one.site.module))
             doubts += [] if doubt is None else [f"{one.site.module or 'the model itself'}: {doubt}"]
             verified += doubt is None
         wrong += here
+    named = {one.module for one in wrong}
+    wrong += query_heads.check(flight, [s for s in found if s.module not in known | named and s.kv_heads < s.heads])
     if wrong:
         flight.failed(name, changed, ", ".join(sorted({f.kind for f in wrong})), *wrong)
         return claim
@@ -263,11 +266,34 @@ def _axis(one: Applied) -> list[Finding]:
     if float(rest.max()) > _NEAR or float(off) < 0.02:
         return []
     columns = torch.stack([one.weights(out)[0] for out in one.columns.values()], -1)  # (B, T, H, keys)
-    for axis, words in ((1, "queries"), (2, "heads"), (0, "batch")):
-        if columns.shape[axis] > 1 and float((columns.sum(axis) - 1).abs().max()) < _NEAR:
+    H = one.site.heads
+    B, T = columns.shape[:2]
+    grouped = [columns.reshape(B, T, G, H // G, -1) for G in range(2, H) if H % G == 0]
+    axes = [(columns, 1, "queries"), (columns, 2, "heads"), (columns, 0, "batch")]
+    axes += [(each, axis, "heads of a group, or the groups") for each in grouped for axis in (2, 3)]
+    for each, axis, words in axes:
+        if each.shape[axis] > 1 and float((each.sum(axis) - 1).abs().max()) < _NEAR:
             worst = float(share.reshape(-1)[(share - 1).abs().argmax()])
             return [_over(one.site.module, words, row_sum=worst)]
     return []
+
+
+def _shared(one: Applied) -> list[Finding]:
+    """Heads with values of their own and the same weights, which differ from key to key."""
+    columns = torch.stack([one.weights(out)[0] for out in one.columns.values()], -1)  # (B, T, H, keys)
+    if one.site.kv_heads < 2 or columns.shape[-1] < 2 or float(one.weights(one.same)[1].max()) > _NEAR:
+        return []
+    seen = columns.abs().amin(2, keepdim=True) > 1e-9
+    mean = columns.mean(2, keepdim=True)
+    low, high = (mean.masked_fill(~seen, fill) for fill in (torch.inf, -torch.inf))
+    by_key = (high.amax(-1) - low.amin(-1)).max()
+    by_head = (columns - mean).abs().max()
+    if float(by_key) < 1e-3 or float(by_head) > 1e-4 * float(by_key):
+        return []
+    why = "All heads of this module have the same weights, although each has queries, keys and values of its own: the "
+    why += "weights or logits are averaged over the heads, or those of one head are taken for all."
+    advice = "Multiply each head's weights with its own values; average them for display only."
+    return [finding("heads share their weights", "warning", one.site.module, why, advice, heads=one.site.heads)]
 
 
 def _joint(one: Applied, flight: Flight) -> list[Finding]:

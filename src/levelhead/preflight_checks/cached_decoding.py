@@ -53,7 +53,8 @@ def check(flight: Flight) -> None:
         return flight.passed(NAME, CHANGED, f"tokens {first} … {first + _TIMES - 1} got what the whole text gives them")
     reason = _reason(found, first, wrong)
     if reason is None:
-        return flight.unknown(NAME, CHANGED, "a token alone sees only itself: the model keeps no cache")
+        why = "outputs differ, and no call says why: the model keeps no cache, or reads more than these tokens"
+        return flight.unknown(NAME, CHANGED, why)
     if _generates_alike(found, first, wrong):
         return flight.unknown(NAME, CHANGED, "outputs differ, but not in generate(), which prepares more arguments")
     why = f"Token {wrong.token}, read behind a cache, gets other results than in a pass over the whole text: {reason}."
@@ -92,9 +93,9 @@ def _compared(whole: Tape, part: Tape, found: Steps, t: int) -> _Compared | None
         if old is None or not pairs:
             continue
         size, dtype = _size(pairs), pairs[0][0].dtype
-        if first is None and size > _NEAR.get(dtype, 1e-3):
-            taken = _size(_at(old.inputs, new.inputs, found, t))
-            first = key[0] if taken <= _NEAR.get(dtype, 1e-3) / 10 else None
+        near = _NEAR.get(dtype, 1e-3)
+        if first is None and size > near:
+            first = key[0] if _size(_at(old.inputs, new.inputs, found, t)) <= near / 10 else None
     if size is None:
         return None
     wrong = size > _NEAR.get(dtype, 1e-3) or (first is not None and size > _SEEN.get(dtype, 3e-5))
@@ -120,7 +121,7 @@ def _size(pairs: list[tuple[Tensor, Tensor, float]]) -> float:
 
 
 def _reason(found: Steps, first: int, wrong: _Compared) -> str | None:
-    """What is wrong in the calls of the first module; None: there is no cache at all."""
+    """What is wrong in the calls of the first module; None: there is no cache at all, or nothing shows it."""
     marks: list[int] = []
     every = _calls(found, _parts(found, first, wrong.token - first + 1), marks)
     whole = _calls(found, [lambda before: found.batch], [])
@@ -128,14 +129,17 @@ def _reason(found: Steps, first: int, wrong: _Compared) -> str | None:
     alone = behind and all(call.keys == call.queries for call in behind if not call.call.crossed)
     if alone and found.cache is None:
         return None
-    for new in behind:
-        inside = new.module == wrong.module or (wrong.module and new.module.startswith(f"{wrong.module}."))
-        old = next((call for call in whole if call.module == new.module), None)
-        if inside and old is not None and not new.call.crossed:
+    pairs = [(old, new) for new in behind if not new.call.crossed for old in whole if old.module == new.module]
+    pairs = [(old, new) for old, new in pairs if (old.queries, new.queries) == (found.tokens, 1)]
+    for old, new in pairs:
+        if new.module == wrong.module or (wrong.module and new.module.startswith(f"{wrong.module}.")):
             return _of_calls(old, new, wrong.token)
-    if not wrong.module:
+    if wrong.module:
+        return "this module is the first whose output differs"
+    t, near = wrong.token, 10 * _NEAR.get(behind[0].q.dtype, 1e-3) if behind else 0.0
+    if pairs and pairs[0][0].whole and _far(pairs[0][0].q[:, :, t], pairs[0][1].q[:, :, 0]) > near:
         return "what enters its layers differs already: positions do not count the cached tokens"
-    return "this module is the first whose output differs"
+    return None
 
 
 def _calls(found: Steps, parts: list[Part], marks: list[int]) -> list[SeenCall]:

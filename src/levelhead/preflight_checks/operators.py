@@ -1,4 +1,5 @@
-"""What the operators of a pass show: random numbers, the axes of softmaxes, a softmax of a softmax, dropped logits.
+"""What the operators of a pass show: random numbers, the axes of softmaxes, a softmax of a softmax, dropped logits, and
+logits in a narrow type.
 
 A dispatch mode follows products and softmaxes through operators that keep what they are.
 """
@@ -23,6 +24,7 @@ _DROPPING = {"native_dropout", "bernoulli", "bernoulli_", "rand", "rand_like", "
 _SOFTMAX = {"_softmax", "_safe_softmax", "softmax"}
 _PRODUCTS = {"bmm", "baddbmm"}
 _WEIGHTS, _LOGITS, _DROPPED, _NOISE = "weights", "logits", "dropped logits", "noise"
+_NARROW = "logits in float16"
 _VIEWS = {
     "view",
     "_unsafe_view",
@@ -47,8 +49,10 @@ class Called:
     drops: bool = False  # numbers are drawn as dropout draws them
     other_axis: bool = False  # a softmax of three or more dimensions runs along another than the last
     widths: set[int] = field(default_factory=set)  # of softmaxes: how many numbers sum to 1
+    heads: dict[str, int] = field(default_factory=dict)  # by module: the second size of a softmax of (B, H, T, S)
     twice: str | None = None  # the module that forms a softmax of weights
     dropped: str | None = None  # the module that drops logits
+    narrowed: str | None = None  # the module that casts logits from float32 to float16
 
 
 class _Mode(TorchDispatchMode):
@@ -66,12 +70,17 @@ class _Mode(TorchDispatchMode):
             self.called.widths.add(args[0].shape[args[1]])
             self.called.other_axis |= args[1] not in (-1, args[0].dim() - 1)
             here, kind = self.running[-1] if self.running else "", self.kinds.get(first)
+            if args[0].dim() == 4:
+                self.called.heads[here] = args[0].shape[1]
             if kind == _WEIGHTS:
                 self.called.twice = self.called.twice or here
             if kind == _DROPPED:
                 self.called.dropped = self.called.dropped or here
+            if kind == _NARROW:
+                self.called.narrowed = self.called.narrowed or here
         if isinstance(out, Tensor) and (kind := self._kind(name, args, first)) is not None:
-            self.kinds[out] = kind
+            cast = kind == _LOGITS and first is not None and (first.dtype, out.dtype) == (torch.float32, torch.float16)
+            self.kinds[out] = _NARROW if cast else kind
         return out
 
     def _kind(self, name: str, args: tuple[Any, ...], first: Tensor | None) -> str | None:
@@ -87,7 +96,7 @@ class _Mode(TorchDispatchMode):
         mine = None if first is None else self.kinds.get(first)
         if name in _VIEWS or name in _SCALED:
             return mine if kinds <= {mine, _NOISE} else None
-        return mine if name in _MASKED and mine in (_LOGITS, _DROPPED) else None
+        return mine if name in _MASKED and mine in (_LOGITS, _DROPPED, _NARROW) else None
 
 
 def called(batch: Batch, *, training: bool = False) -> Called | None:
@@ -137,8 +146,19 @@ def check(flight: Flight) -> None:
         why += "gets the weight of an average one, and the others grow by 1/(1 - p)."
         advice = "Apply dropout to the weights, behind the softmax."
         found.append(finding("dropout on logits", "warning", seen.dropped, why, advice))
+    if seen is not None and seen.narrowed is not None and not _half(flight.model):
+        why = "Logits are formed in float32 and cast to float16 before the softmax: products overflow at 65,504, where "
+        why += "the softmax gives NaN, and a logit of 30 is rounded to 1/64."
+        advice = "Leave logits in float32 up to the softmax; cast the weights."
+        found.append(finding("fp16 product", "warning", seen.narrowed, why, advice))
     if found:
         return flight.failed(name, looked, ", ".join(one.kind for one in found), *found)
     if seen is None:
         return flight.unknown(name, looked, "the model does not run where operators are looked at")
-    return flight.passed(name, looked, "no softmax of a softmax, no dropped logits")
+    return flight.passed(name, looked, "no softmax of a softmax, no dropped logits, none cast to float16")
+
+
+def _half(model: nn.Module) -> bool:
+    """Whether float16 is the model's type, or autocast chooses it."""
+    autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return autocast or any(x.dtype is torch.float16 for x in model.parameters())

@@ -7,11 +7,14 @@ rotations keep the length of q and k.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from levelhead.diagnosis.findings import Finding
 from levelhead.errors import LevelheadError
+from levelhead.preflight_checks import rope_pairs
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.head_scales import projected
@@ -29,8 +32,8 @@ _SAME_ANGLES = "q and k are rotated by the same angles at every place"
 _TURNED = 0.1  # own: RoPE turns its fastest pair by a radian for every token
 
 
-def check(flight: Flight) -> None:
-    """The same token at every place."""
+def check(flight: Flight, seen: Sequence[SeenCall]) -> None:
+    """The same token at every place. `seen`: the calls with the tokens as they are."""
     name, changed = "relative positions", "the same token at every place"
     stream = flight.batch.stream()
     if stream is None or flight.grid(stream).tokens < 4:
@@ -45,6 +48,8 @@ def check(flight: Flight) -> None:
     grid = flight.grid(stream)
     judged = [call for call in calls if call.square and call.whole and _constant_inside(call.module, tape, grid)]
     states = {call.module: _judged(call, tape) for call in judged}
+    longer = [call for call in seen if states.get(call.module) == _LONGER]
+    states |= {call.module: f for call in longer if (f := rope_pairs.check(call, flight.tape)) is not None}
     wrong = [f for f in states.values() if isinstance(f, Finding)]
     relative = [module for module, state in states.items() if state == _RELATIVE]
     if wrong:

@@ -88,11 +88,11 @@ def preflight(
         modules = {seen.module for seen in calls}
         claims: list[Claim | None] = []
         flight.attempt("form of masks", lambda: claims.append(masks.forms(flight, calls, causal)))
-        flight.attempt("use of projections", lambda: projections.check(flight))
+        flight.attempt("use of projections", lambda: projections.check(flight, calls))
         flight.attempt("applied weights", lambda: claims.append(_weights(flight, run, calls)))
         flight.attempt("order of key heads", lambda: projections.key_groups(flight, calls))
         flight.attempt("one softmax", lambda: operators.check(flight))
-        flight.attempt("relative positions", lambda: positions.check(flight))
+        flight.attempt("relative positions", lambda: positions.check(flight, calls))
         flight.attempt("configuration", lambda: settings.check(flight, run, calls))
         flight.attempt("sinks", lambda: attention_sinks.check(flight, calls))
         flight.attempt("QK-norm gains", lambda: scales.norms(flight, run, calls))

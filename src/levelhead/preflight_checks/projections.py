@@ -131,14 +131,21 @@ class _Home:
     """A module with projections of q, k and v."""
 
     name: str
-    children: Mapping[str, tuple[str, int]]  # role -> child, and which third of its output
+    children: Mapping[str, tuple[str, slice]]  # role -> child, and which columns of its output
+
+    @property
+    def fused(self) -> bool:
+        """Whether keys and values come from one projection."""
+        return self.children["k"][0] == self.children["v"][0]
 
 
-def check(flight: Flight) -> None:
+def check(flight: Flight, calls: Sequence[SeenCall]) -> None:
     """Adds noise behind every projection, one role at a time, in all modules at once."""
     name, changed = "use of projections", "noise behind the projections of q, k and v"
     known = {f.module for f in flight.findings}  # a wrong mask may hide all values
-    homes = [home for home in _homes(flight) if flight.tape.entries[home.name, 0].outputs and home.name not in known]
+    homes = [
+        home for home in _homes(flight, calls) if flight.tape.entries[home.name, 0].outputs and home.name not in known
+    ]
     if not homes:
         return flight.unknown(name, changed, "no module with projections of q, k and v")
     values = _Moves(flight, homes, "v")
@@ -151,14 +158,23 @@ def check(flight: Flight) -> None:
             why += "the attention reads something else as values."
             advice = "Multiply the weights with the projected values."
             found.append(finding(UNUSED, "warning", home.name, why, advice))
-        elif values.size(home) and others["k"].linear(home) and home.children["k"][1] < 0:  # of one for all, who knows
-            why = "The output is linear in what the projection of the keys gives, and not in that of the values: keys "
-            why += "and values are swapped on the way."
-            advice = "Look at the order of arguments: attention(q, k, v)."
-            found.append(finding(SWAPPED, "warning", home.name, why, advice))
+        elif values.size(home) and others["k"].linear(home):
+            found.append(_swapped(home))
     if found:
         return flight.failed(name, changed, ", ".join(sorted({f.kind for f in found})), *found)
     return flight.passed(name, changed, f"values count as values in {len(homes) - len(odd)} of {len(homes)} modules")
+
+
+def _swapped(home: _Home) -> Finding:
+    if home.fused:
+        child = home.children["k"][0].rpartition(".")[2]
+        why = f"The output is linear in the part of {child} in front of its last part, and not in the last: values are "
+        why += "in front of keys there. Weights of other code, where values are last, do not fit."
+        advice = "Split in the order q, k, v; or rename the projection if the order is meant."
+        return finding(SWAPPED, "warning", home.name, why, advice)
+    why = "The output is linear in what the projection of the keys gives, and not in that of the values: keys and "
+    why += "values are swapped on the way."
+    return finding(SWAPPED, "warning", home.name, why, "Look at the order of arguments: attention(q, k, v).")
 
 
 def _without_effect(flight: Flight, homes: Sequence[_Home], moves: Mapping[str, _Moves]) -> Iterator[Finding]:
@@ -200,20 +216,35 @@ def _size(move: Tensor) -> float:
     return float(move.abs().max()) if move.numel() else 0.0
 
 
-def _homes(flight: Flight) -> Iterator[_Home]:
+def _homes(flight: Flight, calls: Sequence[SeenCall]) -> Iterator[_Home]:
     ran = [name for name, _ in flight.tape.entries]
     for name, module in flight.model.named_modules():
-        children: dict[str, tuple[str, int]] = {}
+        children: dict[str, tuple[str, slice]] = {}
         for child, part in module.named_children():
             path, role = f"{name}.{child}" if name else child, effective_scale.role(child)
             if role is None or ran.count(path) != 1 or not isinstance(part, nn.Module):
                 continue
-            if role == "qkv":
-                children |= {each: (path, n) for n, each in enumerate(("q", "k", "v"))}
-            elif role in ("q", "k", "v"):
-                children[role] = (path, -1)
+            if role in ("qkv", "kv"):
+                inside = (call for call in calls if call.module == name or call.module.startswith(f"{name}."))
+                parts = _parts(flight.tape.entries[path, 0].outputs, role, next(inside, None))
+                children |= {each: (path, part) for each, part in zip(role, parts, strict=False)}
+            else:
+                children[role] = (path, slice(None))
         if ran.count(name) == 1 and children.keys() == {"q", "k", "v"}:
             yield _Home(name, children)
+
+
+def _parts(outputs: Sequence[Tensor], role: str, call: SeenCall | None) -> list[slice]:
+    """The columns of the parts of a projection that makes several, if these stand side by side; [] if not known."""
+    if not outputs or call is None or not call.whole:
+        return []
+    F, H, D = outputs[0].shape[-1], call.heads, call.q.shape[3]
+    if role == "kv":
+        return [slice(0, F // 2), slice(F // 2, F)] if F % 2 == 0 else []
+    groups = (F // D - H) // 2
+    if groups < 1 or (H + 2 * groups) * D != F:
+        return []
+    return [slice(0, H * D), slice(H * D, F - groups * D), slice(F - groups * D, F)]
 
 
 def _moved(flight: Flight, homes: Sequence[_Home], roles: str, size: float) -> dict[str, Tensor]:
@@ -221,8 +252,8 @@ def _moved(flight: Flight, homes: Sequence[_Home], roles: str, size: float) -> d
     modules = dict(flight.model.named_modules())
     found, handles = {home.name: torch.empty(0) for home in homes}, []
     for home in homes:
-        for child, third in (home.children[role] for role in roles):
-            handles.append(modules[child].register_forward_hook(_noisy(third, size)))
+        for child, columns in (home.children[role] for role in roles):
+            handles.append(modules[child].register_forward_hook(_noisy(columns, size)))
         kept = flight.tape.entries[home.name, 0].outputs[0]
         handles.append(modules[home.name].register_forward_hook(_compared(home.name, kept, found)))
     try:
@@ -233,16 +264,14 @@ def _moved(flight: Flight, homes: Sequence[_Home], roles: str, size: float) -> d
     return found
 
 
-def _noisy(third: int, size: float) -> Callable[..., Any]:
+def _noisy(columns: slice, size: float) -> Callable[..., Any]:
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        if not isinstance(output, Tensor) or (third >= 0 and output.shape[-1] % 3):
+        if not isinstance(output, Tensor):
             return None
         noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(9)).to(output)
-        noise = noise * output.float().std().clamp(min=1e-3).to(output) * size
-        if third >= 0:
-            each = output.shape[-1] // 3
-            noise[..., [n for n in range(3 * each) if n // each != third]] = 0
-        return output + noise
+        changed = output.clone()
+        changed[..., columns] += noise[..., columns] * output.float().std().clamp(min=1e-3).to(output) * size
+        return changed
 
     return hook
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from levelhead.preflight_checks.calls import SeenCall
 from levelhead.preflight_checks.inputs import Batch
+from levelhead.preflight_checks.operators import called
 from levelhead.preflight_checks.passes import Tape, run
 from levelhead.watching import effective_scale
 from levelhead.watching.module_stack import number_of_heads, sounds_like_attention
@@ -64,7 +65,9 @@ def sites(batch: Batch, tape: Tape, calls: Sequence[SeenCall]) -> list[Site]:
     modules = dict(batch.model.named_modules())
     found: dict[str, Site] = {}
     candidates = [
-        site for attending in _attending(modules, calls) for site in _candidates(*attending, batch, tape, modules)
+        site
+        for attending in _attending(modules, calls, lambda: _softmax_heads(batch))
+        for site in _candidates(*attending, batch, tape, modules)
     ]
     while candidates:
         chosen: dict[str, Site] = {}
@@ -159,17 +162,26 @@ def _by_head(site: Site, x: Tensor) -> Tensor:
 # ---- where values are made, and read
 
 
-def _attending(modules: dict[str, nn.Module], calls: Sequence[SeenCall]) -> Iterator[tuple[str, int, int]]:
+def _softmax_heads(batch: Batch) -> dict[str, int]:
+    ran = called(batch)
+    return {} if ran is None else ran.heads
+
+
+def _attending(
+    modules: dict[str, nn.Module], calls: Sequence[SeenCall], softmaxes: Callable[[], dict[str, int]]
+) -> Iterator[tuple[str, int, int]]:
     """Names, heads and keys: of modules whose calls were seen once, and of those that sound like attention and were
-    not (no keys)."""
+    not (no keys). Where a call does not show its heads: minus the width of a head."""
     seen = [call.module for call in calls]
     for call in calls:
-        if seen.count(call.module) == 1:
+        if seen.count(call.module) == 1 and call.whole:
             yield call.module, call.heads, call.keys
+        elif seen.count(call.module) == 1:
+            yield call.module, number_of_heads(modules[call.module]) or -call.q.shape[3], 0
     for name, module in modules.items():
         around = any(other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in seen)
         roles = {effective_scale.role(child) for child, _ in module.named_children()}
-        heads = number_of_heads(module) or (1 if {"q", "k", "v"} <= roles else None)
+        heads = number_of_heads(module) or (softmaxes().get(name, 1) if {"q", "k", "v"} <= roles else None)
         projects = bool(roles & {"v", "kv", "qkv"})
         if name not in seen and not around and heads and (projects or sounds_like_attention(module)):
             yield name, heads, 0
@@ -214,9 +226,10 @@ def _built(
     F, width = made[0].shape[-1], read[0].shape[-1]
     tokens, queries = (x[0].numel() // (x[0].shape[-1] * rows) for x in (made, read))
     fits = all(x[0].shape[:-1].numel() == n * rows for x, n in ((made, tokens), (read, queries)))
+    heads = width // -heads if heads < 0 else heads
     if heads == 1 and tokens and keys % tokens == 0 < keys:  # one softmax over the keys of all heads
         heads = keys // tokens
-    if width % heads or not fits:
+    if not heads or width % heads or not fits:
         return
     E = width // heads
     for columns in _layouts(effective_scale.role(maker) or "", F, heads, E):
