@@ -116,7 +116,7 @@ class Deep(TorchDispatchMode):
         if name in _SOFTMAX or name in _UNREADABLE or name == "_masked_softmax":
             self._softmax_operator(frame, name, args, out)
             return
-        if (opaque := opaque_operators.attends(func, args, out, frame.watched.module)) is not None:
+        if (opaque := opaque_operators.attends(func, args, kwargs, out, frame.watched.module)) is not None:
             frame.watched.not_observed[not_described(opaque)] = None
             return
         if name == "_local_scalar_dense" and (args[0] in self._later or args[0] in self._scores):

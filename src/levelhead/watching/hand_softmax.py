@@ -55,7 +55,7 @@ def measured(frame: Frame, x: Tensor, known: Scores, axis: int) -> Pending:
                 frame.watched.not_observed[OTHER_AXIS] = None
             if not apart:
                 frame.watched.not_observed[head_axes.TOGETHER] = None
-            if frame.watch.gradients and torch.is_grad_enabled():
+            if frame.watch.gradients:  # without autograd, too: a checkpoint runs the forward pass so
                 frame.watched.not_observed[GRADIENTS] = None
             enter(**{name: fact for name, fact in (facts | own).items() if fact is not None})
 
