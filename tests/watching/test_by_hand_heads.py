@@ -20,10 +20,11 @@ LAYOUTS = "bhts hbts btsh tsbh bths thbs flat-bh flat-hb bngts stacked"
 class Laid(nn.Module):
     """Scores in a layout of their own; `logits` (B, H, T, S) are what they are. Grouped ones have two heads a key."""
 
-    def __init__(self, layout: str, told: bool) -> None:
+    def __init__(self, layout: str, told: bool, *, lost: bool = False) -> None:
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.layout = layout
+        self.seen = _unknown if lost else _as_it_is
         if told:
             self.num_heads = HEADS
 
@@ -38,14 +39,23 @@ class Laid(nn.Module):
                 scores = torch.einsum("btngd,bsnd->bngts", grouped, k)
                 return torch.einsum("bngts,bsnd->btngd", scores.softmax(-1), v)
             rows = grouped.permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, N, g T, D)
-            return (rows @ k.permute(0, 2, 3, 1)).softmax(-1) @ v.transpose(1, 2)
+            return self.seen(rows @ k.permute(0, 2, 3, 1)).softmax(-1) @ v.transpose(1, 2)
         self.logits = torch.einsum("bthd,bshd->bhts", q, k).detach()
         if self.layout.startswith("flat"):
             order = (0, 2, 1, 3) if self.layout == "flat-bh" else (2, 0, 1, 3)
             q, k, v = (y.permute(order).flatten(0, 1) for y in (q, k, v))
             return torch.bmm(torch.bmm(q, k.mT).softmax(-1), v)
         scores = torch.einsum(f"bthd,bshd->{self.layout}", q, k)
-        return torch.einsum(f"{self.layout},bshd->bthd", scores.softmax(self.layout.index("s")), v)
+        return torch.einsum(f"{self.layout},bshd->bthd", self.seen(scores).softmax(self.layout.index("s")), v)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _unknown(x: Tensor) -> Tensor:
+    """The same numbers, by an operator without a rule."""
+    return torch.addcmul(torch.zeros(()), x, torch.ones(1))
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["number told", "not told"])
@@ -59,6 +69,32 @@ def test_heads_are_told_apart_in_every_layout(layout: str, told: bool) -> None:
         assert w.coverage()[0].note == ""
         np.testing.assert_allclose(w.last[""].heads.max_logit, model.logits.amax((0, 2, 3)), rtol=1e-4)
         np.testing.assert_allclose(w.last[""].heads.var_logit, model.logits.var(-1, correction=0).mean((0, 2)), 1e-4)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["number told", "not told"])
+@pytest.mark.parametrize("layout", ["bhts", "bths", "stacked"])
+def test_heads_are_told_apart_after_an_operator_that_is_not_followed(layout: str, told: bool) -> None:
+    for B, T in ((4, 4), (4, 6), (2, 4)):  # as many as heads
+        torch.manual_seed(0)
+        model = Laid(layout, told, lost=True)
+        with torch.no_grad(), lh.watch(model, deep=True) as w:
+            model(3 * torch.randn(B, T, WIDTH))
+        assert w.coverage()[0].note == ""
+        np.testing.assert_allclose(w.last[""].heads.max_logit, model.logits.amax((0, 2, 3)), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("B", "T"), [(4, 6), (2, 4), (4, 4)])
+def test_one_head_after_the_other_is_no_axis_of_heads(B: int, T: int) -> None:
+    class Loop(Laid):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (f(x).split(D, -1) for f in (self.q, self.k, self.v))
+            return torch.cat([_unknown(q[h] @ k[h].mT).softmax(-1) @ v[h] for h in range(HEADS)], -1)
+
+    model = Loop("bhts", told=True)
+    with torch.no_grad(), lh.watch(model, deep=True) as w:
+        model(torch.randn(B, T, WIDTH))
+    assert w.last[""].heads.rows.tolist() == [HEADS * B * T]
+    assert "heads in a loop cannot be told apart" in w.coverage()[0].note
 
 
 class Columns(nn.Module):

@@ -204,3 +204,11 @@ def test_levelhead_in_place_of_torch() -> None:
     with lh.torch.patch():
         w = _watched(model)
     np.testing.assert_allclose(w.last[""].heads.max_logit, model.logits.amax((0, 2, 3)), rtol=1e-4)
+
+
+def test_grouped_heads_of_five_axes_are_counted() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _sdpa(q[:, None], k[:, None], v[:, None], enable_gqa=True)[:, 0]
+
+    w = _watched(Model(attend, groups=2))
+    assert w.last[""].facts.kv_heads == 2 and len(w.last[""].heads.max_logit) == H

@@ -47,6 +47,7 @@ def trace(frame: Frame, call: Call, path: str) -> None:
     rows, tokens, reads = [one.rows for one in ran], [one.tokens for one in ran], [one.reads for one in ran]
     options = (call.ready, path, rows, tokens, reads, graph_sites.number(len(traced)), frame.kv_heads)
     torch.ops.levelhead_watch.call(watched.handle, call.q.detach(), call.k.detach(), *fields, *options)
+    frame.kv_heads = 0
 
 
 def trace_forward(watched: WatchedModule) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from levelhead.watching import score_axes
+from levelhead.watching import merged_axes, score_axes
 from levelhead.watching.sampled import Layer, apart
 from levelhead.watching.score_axes import Arrangement
 from levelhead.watching.scores import Scores
@@ -38,7 +38,7 @@ def arranged(
     over no rows of either factor. `heads`: how many there are, if that is known; `ran`: the layers before; `usual`:
     whether (B, H, T, S) will do where no layer shows it."""
     if known.axes is None:
-        return _by_shape(shape, keys, heads)
+        return _lost(known, shape, keys, heads, ran)
     places = score_axes.places(known.axes, keys)
     if not places:
         return None, True
@@ -62,14 +62,39 @@ def arranged(
     return Arrangement(tuple(others), (), tuple(queries), keys), False
 
 
-def _by_shape(shape: torch.Size, keys: int, heads: int | None) -> tuple[Arrangement, bool]:
-    """Of scores that were not followed. Heads are the only axes with as many entries as the module says."""
+def _lost(
+    known: Scores, shape: torch.Size, keys: int, heads: int | None, ran: Callable[[], Sequence[Layer]]
+) -> tuple[Arrangement | None, bool]:
+    """Of scores that went through an operator without a rule: as they were before it, if their axes are the same."""
+    was = known.was
+    together = replace(_by_shape(shape, keys, None), heads=())
+    if was is None:
+        return together, heads == 1
+    if not known.moved and was.dim() == len(shape):
+        before, apart = arranged(replace(known, axes=was), was.shape, keys, heads, ran)
+        if before is None or all(was.shape[axis] == shape[axis] for axis in (*before.batch, *before.heads)):
+            return before, apart
+        return together, heads == 1
+    if heads is not None and sorted(shape) == sorted((*was.shape, heads)):  # written or put side by side, head by head
+        return _by_shape(shape, keys, heads), list(shape).count(heads) == 1
+    for axis in range(was.dim()):  # blocks of keys of the same queries
+        if score_axes.origin(was, axis) == "batch" and not merged_axes.differs(was, known.left, "left", axis):
+            was = was.narrow(axis, 0, 1)
+    over = next((axis for axis in reversed(range(was.dim())) if score_axes.origin(was, axis) == "right"), was.dim() - 1)
+    before, apart = arranged(replace(known, axes=was), was.shape, over, heads, ran)
+    usual = before is not None and before.grouped == before.split == 1
+    n = _size(was.shape, before.heads) if before is not None and usual and apart else 0
+    chosen = _by_shape(shape, keys, n)
+    return (chosen, True) if chosen.heads and heads in (None, n) else (together, heads == 1)
+
+
+def _by_shape(shape: torch.Size, keys: int, heads: int | None) -> Arrangement:
+    """Heads are the only axes with so many entries."""
     rest = [axis for axis in range(len(shape)) if axis != keys]
     found = [part for part in _parts(_long(shape, rest)) if _size(shape, part) == heads]
     chosen = found[0] if len(found) == 1 else []
     others = [axis for axis in rest if axis not in chosen]
-    apart = bool(chosen) or heads == 1 or (heads is None and len(rest) <= 2)
-    return Arrangement(tuple(others[:-1]), tuple(chosen), tuple(others[-1:]), keys), apart
+    return Arrangement(tuple(others[:-1]), tuple(chosen), tuple(others[-1:]), keys)
 
 
 def _candidates(

@@ -169,6 +169,8 @@ def _sdpa_over(original: Function) -> Function:
             return call if terms is None else terms.described(call)
 
         path = frame.via or usual
+        if enable_gqa and not frame.kv_heads and query.dim() != 4:  # then their description repeats them
+            frame.kv_heads = key.shape[-3]
         if torch.compiler.is_compiling():
             return run_traced(frame, path, run, describe())
         if cannot_be_read(frame, query, key, mask):

@@ -57,11 +57,11 @@ def _mixes(axes: Tensor, left: Tensor, right: Tensor, merged: list[int]) -> bool
         queries: tuple[Tensor, Origin] = (right.mT, "right") if "left" in origins else (left, "left")
         around = [axis for axis, origin in zip(merged, origins, strict=True) if origin == "batch"]
         both = "left" in origins and "right" in origins
-        return both or any(_differs(axes, *queries, axis) for axis in around)
+        return both or any(differs(axes, *queries, axis) for axis in around)
     return False
 
 
-def _differs(axes: Tensor, x: Tensor, own: Origin, axis: int) -> bool:
+def differs(axes: Tensor, x: Tensor, own: Origin, axis: int) -> bool:
     """Whether rows of a factor (N, n, D) change along an axis of the scores."""
     others = [other for other in range(axes.dim()) if other != axis]
     rows = score_axes.taken(axes, x, own, (axis, *others))

@@ -50,6 +50,8 @@ class Scores:
     last: Origin | None = None  # of the last axis, where `axes` is None
     activated: bool = False  # went through a ReLU or a power
     merged: tuple[Merged, ...] = ()  # where `axes` is None: axes with keys of several queries
+    was: Tensor | None = None  # where `axes` is None: the last that were known
+    moved: bool = False  # since `was`, axes were joined, divided, added or removed
 
     def alike(self, other: Scores) -> bool:
         """Whether both have factors of the same shape, the same axes and the same cap."""
@@ -76,12 +78,15 @@ class Scores:
         low = self.filled & (scores < top - _HIDDEN_BELOW)
         return low if hidden is None else low | hidden
 
-    def lost(self, last: Origin | None = None) -> Scores | None:
-        """After an operator without a rule; `last`: the origin of the last axis, if that is known."""
+    def lost(self, last: Origin | None = None, *, moved: bool = True) -> Scores | None:
+        """After an operator without a rule; `last`: the origin of the last axis, if that is known; `moved`: axes may be
+        others than before."""
         if self.unknown >= _UNKNOWN_OPERATORS or self.shift is not None:  # a shift could not be undone any more
             return None
         nothing: dict[str, Any] = dict.fromkeys(("factor", "axes", "hidden", "filled", "before", "log_over", "sink"))
-        return replace(self, **nothing, unknown=self.unknown + 1, last=last, activated=False)
+        was = self.was if self.axes is None else self.axes
+        kept = replace(self, **nothing, unknown=self.unknown + 1, last=last, activated=False)
+        return replace(kept, was=was, moved=moved or self.moved)
 
     def unshifted(self, x: Tensor, axis: int) -> Tensor:
         """The scores x before what is constant along `axis`, that of the softmax, was subtracted from them."""
@@ -165,7 +170,7 @@ def after(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], k
     if name in VIEWS:
         return _viewed(func, name, args, kwargs, scores, out)
     if isinstance(out, list | tuple):  # such as topk
-        return [scores.lost() if isinstance(x, Tensor) and x.is_floating_point() else None for x in out]
+        return [_as_it_is(scores, x) if isinstance(x, Tensor) and x.is_floating_point() else None for x in out]
     if not isinstance(out, Tensor) or not out.is_floating_point():
         return None
     if name == "copy_" and place == 0:  # overwritten
@@ -190,7 +195,13 @@ def after(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], k
         return replace(scores, factor=_times(scores.factor, -1.0, out.shape), before=None, shift=shift, log_over=None)
     if name in ("constant_pad_nd", "convolution") and scores.axes is not None and scores.axes.shape == out.shape:
         return replace(scores, factor=None)
-    return scores.lost()
+    return _as_it_is(scores, out)
+
+
+def _as_it_is(scores: Scores, out: Tensor) -> Scores | None:
+    """After an operator without a rule; with as many axes, they are the same, perhaps with other entries."""
+    was = scores.was if scores.axes is None else scores.axes
+    return scores.lost(moved=was is None or was.dim() != out.dim())
 
 
 def _main(known: list[Any]) -> int:
@@ -227,7 +238,12 @@ def _viewed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
         same = name in _KEEPS_LAST and isinstance(out, Tensor) and out.dim() and out.shape[-1] == args[0].shape[-1]
         still = scores.sink is None and scores.shift is None
         kept = replace(scores, last=scores.last if same else None) if still else scores.lost()
-        return [kept] * len(out) if several else kept
+        if kept is None or kept.was is None or kept.moved:
+            return [kept] * len(out) if several else kept
+        was = _moved_along(func, args, kwargs, kept.was)
+        each = was if isinstance(was, list | tuple) else [was] * (len(out) if several else 1)
+        found = [replace(kept, was=x, moved=True) if x is None else replace(kept, was=x) for x in each]
+        return found if several else found[0]
 
     def moved(x: Any) -> Any:
         try:
@@ -250,6 +266,15 @@ def _viewed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
         return replace(scores, axes=axes, before=None, log_over=None, **parts)
     each = [{name: x[n] if isinstance(x, list | tuple) else x for name, x in parts.items()} for n in range(len(axes))]
     return [replace(scores, axes=x, before=None, log_over=None, **own) for x, own in zip(axes, each, strict=True)]
+
+
+def _moved_along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], was: Tensor) -> Any:
+    """The view of a stand-in, with the sizes that the scores have by now; None: axes of different origin became one."""
+    here = torch.empty_strided(args[0].shape, was.stride(), dtype=torch.uint8, device="meta")
+    try:
+        return func(here, *args[1:], **kwargs)
+    except RuntimeError:
+        return None
 
 
 def _broadcast(scores: Scores, shape: torch.Size) -> Scores | None:

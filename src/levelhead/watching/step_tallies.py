@@ -191,6 +191,7 @@ class Ledger:
             "dtype": str(q.dtype).removeprefix("torch."),
             "scale": None,
         }
+        frame.kv_heads = 0  # that call's
         followed = not call.ready or q is not call.q
         facts["scale_reading"] = NOTHING_RAN if followed else NOT_FOLLOWED
         facts |= mentioned(call.scoring, ready=call.ready) | known
