@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ def inputs(T: int = T, S: int | None = None, seed: int = 0) -> tuple[Tensor, Ten
 
 
 def measured(call: Call, by_torch: bool, sample: int | None = None) -> dict[str, Any]:
-    return tally.values(tally.read(measure.tallied(call, by_torch=by_torch, sample=sample).double().numpy()))
+    return asdict(tally.read(measure.tallied(call, by_torch=by_torch, sample=sample).double().numpy()))
 
 
 def defined(call: Call, used: Tensor | None = None, first: Tensor | None = None, **options: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def defined(call: Call, used: Tensor | None = None, first: Tensor | None = None,
     if used is not None:
         fields["exists"] = np.broadcast_to(used[:, None].numpy(), fields["count"].shape)
     heads = tally.of_rows(fields)
-    return tally.values(tally.read(heads))
+    return asdict(tally.read(heads))
 
 
 def same(found: dict[str, Any], truth: dict[str, Any], atol: float = 2e-6) -> None:
@@ -309,7 +309,7 @@ def test_a_large_mask_is_measured_in_parts(by_torch: bool, monkeypatch: pytest.M
 
 _PEAK = """
 import resource, torch
-from dataclasses import replace
+from dataclasses import asdict, replace
 from torch.nn.attention.flex_attention import create_block_mask
 from levelhead.watching import measure
 B, H, T = 2, 2, 4096
@@ -381,7 +381,7 @@ def test_a_call_of_levelhead_is_counted_alike() -> None:
     for kind in ("attention", "finite", "drop-in"):
         with lh.watch(Attention()) as w:
             w.model(kind)
-        found = tally.values(w.last.records[0].heads)
+        found = asdict(w.last.records[0].heads)
         assert (found["rows"] == used).all(), kind
         same(found, truth)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -200,7 +201,7 @@ def test_tokens_and_heads_over_ranks_report_the_heads_of_one_process(tmp_path: P
 
 def alike(given: Record, one: Record, way: str) -> None:
     """The same statistics of the same heads, wherever their rows were."""
-    for name, wanted in tally.values(one.heads).items():
+    for name, wanted in asdict(one.heads).items():
         value = getattr(given.heads, name)
         np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5, err_msg=f"{way}: {name}")
     for rule, found in given.counterfactual.items():

@@ -54,18 +54,14 @@ def forward(call: Agreement, own: KeyBlock, *, stats: bool, precise: bool) -> Fo
     rows, _ = by_row(call)
     rows = rows.widened() if precise else rows
     ring = _KeyRing(call, own, tag=0)
-    before: State | None = None  # of ranks up to this one
-    after: State | None = None
+    joined: dict[bool, State] = {}  # True: of ranks up to this one
     for step in range(call.wire.world):
         block = ring.begin(step)
         states = local.observe(rows, block.widened() if precise else block, call.wire.trace)
-        if ring.owner(step) <= call.wire.rank:
-            before = states if before is None else local.join(states, before)
-        else:
-            after = states if after is None else local.join(states, after)
+        before = ring.owner(step) <= call.wire.rank
+        joined[before] = local.join(states, joined[before]) if before in joined else states
         ring.end(step)
-    assert before is not None
-    whole = before if after is None else local.join(before, after)
+    whole = local.join(joined[True], joined[False]) if False in joined else joined[True]
     call.verify_counts(whole, call.rows)
     return read(call, whole, stats=stats, precise=precise)
 

@@ -9,7 +9,7 @@ statistics off them. Sums and joins are written once for NumPy and torch: `xp` i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -190,9 +190,3 @@ def read(tally: Floats) -> Heads:
 
 
 _WHOLE = ("rows", "lone_rows", "empty_rows", "nan_rows", "max_query", "max_key", "max_batch")
-FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Heads))
-
-
-def values(heads: Heads) -> dict[str, Any]:
-    """Every field by name, (H,) each."""
-    return {name: getattr(heads, name) for name in FIELDS}

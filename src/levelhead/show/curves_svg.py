@@ -42,14 +42,9 @@ class Mark:
     words: str
 
 
-def has_history(run: Run) -> bool:
-    """Whether there is more than one step to draw."""
-    return len({snapshot.step for snapshot in run.snapshots}) > 1
-
-
 def charts(run: Run) -> str:
     """All charts, with a legend; empty for a run of one step."""
-    if not has_history(run):
+    if len({snapshot.step for snapshot in run.snapshots}) < 2:
         return ""
     marks = list(_marks(run))
     parts = [_chart("largest |logit|", _logits(run), marks, log=True, on_curve=True)]

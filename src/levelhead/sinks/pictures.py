@@ -20,8 +20,7 @@ SHARES = {"normalised_entropy", "saturated", "gradient"}  # bins that stay where
 BINS = 20
 CELL = 12  # pixels a head
 
-# Colours of the gauge: saturated red, sharp amber, level green, flat blue, with the bounds between.
-ENTROPIES = (0.0, stats.SATURATED, stats.SHARP, 0.9, stats.FLAT, 1.0)
+# Colours of the gauge at `stats.ENTROPIES`: saturated red, sharp amber, level green, flat blue, and between.
 COLOURS = ((165, 15, 21), (222, 45, 38), (254, 196, 79), (49, 163, 84), (107, 174, 214), (8, 69, 148))
 UNSEEN = (200, 200, 200)
 
@@ -53,7 +52,7 @@ def entropy_map(snapshot: Snapshot) -> Floats:
 def coloured(entropies: Floats, cell: int = CELL) -> NDArray[np.uint8]:
     """The map as a picture (rows, columns, RGB), the first module on top."""
     known = np.nan_to_num(entropies)
-    channels = [np.interp(known, ENTROPIES, channel) for channel in np.array(COLOURS).T]
+    channels = [np.interp(known, stats.ENTROPIES, channel) for channel in np.array(COLOURS).T]
     picture = np.where(np.isnan(entropies)[..., None], UNSEEN, np.stack(channels, axis=-1))
     pixels: NDArray[np.uint8] = picture.round().astype(np.uint8)
     return pixels.repeat(cell, axis=0).repeat(cell, axis=1)
