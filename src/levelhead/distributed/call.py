@@ -275,10 +275,8 @@ def _agreement(wire: Wire, count: int, checked: Checked, table: Table, queries: 
     keywords = for_core(scoring, shape)
     rank = 0 if plan == "decode" else wire.rank
     shared = {name: x for name, x in keywords.items() if name not in _OWN}
-    query_ids = key_ids = None
-    if checked.ids is not None:
-        query_ids = np.ascontiguousarray(checked.ids[0])
-        key_ids = gathered_ids(wire, keys, checked.ids[1])
+    own = checked.ids
+    ids = None if own is None else (np.ascontiguousarray(own[0]), gathered_ids(wire, keys, own[1]))
     sinks, scale = (_tensor(given[x], keywords.get(x)) for x in ("sinks", "scale"))
     assert scale is not None
     rows = QueryRows(
@@ -288,8 +286,7 @@ def _agreement(wire: Wire, count: int, checked: Checked, table: Table, queries: 
         shared | team_for(checked.spread.threads, checked.origin),
         None if given["mask"] is None else torch.as_tensor(given["mask"]),
         sinks,
-        query_ids,
-        key_ids,
+        ids,
     )
     exists = scoring.existing_rows(shape, queries.positions(rank))
     may_overflow = _may_overflow(table, checked)

@@ -20,11 +20,11 @@ _ROWS = 256  # of a mask counted at once: bounds memory
 def keys_left(rows: QueryRows, keys: int) -> Array:
     """Keys visible to each row by position and segment, (B, T): the n of the "log-n" rule."""
     low, high = _reach(rows, keys)
-    if rows.query_ids is None or rows.key_ids is None:
+    if rows.ids is None:
         visible: Array = np.maximum(high - low + 1, 0)
         return visible
     counts = np.empty_like(low)
-    for b, (ids, key_ids) in enumerate(zip(rows.query_ids, rows.key_ids, strict=True)):
+    for b, (ids, key_ids) in enumerate(zip(*rows.ids, strict=True)):
         names, index = np.unique(key_ids, return_inverse=True)
         tokens = np.sort(index * (keys + 1) + np.arange(keys))  # by id, then by position
         at = np.searchsorted(names, ids)
@@ -53,8 +53,8 @@ def keys_seen(rows: QueryRows, keys: int) -> Array:
             visible = rows_mask if mask.dtype is torch.bool else rows_mask != -torch.inf
             visible = visible & (j >= torch.from_numpy(low[b, part])[:, None])
             visible &= j <= torch.from_numpy(high[b, part])[:, None]
-            if rows.query_ids is not None and rows.key_ids is not None:
-                query_ids, key_ids = (torch.from_numpy(np.array(x[b])) for x in (rows.query_ids, rows.key_ids))
+            if rows.ids is not None:
+                query_ids, key_ids = (torch.from_numpy(np.array(x[b])) for x in rows.ids)
                 visible &= query_ids[part, None] == key_ids
             counts[b, :, part] = visible.sum(-1).numpy()
     return counts

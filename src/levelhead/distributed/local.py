@@ -37,8 +37,7 @@ class QueryRows:
     options: Mapping[str, Any]  # the core's: flags, per-head arrays, lengths, threads
     mask: Tensor | None = None  # broadcastable to (..., H, T, all keys)
     sinks: Tensor | None = None  # (H,)
-    query_ids: Array | None = None  # (B, T)
-    key_ids: Array | None = None  # (B, all keys), by position
+    ids: tuple[Array, Array] | None = None  # of segments: of the queries (B, T), of all keys by position (B, S)
 
     def keywords(self, keys: Runs) -> dict[str, Any]:
         """The core's keywords for keys at some positions."""
@@ -46,9 +45,9 @@ class QueryRows:
         keywords["scale"] = memory(self.scale.contiguous())
         keywords["query_runs"] = list(self.runs) or [(0, 0, 1)]
         keywords["key_runs"] = list(keys) or [(0, 0, 1)]
-        if self.query_ids is not None and self.key_ids is not None:
-            keywords["query_segments"] = self.query_ids
-            keywords["key_segments"] = np.ascontiguousarray(select(self.key_ids, keys, -1))
+        if self.ids is not None:
+            keywords["query_segments"] = self.ids[0]
+            keywords["key_segments"] = np.ascontiguousarray(select(self.ids[1], keys, -1))
         if self.mask is not None:
             columns = self.mask if self.mask.shape[-1] == 1 else select(self.mask, keys, -1)
             n = sum(length for _, length, _ in keys)
@@ -57,16 +56,15 @@ class QueryRows:
 
     def first_keys(self) -> Array | None:
         """The position of the first key of each row's segment (B, T); None: no segments, so position 0."""
-        return None if self.query_ids is None or self.key_ids is None else first_keys(self.query_ids, self.key_ids)
+        return None if self.ids is None else first_keys(*self.ids)
 
     def first_among(self, keys: Runs) -> Array | None:
         """The same as an index into keys at some positions; -1: it is not among them."""
-        first = self.first_keys()
-        if first is None or self.key_ids is None:
+        if self.ids is None:
             return None
-        place = np.full(self.key_ids.shape[1] + 1, -1)  # the last: for those that have none
+        place = np.full(self.ids[1].shape[1] + 1, -1)  # the last: for those that have none
         place[positions(keys)] = np.arange(sum(length for _, length, _ in keys))
-        return place[first]
+        return place[first_keys(*self.ids)]
 
     def sink_logits(self) -> Array | None:
         """The sinks as the core expects them."""

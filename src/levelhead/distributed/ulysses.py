@@ -83,7 +83,7 @@ def _some_heads(call: Agreement, own: KeyBlock, more: Sequence[Tensor]) -> tuple
             options[name] = np.ascontiguousarray(options[name][heads])
     if "dropout" in options:
         options["first_head"] = heads.start
-    ids = rows.query_ids
+    ids = rows.ids
     new = replace(
         rows,
         q=q,
@@ -92,7 +92,7 @@ def _some_heads(call: Agreement, own: KeyBlock, more: Sequence[Tensor]) -> tuple
         options=options,
         mask=_mask_over(call),
         sinks=None if rows.sinks is None else rows.sinks[heads],
-        query_ids=None if ids is None else gathered_ids(call.wire, call.queries, ids),
+        ids=None if ids is None else (gathered_ids(call.wire, call.queries, ids[0]), ids[1]),
     )
     return new, KeyBlock(k, v, all_positions(call.keys)), rest
 
