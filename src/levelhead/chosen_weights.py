@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.call.arrays import Array, Origin
+from levelhead.call.arrays import Array, Origin, as_bfloat16
 from levelhead.call.options import Scoring, Shape
 from levelhead.errors import bad_type, bad_value
 
@@ -66,26 +66,12 @@ def weights_of_rows(
         rows = index[start : start + step]
         part = replace(shape, T=len(rows))
         with np.errstate(all="ignore"):
-            s = reference.logits_of(q[..., rows, :], k, part, _of_rows(scoring, rows), rows)
+            s = reference.logits_of(q[..., rows, :], k, part, scoring.of_rows(rows), rows)
             m = np.maximum(s.max(-1, initial=-np.inf, keepdims=True), sinks)
             e = np.where(s == -np.inf, 0.0, np.exp(s - m))
             # Not exp(s - logsumexp): far from zero, that has lost the sum of the exponentials.
             weights = np.where(e == 0, 0.0, e / (e.sum(-1, keepdims=True) + np.exp(sinks - m)))
         chosen[..., start : start + len(rows), :] = weights
     chosen = chosen.reshape(*shape.lead, len(index), shape.S)
-    return origin.give(_narrow(chosen, origin))
-
-
-def _of_rows(scoring: Scoring, rows: NDArray[np.int64]) -> Scoring:
-    mask, ids = scoring.mask, scoring.query_segments
-    mask = None if mask is None else mask[..., rows, :]
-    return scoring._replace(mask=mask, query_segments=None if ids is None else ids[:, rows])
-
-
-def _narrow(x: Array, origin: Origin) -> Array:
-    """In the caller's dtype; bfloat16 as its bits, rounded to the nearest even."""
-    if origin.dtype != "bfloat16":
-        return x.astype(origin.native, copy=False)
-    bits = x.view(np.uint32)
-    rounded: Array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(x), np.uint16(0x7FC0), rounded)
+    narrow = as_bfloat16(chosen) if origin.dtype == "bfloat16" else chosen.astype(origin.native, copy=False)
+    return origin.give(narrow)

@@ -8,7 +8,6 @@ length, stride), say where queries (from query_start) and keys sit in a longer s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,10 +17,10 @@ from numpy.typing import NDArray
 from levelhead import state, stats
 from levelhead.call.dropout import dropout_keep as dropout_keep
 from levelhead.call.options import Scoring, Shape, describe, namespace, shape_of
+from levelhead.call.segments import positions
 from levelhead.state import State as State
 
 Array: TypeAlias = NDArray[Any]
-Runs: TypeAlias = Sequence[tuple[int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +191,11 @@ def _unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
 def _setup(q: Array, k: Array, v: Array | None, options: dict[str, Any]) -> tuple[Shape, Scoring, Array, Array]:
     """Sizes, checked options, indices (T,) in the sequence of queries and key positions j (S,)."""
     shape = shape_of(q.shape, k.shape, None if v is None else v.shape)
-    own = {name: options.pop(name, None) for name in ("query_runs", "key_runs")}
+    sizes = (("query_runs", shape.T), ("key_runs", shape.S))
+    index, j = (positions(options.pop(runs, None) or [(0, n, 1)]) for runs, n in sizes)
     name = "bfloat16" if q.dtype == np.uint16 else q.dtype.name
-    index = _positions(own["query_runs"], shape.T)
     scoring = describe(shape, dtype_name=name, queries=max(shape.T, int(index.max(initial=-1)) + 1), **options)
-    return shape, scoring, index, _positions(own["key_runs"], shape.S)
-
-
-def _positions(runs: Runs | None, n: int) -> Array:
-    runs = [(0, n, 1)] if runs is None else runs
-    parts = [start + stride * np.arange(length) for start, length, stride in runs]
-    return np.concatenate([np.zeros(0, np.int64), *parts])
+    return shape, scoring, index, j
 
 
 def _wide(x: Array) -> Array:

@@ -178,6 +178,13 @@ def as_float32(x: Array) -> Array:
     return (x.astype(np.uint32) << 16).view(np.float32) if bits else x.astype(np.float32, copy=False)
 
 
+def as_bfloat16(x: Array) -> Array:
+    """float32 rounded to bfloat16, ties to even, as its bits."""
+    bits = x.view(np.uint32)
+    rounded: Array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(x), np.uint16(0x7FC0), rounded)
+
+
 def _floats(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin]:
     looked = _look(name, x, in_place=in_place)
     if looked is None:

@@ -186,6 +186,13 @@ class Scoring(NamedTuple):
             return None
         return exists.reshape((*shape.batch, 1, shape.T)) if shape.lead else exists[0]
 
+    def of_rows(self, rows: Any) -> Scoring:
+        """The options for the queries with these indices alone."""
+        mask, ids = self.mask, self.query_segments
+        if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
+            mask = mask[..., rows, :]
+        return self._replace(mask=mask, query_segments=None if ids is None else ids[:, rows])
+
     def capped(self, bound: Any) -> Any:
         """What bounds the scaled logits, if `bound` does before the cap."""
         return bound if self.softcap is None else namespace(bound).clip(bound, None, self.softcap)

@@ -1,7 +1,8 @@
-"""Packed sequences and ALiBi: ids per token from lengths, pairs of ids, standard slopes."""
+"""Packed sequences and ALiBi: ids per token from lengths, pairs of ids, positions of runs, standard slopes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,12 @@ def segment_pair(segments: Any, shape: Shape) -> tuple[NDArray[np.int64], NDArra
         values = integers("segments", ids, full, f"integer {name} ids", advice)
         result.append(values.reshape(shape.B, length))
     return result[0], result[1]
+
+
+def positions(runs: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """Every position of runs (start, length, stride), one after another."""
+    parts = [start + stride * np.arange(length) for start, length, stride in runs]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def first_keys(query_ids: NDArray[np.int64], key_ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -43,8 +43,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     rank, world = session.launched()
     threads = session.threads_per_rank(arguments.threads)
     file: Path | None = arguments.json if rank == 0 else None
-    if file is not None:
-        check_writable("--json", file)
+    check_writable("--json", file)
     size = next((name for name in ("tiny", "full") if getattr(arguments, name)), "quick")
     effort = cases.EFFORTS[size]
     shown = Progress(len({cell.about for cell in cases.cells(effort, world)}))

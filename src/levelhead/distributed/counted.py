@@ -11,8 +11,8 @@ import torch
 
 from levelhead.call.arrays import Array
 from levelhead.call.options import BATCH, FLAG, INTEGER, Scoring, fields
+from levelhead.call.segments import positions
 from levelhead.distributed.local import QueryRows
-from levelhead.distributed.split import positions
 
 _ROWS = 256  # of a mask counted at once: bounds memory
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from levelhead import _core, state
 from levelhead.call.arrays import Array, stretched
-from levelhead.call.segments import first_keys
-from levelhead.distributed.split import Runs, positions, select
+from levelhead.call.segments import first_keys, positions
+from levelhead.distributed.split import Runs, select
 from levelhead.distributed.trace import Trace, timed
 from levelhead.state import State
 from levelhead.torch.operators import memory, wide

@@ -7,7 +7,7 @@ together again; it sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from levelhead.call.segments import positions
 from levelhead.checks import integer
 from levelhead.distributed.agree import mark
 from levelhead.errors import bad_type, bad_value
@@ -141,12 +142,6 @@ class Split:
 def all_positions(split: Split) -> Runs:
     """The runs of the whole sequence."""
     return ((0, split.n, 1),) if split.n else ()
-
-
-def positions(runs: Iterable[Run]) -> NDArray[np.int64]:
-    """Every position of the runs, one after another."""
-    parts = [start + stride * np.arange(length) for start, length, stride in runs]
-    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def select(x: Any, runs: Runs, dim: int) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from levelhead.call.arrays import as_bfloat16, as_float32
+
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 
@@ -22,7 +24,4 @@ def rounded(x: NDArray[Any], dtype: str) -> NDArray[np.float32]:
     if dtype == "float16":
         with np.errstate(over="ignore"):
             return single.astype(np.float16).astype(np.float32)
-    bits = single.view(np.uint32)
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    near = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
-    return np.where(np.isnan(single), single, near.view(np.float32))
+    return as_float32(as_bfloat16(single))

@@ -64,7 +64,7 @@ def weights_and_logsumexp(
     """
     index = torch.arange(q.shape[-2], device=q.device) if rows is None else rows
     if rows is not None:
-        q, scoring = q.index_select(-2, rows), _of_rows(scoring, rows)
+        q, scoring = q.index_select(-2, rows), scoring.of_rows(rows)
     if spoiled is None:
         spoiled = Spoiled(*(~x.isfinite().all(-1) for x in (q, k)))
         q, k = finite(q), finite(k)
@@ -88,13 +88,6 @@ def weights_and_logsumexp(
 def is_float(x: Any) -> bool:
     """Whether it is a tensor that may be differentiated."""
     return isinstance(x, Tensor) and x.is_floating_point()
-
-
-def _of_rows(scoring: Scoring, rows: Tensor) -> Scoring:
-    mask, ids = scoring.mask, scoring.query_segments
-    if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
-        mask = mask.index_select(-2, rows)
-    return scoring._replace(mask=mask, query_segments=None if ids is None else ids.index_select(-1, rows))
 
 
 def _unit(x: Tensor) -> Tensor:
