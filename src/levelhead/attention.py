@@ -173,23 +173,24 @@ def _described(
 
 def _simple_kinds(options: Options) -> tuple[type, ...] | None:
     """The types of the options, all numbers and words, so that 1 cannot find the entry of True; None: others are
-    among them, or chance.
+    among them, or chance, or rows that do not exist, which take an array as long as the queries.
     """
     kinds: list[type] = []
     for value in options.values():
         kinds.extend(map(type, value) if type(value) is tuple else (type(value),))
-    return tuple(kinds) if _SIMPLE.issuperset(kinds) and not options.get("dropout") else None
+    simple = _SIMPLE.issuperset(kinds) and not options.get("dropout") and options.get("query_lengths") is None
+    return tuple(kinds) if simple else None
 
 
 @lru_cache(_REMEMBERED)
 def _remembered(
     q: Sizes, k: Sizes, v: Sizes | None, dtype: str, options: tuple[tuple[str, Any], ...], kinds: tuple[type, ...]
 ) -> tuple[Shape, dict[str, Any], Array | None]:
-    """As `_described`; its arrays are read-only, as an observation shows some of them and all such calls share them."""
+    """As `_described`; its arrays are read-only, as an observation shows its sinks and all such calls share them."""
     sizes = shape_of(q, k, v)
     scoring = describe(sizes, dtype_name=dtype, **dict(options))
-    keywords, exists = for_core(scoring, sizes), scoring.existing_rows(sizes)
-    for array in (*keywords.values(), exists):
+    keywords = for_core(scoring, sizes)
+    for array in keywords.values():
         if isinstance(array, np.ndarray):
             array.flags.writeable = False
-    return sizes, keywords, exists
+    return sizes, keywords, None
