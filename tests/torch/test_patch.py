@@ -262,3 +262,20 @@ def test_torch_func_inside_a_compiled_graph(transform: str) -> None:
     with patch():
         found = torch.compile(call, backend="aot_eager", fullgraph=True)(q)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["grad", "vmap of grad"])
+def test_torch_func_with_dropout_in_compiled_code_runs_as_it_does_without(each: bool) -> None:
+    q, k, v = (torch.randn(2, 2, 5, 4) for _ in range(3))
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3).sum()
+
+    def call(q: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        gradient = torch.func.grad(loss)
+        return torch.func.vmap(gradient, randomness="different")(q, k, v) if each else gradient(q, k, v)
+
+    with patch():
+        found = torch.compile(call, backend="eager")(q)
+        assert torch.equal(found, call(q))

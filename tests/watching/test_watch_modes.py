@@ -61,10 +61,10 @@ def test_a_mode_sees_the_model_and_nothing_else(name: str, kind: type[Any]) -> N
     run()
     with kind() as plain:
         run()
-    with kind() as around, lh.watch(model) as w:
+    with kind() as around, lh.watch(model, gradients=True) as w:
         run()
         assert w.last.records
-    with lh.watch(model) as w, kind() as inside:
+    with lh.watch(model, gradients=True) as w, kind() as inside:
         run()
     assert w.last.records
     assert around.names == plain.names and inside.names == plain.names

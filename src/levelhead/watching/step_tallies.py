@@ -295,8 +295,9 @@ class Ledger:
             self._followed[role] = weight
 
             def keep(parameter: Tensor, role: str = role) -> None:
-                if parameter.grad is not None:
-                    self._weights[role] = torch.linalg.vector_norm(parameter.grad.detach())
+                with undisturbed():
+                    if parameter.grad is not None:
+                        self._weights[role] = torch.linalg.vector_norm(parameter.grad.detach())
 
             self._hooks.append(weight.register_post_accumulate_grad_hook(keep))  # type: ignore[no-untyped-call]
 

@@ -320,7 +320,8 @@ class Watch:
 
     def follow_gradients(self, frame: Frame, inputs: GradientInputs) -> None:
         if self.gradients and self.observing and torch.is_grad_enabled():
-            self._ledger(frame).follow_gradients(frame, inputs)
+            with undisturbed():
+                self._ledger(frame).follow_gradients(frame, inputs)
 
     # ---- results
 
