@@ -79,7 +79,7 @@ def attention_backward(
         into["dmask"] = arrays.stretched(room["mask"], keywords["mask"].shape)
     keywords |= team_for(threads, origin)
     if "mask" in room and origin.dtype in ("float16", "bfloat16"):
-        outputs["out"] = _unrounded(q_view, k_view, v_view, keywords)
+        outputs["out"] = unrounded(q_view, k_view, v_view, arrays.take_mask(mask, origin), keywords)
     _core.backward(outputs["dout"], q_view, k_view, v_view, outputs["out"], lse, dlogsumexp=dlse, **into, **keywords)
     if "scale" in room and np.ndim(cast(Any, scale)) == 0:
         room["scale"] = room["scale"].sum(keepdims=True).reshape(())
@@ -88,12 +88,12 @@ def attention_backward(
     return tuple(origin.give(room[name]) for name in wrt)
 
 
-def _unrounded(q: Array, k: Array, v: Array, keywords: dict[str, Any]) -> Array:
+def unrounded(q: Array, k: Array, v: Array, mask: Any, keywords: dict[str, Any]) -> Array:
     """The output in float32. Each gradient of a logit has dout·out subtracted; a mask's gradient is a sum of many, in
-    which the rounding of a half type would add up instead of cancelling."""
-    q, k, v, mask = (arrays.as_float32(x) for x in (q, k, v, keywords["mask"]))
+    which the rounding of a half type would add up instead of cancelling. `mask` is the one before it was broadcast."""
+    q, k, v, mask = (arrays.as_float32(x) for x in (q, k, v, mask))
     out = np.empty((*q.shape[:-1], v.shape[-1]), np.float32)
-    _core.forward(q, k, v, out=out, **keywords | {"mask": mask})
+    _core.forward(q, k, v, out=out, **keywords | {"mask": arrays.stretched(mask, keywords["mask"].shape)})
     return out
 
 

@@ -3,6 +3,7 @@ guarantees."""
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import combinations
 from typing import Any
 
@@ -372,3 +373,15 @@ def test_rows_whose_bias_is_far_from_zero(isa: str, dtype: str, low: float | Non
     if abs(low) > 1e5:
         np.testing.assert_allclose(np.sqrt(seen.rows.var[..., 1::3]) / low, 0.0, atol=1e-15)
         np.testing.assert_allclose(seen.rows.mean[..., 1::3], low, rtol=0.31)  # a state is in units of ln 2
+
+
+def test_a_mask_for_all_heads_stays_one_array_in_half_precision() -> None:
+    """Its gradient is computed from an output in float32: the mask becomes float32, but not once for every head."""
+    q, mask = np.ones((16, 64, 4), np.float16), np.zeros((64, 64), np.float16)
+    seen = lh.observe(q, q, q, mask=mask)
+    tracemalloc.start()
+    try:
+        lh.attention_backward(q, q, q, q, seen.output, seen.logsumexp, wrt=("mask",), mask=mask)
+        assert tracemalloc.get_traced_memory()[1] < 16 * mask.size * 4
+    finally:
+        tracemalloc.stop()

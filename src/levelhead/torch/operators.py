@@ -22,6 +22,7 @@ from levelhead import _core
 from levelhead.call.arrays import Array, stretched
 from levelhead.call.options import BATCH, FLAG, HEADS, INTEGER, KINDS, MASK, NUMBER, RATE, SEED, TOKENS, Scoring, fields
 from levelhead.errors import LevelheadError, expected
+from levelhead.gradients import unrounded
 from levelhead.state import State, unwritten
 from levelhead.torch import second_order
 
@@ -186,25 +187,17 @@ def _attend_backward(*inputs: Any) -> tuple[Tensor, ...]:
     gradients = _backward_shapes(*inputs)
     pairs = zip(WANTED, gradients, wanted, strict=True)
     into: dict[str, Any] = {f"d{name}": memory(x) for name, x, want in pairs if want}
+    q_memory, k_memory, v_memory, output = (memory(x) for x in (q, k, v, out))
+    keywords = for_core(scoring, q, k, threads)
     if "dmask" in into:
-        out = _unrounded(q, k, v, out, scoring, threads)
+        if wide(q.dtype) is not q.dtype:
+            output = unrounded(q_memory, k_memory, v_memory, memory(scoring.mask), keywords)
         gradients[WANTED.index("mask")].zero_()
         into["dmask"] = stretched(into["dmask"], (*q.shape[:-1], k.shape[-2]))
     per_row = None if dlogsumexp is None else memory(dlogsumexp.to(logsumexp.dtype).contiguous())
-    lse = memory(logsumexp.contiguous())
-    tensors = (memory(dout.to(q.dtype)), memory(q), memory(k), memory(v), memory(out), lse)
-    keywords = for_core(scoring, q, k, threads) | into
-    _core.backward(*tensors, dlogsumexp=per_row, **keywords)
+    lse, upstream = memory(logsumexp.contiguous()), memory(dout.to(q.dtype))
+    _core.backward(upstream, q_memory, k_memory, v_memory, output, lse, dlogsumexp=per_row, **keywords, **into)
     return gradients
-
-
-def _unrounded(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scoring: Scoring, threads: int | None) -> Tensor:
-    """The output in float32, computed once more if it was rounded to a half type. Each gradient of a logit has dout·out
-    subtracted; a mask's gradient is a sum of many, in which the rounding would add up instead of cancelling."""
-    if wide(q.dtype) is q.dtype:
-        return out
-    q, k, v = (x.float() for x in (q, k, v))
-    return forward(q, k, v, None, for_core(scoring._replace(mask=scoring.mask.float()), q, k, threads))[0]
 
 
 def _backward_shapes(*inputs: Any) -> tuple[Tensor, ...]:
