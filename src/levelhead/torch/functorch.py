@@ -34,10 +34,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | Non
     if in_graph if compiling else _has_tangents(q, k, v, scoring.scale, scoring.mask, scoring.sinks):
         out, logsumexp = second_order.forward_mode(q, k, v, scoring, operators.wide(q.dtype))
         return out.to(q.dtype), logsumexp
-    if compiling and transformed:  # with dropout: its seed has no number in a graph
-        return _attend_untraced(q, k, v, *scoring, threads)  # type: ignore[no-any-return]
     out, logsumexp = (torch.ops.levelhead.attend if compiling else _attend)(q, k, v, *scoring, threads)
     return out, logsumexp
+
+
+def seed_is_unknown() -> bool:
+    """Whether the seed of dropout has no number: in a graph, inside a transformation of torch.func in reverse mode."""
+    if not torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return False
+    transformed: bool = torch._C._are_functorch_transforms_active()
+    return transformed
 
 
 def _has_tangents(*inputs: Any) -> bool:
@@ -93,24 +99,6 @@ register_vmap("levelhead::attend", partial(_joined, torch.ops.levelhead.attend))
 register_vmap("levelhead::attend_backward", partial(_one_by_one, torch.ops.levelhead.attend_backward))
 
 
-# ---- compile
-
-
-def untraced(call: Any) -> Any:
-    """The call as one graph break under compile, for code that Dynamo cannot trace."""
-    disabled: list[Any] = []
-
-    @wraps(call)
-    def run(*args: Any, **options: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:  # a second to import, and nothing is compiled yet
-            return call(*args, **options)
-        if not disabled:
-            disabled.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
-        return disabled[0](*args, **options)
-
-    return run
-
-
 # ---- twins
 
 
@@ -138,7 +126,6 @@ def _twin(operator: Any, setup: Any, gradient: Any, rule: Any) -> Any:
             return operator(*inputs)
 
         @staticmethod
-        @untraced  # what torch calls by itself, Dynamo would trace by itself
         def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
             return rule(call, info, in_dims, *inputs)
 
@@ -158,4 +145,19 @@ _attend = _twin(
 )
 
 
-_attend_untraced = untraced(_attend)
+# ---- compile
+
+
+def untraced(call: Any) -> Any:
+    """The call as one graph break under compile, for code that Dynamo cannot trace."""
+    disabled: list[Any] = []
+
+    @wraps(call)
+    def run(*args: Any, **options: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:  # a second to import, and nothing is compiled yet
+            return call(*args, **options)
+        if not disabled:
+            disabled.append(torch.compiler.disable(call))  # type: ignore[no-untyped-call]
+        return disabled[0](*args, **options)
+
+    return run

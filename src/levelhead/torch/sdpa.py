@@ -23,7 +23,7 @@ from levelhead.call.options import Scoring
 from levelhead.call.scaling import usual
 from levelhead.errors import LevelheadTypeError, bad_type, expected
 from levelhead.torch import jagged, multihead_forward
-from levelhead.torch.functorch import attend
+from levelhead.torch.functorch import attend, seed_is_unknown
 from levelhead.torch.multihead_forward import FAST_PATH_OFF, MULTIHEAD, TRACED_MULTIHEAD
 from levelhead.torch.operators import LevelheadRuntimeError, observed, uniform
 from levelhead.torch.swap import Function, Swap
@@ -94,6 +94,11 @@ def extended(
     rank = max(query.dim(), key.dim(), value.dim())
     q, k, v = broadcast(query, key, value, enable_gqa)
     _check_mask_shape(attn_mask, (*q.shape[:-1], k.shape[-2]), rank)
+    if 0.0 < dropout_p < 1.0 and seed_is_unknown():
+        if more or isinstance(scale, tuple):
+            advice = "Compile without dropout, or run torch.func without torch.compile"
+            raise _wrong("dropout_p", f"0 with {', '.join(more)} in compiled torch.func", dropout_p, advice)
+        return ORIGINAL(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if 0.0 < dropout_p < 1.0:
         more |= {"dropout": dropout_p, "seed": torch.randint(_SEEDS, (), dtype=torch.int64, device=q.device)}
     out, _ = attend(q, k, v, Scoring(factors(scale, q), attn_mask, causal=is_causal, **more))
