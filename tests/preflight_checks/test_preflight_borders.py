@@ -394,3 +394,72 @@ def test_a_pruned_head_of_torchs_module() -> None:
         layer, x = nn.MultiheadAttention(WIDTH, H, batch_first=True), torch.randn(2, 7, WIDTH)
         layer.get_parameter(name).data[rows] = 0.0
         assert wrong(lh.preflight(layer, (x, x, x))) == ["heads without effect"]
+
+
+# ---- designs of models of transformers that were called bugs
+
+
+class Contrastive(nn.Module):
+    """Texts that look at every video: pairs of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(both)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.model(input_ids).mean(1)
+        return x[:, None] * x[None]
+
+
+class ChoosesTokens(nn.Module):
+    """A masked autoencoder draws the tokens that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = Own(both)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.rand(x.shape[:2]).argsort(1)[:, :5, None].expand(-1, -1, WIDTH)
+        return self.attn(x.gather(1, kept))
+
+
+class Capped(nn.Module):
+    """A pooling layer without a cap beside layers that have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(by_hand(lambda s, hidden: (20 * (s / 20).tanh()).masked_fill(hidden, -1e9)))
+        self.model.layers[0].softcap = 20.0
+        self.pool = Own(both)
+        self.pool.config = type("Config", (), {"attn_logit_softcapping": 20.0})()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.pool(self.model(input_ids))
+
+
+class AsDict(Own):
+    def forward(self, x: Tensor, **more: Any) -> Any:
+        return {"context": super().forward(x)}
+
+
+class GivesDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = AsDict(both)
+        self.attn.o_proj = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x)["context"]
+
+
+def keys_of_zero(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return both(rotate(q), rotate(k) * 0, v)
+
+
+def test_designs_of_models_of_transformers() -> None:
+    x = torch.randn(3, 11, WIDTH)
+    for model, batch in ((Contrastive(), words()), (ChoosesTokens(), x), (Capped(), words()), (GivesDict(), x)):
+        result = lh.preflight(model, batch)
+        assert wrong(result) == []
+        assert not any("a changed pass failed" in check.moved for check in result.checks)
+    assert "RoPE on q only" not in wrong(lh.preflight(Model(keys_of_zero), words()))

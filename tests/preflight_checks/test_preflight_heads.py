@@ -133,3 +133,24 @@ def test_heads_weights_and_rotations(options: dict[str, Any], kinds: list[str]) 
 
 def test_logits_of_a_model_in_half_precision_are_no_bug() -> None:
     assert "fp16 product" not in wrong(Model(ByHand("half")).half())
+
+
+class Adapted(ByHand):
+    """A low-rank addition to the queries, written out beside their projection."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.down, self.up = scale, nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            y.unflatten(-1, (H, D)).transpose(1, 2)
+            for y in (self.q_proj(x) + 2 * self.up(self.down(x)), self.k_proj(x), self.v_proj(x))
+        )
+        s = (q @ k.mT * self.scale).masked_fill(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1), -1e4)
+        return self.o_proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_the_scale_behind_a_low_rank_addition() -> None:
+    assert wrong(Model(Adapted(1.0))) == ["wrong scale"]
+    assert wrong(Model(Adapted(D**-0.5))) == []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
+from levelhead.errors import LevelheadError
+from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.flight import Flight
-from levelhead.preflight_checks.passes import Moved, Tape, moved, same, taped
+from levelhead.preflight_checks.inputs import Batch
+from levelhead.preflight_checks.passes import Moved, Tape, moved, same, taped, tolerance
+from levelhead.preflight_checks.places import Grid
 from levelhead.preflight_checks.result import finding
 
 
@@ -20,9 +24,8 @@ class Claim:
     modules: frozenset[str] | None = None  # attention modules of which it says so; None: the whole model
 
 
-def causality(flight: Flight, claim: Claim | None, attending: Collection[str]) -> None:
-    """Changes a token; earlier outputs must stand still. `claim`: None: nothing says that they should; `attending`:
-    modules that do."""
+def causality(flight: Flight, claim: Claim | None, calls: Sequence[SeenCall]) -> None:
+    """Changes a token; earlier outputs must stand still. `claim`: None: nothing says that they should."""
     name, stream = "causality", flight.batch.stream()
     if stream is None:
         return flight.unknown(name, "a token", "the batch holds no tokens (ids (B, T) or vectors (B, T, C))")
@@ -33,14 +36,14 @@ def causality(flight: Flight, claim: Claim | None, attending: Collection[str]) -
     unpadded = flight.batch.unpadded(stream)
     if not unpadded.any():
         return flight.unknown(name, "a token", "every row is padded, and which of its tokens are is not known")
-    worst, at = Moved(0.0, None, 0), 0
+    worst, at, moving = Moved(0.0, None, 0), 0, flight.tape
     for t in sorted({grid.tokens - 1, grid.tokens // 2, 1}, reverse=True):
         after = taped(flight.batch.changed(stream, grid.token(t)))
         if not _changed(flight.tape, after):
             continue
         here = moved(flight.tape, after, grid.at(grid.before(t) & unpadded))
         if here.size > worst.size or not worst.compared:
-            worst, at = here, t
+            worst, at, moving = here, t, after
     changed = f"token {at} of every row"
     if not worst.compared:
         return flight.unknown(name, changed, "no output has a place for every token, or none moved at all")
@@ -51,7 +54,14 @@ def causality(flight: Flight, claim: Claim | None, attending: Collection[str]) -
         what += "; nothing says that this model should be causal: pass causal=True if it should"
         return flight.unknown(name, changed, what)
     module = worst.module or ""
-    if (other := _elsewhere(flight, module, claim, attending)) is not None:
+    changed_batch = flight.batch.changed(stream, grid.token(at))
+    attending = _readers(changed_batch, calls) if claim.modules is not None else frozenset()
+    inner = flight.model if module == "" else dict(flight.model.named_modules())[module]
+    unlocated = isinstance(inner, nn.Embedding) or (module == "" and module not in attending)
+    if claim.modules is not None and unlocated and not _mixes(flight.tape, moving, grid, at):
+        what += ", because the model itself moves tokens before its layers (a flip, a shift, a second direction)"
+        return flight.unknown(name, changed, f"{what}; pass causal=True if the whole model should be causal")
+    if (other := _elsewhere(module, claim, attending)) is not None:
         return flight.unknown(name, changed, f"{what}, {other}; pass causal=True if the whole model should be causal")
     why = f"Later tokens change earlier outputs, although {claim.why}: the model sees in training what it must predict."
     advice = "Look at the mask in this module: which keys may query t see? Only 0 … t."
@@ -59,19 +69,44 @@ def causality(flight: Flight, claim: Claim | None, attending: Collection[str]) -
     return flight.failed(name, changed, what, found)
 
 
-def _elsewhere(flight: Flight, module: str, claim: Claim, attending: Collection[str]) -> str | None:
+def _elsewhere(module: str, claim: Claim, attending: Collection[str]) -> str | None:
     """Why a module that lets later tokens through is none of those that should not; None: it is one of them."""
     if claim.modules is None:
         return None
     here = {a for a in attending if a == module or f"{a}.".startswith(f"{module}.") or f"{module}.".startswith(f"{a}.")}
-    kind = dict(flight.model.named_modules())[module]
-    if isinstance(kind, nn.Embedding) or (module == "" and module not in attending):
-        return "because the model itself moves tokens before its layers (a flip, a shift, a second direction)"
     if here:
         return None if here & claim.modules else f"first through {module}, whose mask is not causal"
     if set(attending) <= claim.modules:
         return None
-    return f"first through {module}, and not all attention of this model is causal"
+    return f"first through {module or 'the model itself'}, and not all attention of this model is causal"
+
+
+def _readers(changed: Batch, calls: Sequence[SeenCall]) -> frozenset[str]:
+    """Modules whose keys move with the token: an encoder and its readers do not read what a decoder is given."""
+    try:
+        after = seen_calls(changed)[1]
+    except LevelheadError:
+        after = []
+    if [call.module for call in after] != [call.module for call in calls]:
+        return frozenset(call.module for call in calls)
+    return frozenset(old.module for old, new in zip(calls, after, strict=True) if not same(old.k, new.k))
+
+
+def _mixes(before: Tape, after: Tape, grid: Grid, t: int) -> bool:
+    """Whether tokens are mixed where earlier ones move first: a number of one place then moves at several. A flip or a
+    shift moves it at one."""
+    for key, old in before.entries.items():
+        new = after.entries.get(key)
+        pairs = [] if new is None else list(zip(old.inputs or old.outputs, new.inputs or new.outputs, strict=False))
+        for a, b in pairs:
+            x, y = (grid.by_token(z) if a.shape == b.shape else None for z in (a, b))
+            if key[0] == "" or x is None or y is None:
+                continue
+            moved_at = (x - y).abs() > tolerance(x.dtype) * x.abs().max()  # (rows, tokens, columns)
+            early = moved_at[:, :t].any(1)
+            if bool(early.any()):
+                return bool((moved_at.sum(1)[early] > 1).float().mean() > 0.5)
+    return True  # at the end of the model
 
 
 def _changed(before: Tape, after: Tape) -> bool:

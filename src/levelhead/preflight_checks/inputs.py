@@ -99,6 +99,8 @@ class Batch:
         key = self.stream()
         if key is not None:
             return self.sizes(key)[0]
+        if any("grid" in name or "seqlens" in name for name in self.names.values()):
+            return 0  # pieces of images, packed
         sizes = {x.shape[0] for x in self.tensors().values() if x.dim() > 3 and x.is_floating_point()}  # images
         return sizes.pop() if len(sizes) == 1 else 0
 
@@ -110,7 +112,8 @@ class Batch:
         size = self.sizes(stream)
         for key, x in self.tensors().items():
             name = self.names[key]
-            named = (name == "mask" or name.endswith(_MASKS)) and not name.startswith(_DECODER)
+            usual = name in ("mask", f"{self.names[stream]}_mask") or name.endswith(_MASKS)
+            named = usual and not name.startswith(_DECODER)
             if named and x.shape == size and _distinct(x) <= {0, 1}:
                 return key
         return None

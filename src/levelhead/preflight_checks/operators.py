@@ -47,6 +47,7 @@ class Called:
     """What was called."""
 
     drops: bool = False  # numbers are drawn as dropout draws them
+    sorts: bool = False  # drawn numbers are sorted: a random choice of tokens
     other_axis: bool = False  # a softmax of three or more dimensions runs along another than the last
     widths: set[int] = field(default_factory=set)  # of softmaxes: how many numbers sum to 1
     heads: dict[str, int] = field(default_factory=dict)  # by module: the second size of a softmax of (B, H, T, S)
@@ -65,6 +66,7 @@ class _Mode(TorchDispatchMode):
         name = func.overloadpacket.__name__
         out = func(*args, **(kwargs or {}))
         self.called.drops |= name in _DROPPING
+        self.called.sorts |= name in ("sort", "argsort", "topk") and self.kinds.get(args[0]) == _NOISE
         first = next((x for x in args if isinstance(x, Tensor)), None)
         if name in _SOFTMAX and args[0].dim() > 2:
             self.called.widths.add(args[0].shape[args[1]])
@@ -88,7 +90,7 @@ class _Mode(TorchDispatchMode):
             return _WEIGHTS if args[0].dim() > 2 else None
         if name in _PRODUCTS:
             return _LOGITS
-        if name in ("bernoulli", "bernoulli_"):
+        if name in ("bernoulli", "bernoulli_", "rand", "rand_like"):
             return _NOISE
         kinds = {self.kinds.get(x) for x in args[:3] if isinstance(x, Tensor)} - {None}
         if name in _SCALED and kinds == {_LOGITS, _NOISE}:

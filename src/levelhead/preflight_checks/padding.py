@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from levelhead.errors import LevelheadError
+from levelhead.preflight_checks import padded_keys
 from levelhead.preflight_checks.calls import seen_calls
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.inputs import Batch, Key
@@ -31,11 +32,16 @@ def padding(flight: Flight, attending: Collection[str]) -> None:
     results, given = [], []
     causal = any(check.name == "causality" and check.verdict == "passed" for check in flight.checks)
     for side, padded, real in _paddings(batch, key, grid, left=causal):
+        changed_batch = padded.changed(stream, ~real)
         try:
-            before, after = taped(padded), taped(padded.changed(stream, ~real))
+            before, after = taped(padded), taped(changed_batch)
         except LevelheadError:
             continue
         here = moved(before, after, _places(batch, stream, grid, real))
+        if not here.size:
+            here = padded_keys.exposed(padded, changed_batch, real) or here
+        if not here.size:
+            here = padded_keys.counted(padded, stream, real) or here
         if here.size and here.module and _hides(padded, here.module, real):
             what = (
                 f"real tokens moved through {here.module}, whose softmax hides the padding: something else mixes tokens"
@@ -53,6 +59,11 @@ def padding(flight: Flight, attending: Collection[str]) -> None:
     right = [meaning for meaning, group in by_polarity.items() if all(not here.size for _, here in group)]
     if right:
         wrong = _of_other_rows([(b, real) for side, b, real in given if side.endswith(right[0])], key)
+        if (wrong is None or len(right) > 1) and any(
+            padded_keys.pooled(b, b.changed(stream, ~r), r) for _, b, r in given
+        ):
+            what = "no real token moved, and an output without tokens did: padded tokens are pooled, not attended to"
+            return flight.unknown(name, changed, what)
         if wrong is None or len(right) > 1:
             return flight.passed(name, changed, "no real token moved")
         why = "Keys of real tokens are hidden from all queries of their row, at places where another row is padded: "
@@ -65,6 +76,9 @@ def padding(flight: Flight, attending: Collection[str]) -> None:
     if module not in attending:
         what = f"real tokens moved through {module or 'the model itself'}, which does not attend"
         return flight.unknown(name, changed, f"{what}: a convolution or pooling over tokens")
+    if any(padded_keys.used_otherwise(b, key, real) for _, b, real in given):
+        what = "the mask hides no key, and changes what enters the attention: it may be no padding mask"
+        return flight.unknown(name, changed, what)
     why = "Padded tokens change the outputs of real ones: the padding mask does not reach the softmax of this module, "
     why += "or has no effect there. Results then depend on what a row is padded with and how far."
     advice = "Hide padded keys before the softmax: a bool mask (B, 1, 1, S) for scaled_dot_product_attention."

@@ -41,9 +41,7 @@ class Grid:
         tokens = self.by_token(x)
         if tokens is not None:
             return tokens.reshape(self.rows, -1)
-        each_with_each = (
-            x.dim() == 2 and x.shape[1] == self.rows
-        )  # similarities of all rows, as contrastive models give
+        each_with_each = x.dim() > 1 and x.shape[1] == self.rows  # of all pairs of rows, as contrastive models give
         if x.dim() >= 2 and x.shape[0] == self.rows > 1 and not each_with_each:
             return x.reshape(self.rows, -1)
         return None

@@ -105,6 +105,8 @@ def _judged(call: SeenCall, tape: Tape) -> Finding | str:
     if max(lengths) > _NEAR:
         return _LONGER
     of_q, of_k = _varies(q), _varies(k)
+    if not bool(q.any()) or not bool(k.any()):  # a gain that is zero at first
+        return _STILL
     if of_q < _NEAR and of_k < _NEAR:
         return _SAME_ANGLES if _turned_alike(call, tape) else _STILL
     late = [_varies(x[:, x.shape[1] // 2 :]) for x in (q, k)]  # a convolution varies at the beginning only

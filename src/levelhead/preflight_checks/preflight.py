@@ -18,6 +18,7 @@ from levelhead.preflight_checks import (
     attention_sinks,
     cached_decoding,
     causality,
+    cross_masks,
     distances,
     earlier_weights,
     head_scales,
@@ -26,6 +27,7 @@ from levelhead.preflight_checks import (
     operators,
     padding,
     positions,
+    probed_scales,
     projections,
     repeats,
     rows,
@@ -88,6 +90,7 @@ def preflight(
         modules = {seen.module for seen in calls}
         claims: list[Claim | None] = []
         flight.attempt("form of masks", lambda: claims.append(masks.forms(flight, calls, causal)))
+        flight.attempt(cross_masks.NAME, lambda: cross_masks.check(flight, calls))
         flight.attempt("use of projections", lambda: projections.check(flight, calls))
         flight.attempt("applied weights", lambda: claims.append(_weights(flight, run, calls)))
         flight.attempt("order of key heads", lambda: projections.key_groups(flight, calls))
@@ -104,9 +107,12 @@ def preflight(
         keys = {seen.module: seen.keys for seen in calls}
         flight.attempt("batch independence", lambda: rows.batch_independence(flight, keys, independent))
         claim = _claim(model, calls, next(filter(None, claims), None), causal)
-        flight.attempt("causality", lambda: causality.causality(flight, claim, modules))
+        flight.attempt("causality", lambda: causality.causality(flight, claim, calls))
         flight.attempt(cached_decoding.NAME, lambda: cached_decoding.check(flight))
         flight.attempt("padding independence", lambda: padding.padding(flight, modules))
+        runs = [run]
+        flight.attempt("effective scale", lambda: runs.append(probed_scales.read(flight, run, calls)))
+        run = runs[-1]
         judged = scales.named(flight, run, diagnose(run)) if run.latest else []
         if earlier is not None:
             judged = earlier_weights.against(flight, earlier, run, judged)

@@ -255,7 +255,7 @@ def _moved(flight: Flight, homes: Sequence[_Home], roles: str, size: float) -> d
         for child, columns in (home.children[role] for role in roles):
             handles.append(modules[child].register_forward_hook(_noisy(columns, size)))
         kept = flight.tape.entries[home.name, 0].outputs[0]
-        handles.append(modules[home.name].register_forward_hook(_compared(home.name, kept, found)))
+        handles.append(modules[home.name].register_forward_hook(compared(home.name, kept, found)))
     try:
         run(flight.batch)
     finally:
@@ -276,7 +276,9 @@ def _noisy(columns: slice, size: float) -> Callable[..., Any]:
     return hook
 
 
-def _compared(name: str, kept: Tensor, found: dict[str, Tensor]) -> Callable[..., Any]:
+def compared(name: str, kept: Tensor, found: dict[str, Tensor]) -> Callable[..., Any]:
+    """A hook that notes how a module's first output moved, and passes `kept` on."""
+
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         given = tensors(output)
         if given and given[0].shape == kept.shape:

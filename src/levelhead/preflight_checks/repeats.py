@@ -25,7 +25,7 @@ def same_twice(flight: Flight) -> None:
         why += "to a function (F.dropout, dropout_p=) without looking at self.training."
         advice = "Write p if self.training else 0.0, or use nn.Dropout and call model.eval()."
         ran = called(flight.batch)
-        if ran is not None and not ran.drops:
+        if ran is not None and (ran.sorts or not ran.drops):
             what = f"outputs of {module} moved by {size:.2g}: it draws numbers, and not as dropout does"
             return flight.unknown(name, changed, what)
         found = finding("dropout in eval", "warning", module, why, advice, change=size)

@@ -42,7 +42,7 @@ def check(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> None:
     name, changed = "configuration", "window, softcap and YaRN's factor against the calls"
     modules = dict(flight.model.named_modules())
     own = {call.module: modules[home(call.module, modules)] for call in calls if call.module in modules}
-    caps = {module: cap for module, m in own.items() if (cap := _number(m, _CAPS)) is not None}
+    caps = {module: cap for module, m in _capped(own).items() if (cap := _number(m, _CAPS)) is not None}
     found = [*_windows(flight, own, calls), *_caps(flight, caps, calls), *_yarn(own, run)]
     set_ = [f"window {w:g}" for w in {_number(m, _WINDOWS) for m in own.values()} if w]
     set_ += [f"softcap {c:g}" for c in set(caps.values())]
@@ -116,6 +116,12 @@ def _exact(module: nn.Module) -> bool:
 
 
 # ---- softcap
+
+
+def _capped(own: Mapping[str, nn.Module]) -> Mapping[str, nn.Module]:
+    """Modules that may have a cap: those with an attribute for it; all, if none has one and a configuration says so."""
+    named = {module: m for module, m in own.items() if any(hasattr(m, name) for name in _CAPS)}
+    return named or own
 
 
 def _caps(flight: Flight, caps: Mapping[str, float], calls: Sequence[SeenCall]) -> Iterator[Finding]:

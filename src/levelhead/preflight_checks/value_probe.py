@@ -147,6 +147,8 @@ def _read_input(site: Site, kept: Tensor, out: dict[str, Tensor]) -> Callable[..
 def _read_output(site: Site, kept: Tensor, out: dict[str, Tensor]) -> Callable[..., Any]:
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output
+        if not isinstance(first, Tensor):
+            return None
         out[site.module] = _by_head(site, first)
         return (kept, *output[1:]) if isinstance(output, tuple) else kept
 
@@ -198,6 +200,7 @@ def _candidates(
         inside = [n for n in ran if n.startswith(prefix) and n != home and n[len(prefix) :].count(".") <= 1]
         roles = {n: effective_scale.role(n) for n in inside}
         makers = [n for n in inside if roles[n] in ("v", "kv", "qkv") and ran.count(n) == 1]
+        makers = [n for n in makers if not isinstance(modules[n], nn.Conv1d | nn.Conv2d)]  # whose columns are not last
         for maker in makers:
             after = inside[inside.index(maker) + 1 :]
             readers = [(n, True) for n in after if roles[n] not in _INSIDE and n != name and ran.count(n) == 1]
