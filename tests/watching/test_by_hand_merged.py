@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import levelhead as lh
 from levelhead.watching.by_hand import NO_PRODUCT
-from levelhead.watching.hand_softmax import OTHER_AXIS
+from levelhead.watching.hand_softmax import OTHER_AXIS, OVER_QUERIES
 from watched import BATCH, HEADS, TOKENS, WIDTH, batch, one_thread, outcome, same, stack
 
 __all__ = ["one_thread"]  # a fixture
@@ -130,11 +130,27 @@ def weights_of_queries_beside(module: nn.Module, q: Tensor, k: Tensor, v: Tensor
     return torch.cat([weights(scores(part, k)) for part in q.chunk(2, 2)], 2) @ v
 
 
-@pytest.mark.parametrize("attend", [weights_of_heads_stacked, weights_of_queries_beside], ids=lambda f: f.__name__)
+def weights_written_into_a_buffer(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    each = torch.zeros(BATCH, HEADS, TOKENS, TOKENS)
+    for h in range(HEADS):
+        each[:, h] = weights(scores(q[:, h], k[:, h]))
+    return each @ v
+
+
+JOINED = [weights_of_heads_stacked, weights_of_queries_beside, weights_written_into_a_buffer]
+
+
+@pytest.mark.parametrize("attend", JOINED, ids=lambda f: f.__name__)
 def test_weights_that_are_joined_count_all_of_them(attend: Attend) -> None:
     w = watched(attend)
     assert w.coverage()[0].calls == len(LOGITS)
     (record,) = w.last.records
     assert record.heads.max_logit.max() == pytest.approx(float(max(x.max() for x in LOGITS)), rel=1e-5)
     assert record.heads.rows.sum() == BATCH * HEADS * TOKENS
-    assert record.facts.softmax_axis == "keys"
+    assert record.facts.softmax_axis in ("keys", None)
+
+
+def test_a_softmax_over_queries_is_named() -> None:
+    w = watched(lambda module, q, k, v: weights(scores(q, k), -2) @ v)
+    (line,) = w.coverage()
+    assert line.note == OVER_QUERIES and w.last.records[0].facts.softmax_axis == "queries"

@@ -342,6 +342,9 @@ class Deep(TorchDispatchMode):
                 self._later[x] = each
         elif isinstance(later, Weights | Exponentials | Reduced) and isinstance(out, Tensor):
             self._later[out] = later
+            whole = None if name in VIEWS else self._buffers.whole(out)
+            if whole is not None and isinstance(later, Weights):  # weights of one head, say, among those of all
+                self._later[whole] = hand_weights.beside(self._later.get(whole), later)
 
     def _softmax(
         self, frame: Frame, x: Tensor, known: Scores | None, axis: int, columns: Columns | None, weights: Tensor

@@ -24,6 +24,7 @@ OTHER_AXIS = (
     "a softmax that is not over the keys of one query (over heads, a batch, or keys of several queries together): the "
     "statistics are those of that softmax as one head"
 )
+OVER_QUERIES = "a softmax over queries: the weights of a key sum to 1, not those of a query; measured along that axis"
 
 
 def measured(frame: Frame, x: Tensor, known: Scores, axis: int) -> Pending:
@@ -53,6 +54,8 @@ def measured(frame: Frame, x: Tensor, known: Scores, axis: int) -> Pending:
         def count(**facts: Any) -> None:
             if arranged is None:
                 frame.watched.not_observed[OTHER_AXIS] = None
+            elif facts.get("softmax_axis") == "queries":
+                frame.watched.not_observed[OVER_QUERIES] = None
             if not apart:
                 frame.watched.not_observed[head_axes.TOGETHER] = None
             if frame.watch.gradients:  # without autograd, too: a checkpoint runs the forward pass so

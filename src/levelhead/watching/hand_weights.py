@@ -257,6 +257,15 @@ def _joined(name: str, args: tuple[Any, ...], parts: list[Any], out: Tensor) -> 
     return replace(first, axes=axes, shut=None)
 
 
+def beside(others: Any, weights: Weights) -> Weights:
+    """Weights in a part of a buffer, with those that were written into it before: they count together."""
+    if not isinstance(others, Weights):
+        return replace(weights, axes=None, shut=None)
+    if weights.pending is not others.pending:
+        others.pending.with_it.append(weights.pending)
+    return others
+
+
 def _masked(name: str, args: tuple[Any, ...], place: int, weights: Weights, values: Tensor) -> Weights:
     """The weights, with what a mask of zeros and ones set to zero."""
     shut: Any = None
