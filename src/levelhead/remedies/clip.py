@@ -1,27 +1,37 @@
 """QK-clip: after the optimiser's step, weights of heads whose logits exceed τ are scaled back.
 
-With S the largest logit that a head was seen to have since the last step, and γ = min(1, τ / S), its rows of the q and
-k projections are multiplied by √γ each (Kimi K2, arXiv:2507.20534). Where query heads share a key head, or the rows of
-k are not known, those of q take the whole of γ, which changes the logits just as much. Heads below τ keep their bits,
-and the optimiser its state. A norm of q or k in between would take the scaling back: refused.
+With S the largest logit that a head was seen to have since the last step, on any rank, and γ = min(1, τ / S), the rows
+of its q and k projections are multiplied by powers of γ (`rows`), so that its logits get the factor γ. Heads below τ
+keep their bits, and the optimiser its state. A norm of q or k in between would take the scaling back: refused. Ranks
+agree once on the heads (`agreed`); then a step costs one collective, two where something is clipped.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from levelhead.errors import bad_value
-from levelhead.remedies.projections import Probe, Source, Sources, Unknown
-from levelhead.remedies.remedy import Remedy, Sight, checked, needs_deep, positive, refuse_without_attention, run
+from levelhead.remedies import rows, shards, written
+from levelhead.remedies.agreed import DIFFERENT, NOTHING_RAN, PARTS, Described, Group, Layer, Rank, agree
+from levelhead.remedies.probe import Probe
+from levelhead.remedies.remedy import (
+    Remedy,
+    Sight,
+    checked,
+    needs_deep,
+    positive,
+    refuse_without_attention,
+    run,
+    uncompiled,
+)
 from levelhead.runs import tally
 from levelhead.torch.masks import hides
 from levelhead.watching import effective_scale
@@ -32,24 +42,35 @@ from levelhead.watching.watch import Watch
 TAU = 100.0  # Kimi K2's
 _ROUNDING = 1e-5  # relative: so far above τ is at τ, and stays
 _CLOSE = 1e-3  # relative, of a maximum to τ
+_FLAGS = ("bad_rows", "misfit", "biased", "undone")  # of a layer, beside its heads' maxima
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """What a step did: (module, head) -> γ, the factor of its logits; empty: nothing."""
+    """What a step did: (module, head) -> γ, the factor of its logits; empty: nothing. The same on every rank."""
 
     heads: dict[tuple[str, int], float]
-    largest: float  # logit that was seen, of all heads
+    largest: float  # logit that was seen, of all heads; -inf: no pass was observed
     inexact: tuple[str, ...] = ()  # modules whose logits have an additive bias, which γ leaves
+    left: dict[tuple[str, int], str] = field(default_factory=dict)  # heads above τ that were not clipped, and why
+    idle: tuple[int, ...] = ()  # ranks that observed no pass since the last step
+    undone: tuple[str, ...] = ()  # modules whose last clip was overwritten
 
     def __len__(self) -> int:
         return len(self.heads)
 
     def __str__(self) -> str:
-        if not self.heads:
-            return f"0 heads clipped, largest logit {self.largest:.4g}"
-        strongest = min(self.heads.values())
-        return f"{len(self)} heads clipped, the strongest by {strongest:.4g}; largest logit {self.largest:.4g}"
+        said = f"largest logit {self.largest:.4g}" if self.largest > -math.inf else "no pass was observed"
+        counted = f"{len(self)} heads clipped"
+        if self.heads:
+            said = f"the strongest by {min(self.heads.values()):.4g}; {said}"
+        if self.left:
+            said += f"; {len(self.left)} heads above the bound left: {next(iter(self.left.values()))}"
+        if self.undone:
+            said += f"; overwritten since the last clip: {', '.join(self.undone)}"
+        if self.idle and self.largest > -math.inf:
+            said += f"; no pass on rank {', '.join(map(str, self.idle))}"
+        return f"{counted}, {said}"
 
 
 @dataclass
@@ -68,9 +89,11 @@ class QKClip(Remedy):
     Args:
         watched: the model, which is then watched, or a watch of it (of all query rows).
         tau: no head's largest logit is to exceed it.
-        batch: what to call the model with once, to find out which rows belong to which head; else the first forward
-            pass shows it, unless it is compiled.
+        batch: what to call the model with once, uncompiled, to find out which rows belong to which head; else the
+            first forward pass shows it, unless it is compiled.
         group: of processes, whose maxima count together; None: all, where there are several.
+        parts: where ranks have layers of equal names with different parameters: "pipeline" if these are different
+            layers, "replicas" if they are copies that drifted apart. None: such ranks are refused.
 
     A logit is what reaches the softmax, the scale included. Later modules of a deep model see other inputs after
     earlier ones were clipped: their maxima then land near τ, not at it.
@@ -88,11 +111,21 @@ class QKClip(Remedy):
 
     _advice = "Call step() after a forward pass; deep models may need more than one"
 
-    def __init__(self, watched: nn.Module | Watch, tau: float = TAU, *, batch: Any = None, group: Any = None) -> None:
+    def __init__(
+        self,
+        watched: nn.Module | Watch,
+        tau: float = TAU,
+        *,
+        batch: Any = None,
+        group: Any = None,
+        parts: str | None = None,
+    ) -> None:
         self.tau = positive("tau", tau, "Kimi K2 uses 100")
         self._name = f"QKClip {self.tau:g}"
-        self._group = group
-        self._own = not isinstance(watched, Watch)
+        if parts is not None and parts not in PARTS:
+            raise bad_value("parts", "'replicas', 'pipeline' or None", repr(parts), "Pass pipeline for stages")
+        self._group, self._parts = Group(group), parts
+        self._watches = not isinstance(watched, Watch)
         if isinstance(watched, Watch):
             if watched.rows is not None:
                 advice = "Watch all rows: a sampled maximum is a lower bound"
@@ -104,12 +137,21 @@ class QKClip(Remedy):
             self.watch = Watch(model, deep=needs_deep(model), history=2)
         super().__init__(model, {})
         self._seen: dict[str, _Seen] = {}
+        self._known: dict[str, tuple[Any, Described]] = {}
+        self._layers: list[Layer] | None = None  # that ranks agreed on
+        self._agreed_on: tuple[Any, ...] = ()  # the layers of this rank, at that time
+        self._writes: list[Any] = []
+        self._said: set[str] = set()
         self._probe = Probe(self.watch)
         self.watch.listeners.append(self._called)
         if batch is not None:
             try:
-                run(self.watch.model, batch)
-                self._refuse_unless_clippable()
+                with uncompiled():
+                    run(self.watch.model, batch)
+                own = self._described(self._seen)
+                if not self._group.several:  # else all ranks refuse together, in their first step
+                    self._layers = agree(self._group, self.watch.model, self._brings(own))
+                    self._agreed_on = tuple(each.key for each in own)
             except BaseException:
                 self.undo()
                 raise
@@ -129,7 +171,7 @@ class QKClip(Remedy):
         self._probe.close()
         if self._called in self.watch.listeners:
             self.watch.listeners.remove(self._called)
-        if self._own:
+        if self._watches:
             self.watch.detach()
 
     # ---- a step
@@ -139,39 +181,132 @@ class QKClip(Remedy):
         return self.step()
 
     def step(self) -> Clipped:
-        """Scales back what exceeded τ since the last step. Every process calls it."""
-        self._refuse_unless_clippable()
+        """Scales back what exceeded τ since the last step. Every process calls it, also one that ran no pass."""
         seen, self._seen = self._seen, {}
-        maxima = self._maxima(seen)
-        plan = _Plan()
-        heads: dict[tuple[str, int], float] = {}
-        for name, largest in maxima.items():
-            factors = (self._factor(x, seen[name].softcap) for x in largest)
-            if over := {head: factor for head, factor in enumerate(factors) if factor < 1.0}:
-                plan.add(self._sources(name), over)
-                heads |= {(name, head): factor for head, factor in over.items()}
-        plan.carry_out()
-        if self._probe.settled:
-            self._probe.close()
-        inexact = tuple(name for name in dict.fromkeys(name for name, _ in heads) if bool(seen[name].biased))
-        return Clipped(heads, max((max(x) for x in maxima.values()), default=-math.inf), inexact)
+        shards.resharded(self.watch.model)
+        own = self._described(seen)
+        clipped = self._step(seen, own)
+        self._probe.misfits.clear()
+        return clipped
 
-    def _maxima(self, seen: dict[str, _Seen]) -> dict[str, list[float]]:
-        """Every head's maximum, of all processes: one collective, one wait for the device."""
-        names = list(seen)
-        if not names:
-            return {}
-        bad_rows = torch.stack([seen[name].bad_rows.double() for name in names])
-        packed = torch.cat([bad_rows, *(seen[name].largest.double() for name in names)])
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(packed, torch.distributed.ReduceOp.MAX, self._group)
-        numbers = iter(packed.tolist())
-        wrong = [name for name, rows in zip(names, itertools.islice(numbers, len(names)), strict=True) if rows]
-        if wrong:
-            given = f"NaN or infinite ones in {', '.join(map(repr, wrong))}"
-            advice = "No factor brings them back: return to an earlier checkpoint"
-            raise bad_value("logits", "finite numbers", given, advice)
-        return {name: list(itertools.islice(numbers, len(seen[name].largest))) for name in names}
+    def _step(self, seen: dict[str, _Seen], own: tuple[Described, ...], again: bool = False) -> Clipped:
+        numbers = self._numbers(seen, own) if self._layers is not None else None
+        if numbers is None or numbers[0]:  # for the first time, or a rank has seen something new
+            self._layers = agree(self._group, self.watch.model, self._brings(own))
+            self._agreed_on = tuple(each.key for each in own)
+            self._refuse_if_all_is_frozen()
+            numbers = self._numbers(seen, own)
+        assert self._layers is not None
+        values = iter(numbers[1:])
+        idle = tuple(place for place in range(self._group.world) if next(values))
+        flags = {layer.label: dict(zip(_FLAGS, values, strict=False)) for layer in self._layers}
+        maxima = {layer.label: dict(zip(layer.heads, values, strict=False)) for layer in self._layers}
+        self._refuse_lost(flags)
+        over = self._over(maxima)
+        if over and not self._same_bits(over):
+            if self._parts is None or again:
+                names = ", ".join(repr(layer.label) for layer, _ in over)
+                raise bad_value("ranks", "one layer by one name", f"{names}, with other parameters on some", DIFFERENT)
+            self._layers = None
+            return self._step(seen, own, again=True)
+        heads, left = self._write(over, flags)
+        label = dict.fromkeys(name for name, _ in heads)
+        inexact = tuple(name for name in label if flags[name]["biased"])
+        undone = tuple(name for name, flag in flags.items() if flag["undone"])
+        largest = max((max(x.values(), default=-math.inf) for x in maxima.values()), default=-math.inf)
+        self._tell(undone, left)
+        return Clipped(heads, largest, inexact, left, idle, undone)
+
+    def _numbers(self, seen: dict[str, _Seen], own: tuple[Described, ...]) -> list[float]:
+        """What ranks tell each other of a step: one collective, one wait for the device."""
+        assert self._layers is not None
+        new = tuple(each.key for each in own) != self._agreed_on and bool(seen)
+        idle = [float(not seen and place == self._group.place) for place in range(self._group.world)]
+        undone = written.undone(self.watch.model, self._writes)
+        device = next((one.largest.device for one in seen.values()), torch.device("cpu"))
+        exact = torch.float32 if device.type == "mps" else torch.float64
+        pieces = [torch.tensor([float(new), *idle], dtype=exact, device=device)]
+        maxima = []
+        known = {each.module: each for each in own}
+        for layer in self._layers:
+            mine = seen.get(layer.module) if self._group.number in layer.members else None
+            one = torch.zeros(len(_FLAGS), dtype=exact, device=device)
+            largest = torch.full((len(layer.heads),), -math.inf, dtype=exact, device=device)
+            if mine is not None:
+                one[0], one[2] = mine.bad_rows, mine.biased
+                if (off := self._probe.misfits.get(layer.module)) is not None:
+                    one[1] = off
+                places = {head: place for place, head in enumerate(layer.heads)}
+                heads = known[layer.module].heads
+                if len(heads) == len(mine.largest) and all(head in places for head in heads):
+                    largest[[places[head] for head in heads]] = mine.largest.to(exact)
+            one[3] = float(undone.get(layer.label, False))
+            pieces.append(one)
+            maxima.append(largest)
+        self._writes = self._writes if new else []
+        return self._group.largest(torch.cat([*pieces, *maxima]))
+
+    def _over(self, maxima: dict[str, dict[int, float]]) -> list[tuple[Layer, dict[int, float]]]:
+        """Layers with heads above τ: by head, γ."""
+        found = []
+        for layer in self._layers or ():
+            factors = {head: self._factor(x, layer.softcap) for head, x in maxima[layer.label].items()}
+            if over := {head: factor for head, factor in factors.items() if factor < 1.0}:
+                found.append((layer, over))
+        return found
+
+    def _same_bits(self, over: list[tuple[Layer, dict[int, float]]]) -> bool:
+        """Whether ranks that clip a layer alike still hold the same: stages may have begun with equal numbers."""
+        if not self._group.several or self._parts == "replicas":
+            return True
+        numbers: list[float] = []
+        for layer, _ in over:
+            holders, found = (), 0
+            mine = self._group.number in layer.members
+            if mine and layer.parameters:
+                holders, found = rows.fingerprint(self.watch.model, list(layer.parameters))
+            place = holders.index(self._group.number) if self._group.number in holders else 0
+            slots = max(1, len(layer.members))
+            for n in range(slots):
+                here = mine and n == place
+                numbers += [float(found), -float(found)] if here else [-math.inf, -math.inf]
+        together = iter(self._group.largest(torch.tensor(numbers, dtype=torch.float64)))
+        return all(most == -least or most == -math.inf for most, least in zip(together, together, strict=True))
+
+    def _write(
+        self, over: list[tuple[Layer, dict[int, float]]], flags: dict[str, dict[str, float]]
+    ) -> tuple[dict[tuple[str, int], float], dict[tuple[str, int], str]]:
+        heads: dict[tuple[str, int], float] = {}
+        left: dict[tuple[str, int], str] = {}
+        for layer, _ in over:  # every refusal comes before the first change
+            if layer.why and not layer.frozen:
+                raise _unknown(layer.label, layer.why)
+            if flags[layer.label]["misfit"] > 1:
+                why = "its queries or keys are no longer what its projections put out: something is added to them"
+                raise _unknown(layer.label, why)
+        writes = written.Writes(self.watch.model)
+        for layer, factors in over:
+            for place, head in enumerate(layer.heads):
+                if head not in factors:
+                    continue
+                if layer.frozen:
+                    left[layer.label, place] = layer.why
+                    continue
+                heads[layer.label, place] = factors[head]
+                for share, at in layer.shares[head] if self._group.number in layer.members else ():
+                    factor = factors[head] ** share.power
+                    writes.scale(layer.label, share.parameter, share.dim, share.rows[at], factor)
+        self._writes = writes.carry_out()
+        return heads, left
+
+    def _tell(self, undone: tuple[str, ...], left: dict[tuple[str, int], str]) -> None:
+        """A warning for each thing that a training loop should know, once."""
+        said = [f"the last clip of {name} was overwritten: {_MASTERS}" for name in undone]
+        said += [f"{name} is above the bound, and not clipped: {why}" for (name, _), why in left.items()]
+        for words in said:
+            if words not in self._said:
+                self._said.add(words)
+                warnings.warn(f"levelhead: QKClip: {words}", stacklevel=4)
 
     def _factor(self, largest: float, softcap: float | None) -> float:
         """γ of one head, of what goes into the cap where there is one."""
@@ -183,22 +318,54 @@ class QKClip(Remedy):
             largest, tau = (math.atanh(min(x / softcap, almost)) for x in (largest, tau))
         return tau / largest
 
-    def _sources(self, name: str) -> Sources:
-        sources = self._probe.found.get(name)
-        if sources is not None and isinstance(sources.q, Source):
-            return sources
-        why = sources.q.why if sources is not None and isinstance(sources.q, Unknown) else "none was seen at first"
-        advice = "Give QKClip batch=..., so that it sees an uncompiled forward pass"
-        raise bad_value("model", "rows that belong to heads", f"{name or 'the model'!r}, where {why}", advice)
+    # ---- what this rank knows
 
-    def _refuse_unless_clippable(self) -> None:
-        if not self._seen and not self._probe.found:
-            advice = "Run the model, in a step that its watch observes, before the first step()"
-            raise bad_value("model", "attention calls", "none yet", advice)
-        for name, module in self.modules.items():
-            if norms := effective_scale.qk_norms(module):
-                advice = "Scaled weights would be renormalised away; QK-norm bounds the logits"
-                raise bad_value("model", "no QK-norm", f"{', '.join(norms)} in {name or 'the model'!r}", advice)
+    def _described(self, seen: dict[str, _Seen]) -> tuple[Described, ...]:
+        """The layers that this rank has ever seen; described again where a pass has shown something new."""
+        for name, one in seen.items():
+            before = self._known.get(name)
+            found = self._probe.found.get(name)
+            heads = len(one.largest)
+            now = (found, heads, one.softcap)
+            if before is None or before[0] != now:
+                self._known[name] = (now, self._description(name, heads, one.softcap))
+        return tuple(described for _, described in self._known.values())
+
+    def _description(self, name: str, heads: int, softcap: float | None) -> Described:
+        sources = self._probe.found.get(name)
+        unknown = Described(name, tuple(range(heads)), softcap=softcap)
+        if sources is None:
+            return replace(unknown, why="none was seen at first")
+        if sources.heads != heads:
+            return replace(unknown, why=f"it was called with {sources.heads} heads at first, then with {heads}")
+        try:
+            shares = rows.shares(self.watch.model, sources)
+        except rows.RefusedError as refused:
+            return replace(unknown, why=str(refused), frozen=refused.frozen)
+        names = sorted({share.parameter for share in shares})
+        holders, found = rows.fingerprint(self.watch.model, names)
+        first = rows.first_rows(shares, heads)
+        return replace(unknown, heads=first, shares=shares, holders=holders, fingerprint=found)
+
+    def _brings(self, own: tuple[Described, ...]) -> Rank:
+        """What this rank knows, and why it cannot clip at all: nothing ran, or a QK-norm is in the way."""
+        wrong = "" if own else NOTHING_RAN
+        for each in own:
+            norms = effective_scale.qk_norms(self.modules[each.module]) if each.why and not each.frozen else []
+            if norms:
+                wrong = f"{', '.join(norms)} in {each.module or 'the model'!r}"
+        return Rank(self._group.number, self._parts, own, wrong)
+
+    def _refuse_if_all_is_frozen(self) -> None:
+        if self._layers and all(layer.frozen for layer in self._layers):
+            advice = "Make QKClip for the model whose q and k projections are trained"
+            raise bad_value("model", "trained q or k projections", self._layers[0].why, advice)
+
+    def _refuse_lost(self, flags: dict[str, dict[str, float]]) -> None:
+        if lost := [name for name, flag in flags.items() if flag["bad_rows"]]:
+            given = f"NaN or infinite ones in {', '.join(map(repr, lost))}"
+            advice = "No factor brings them back: return to an earlier checkpoint"
+            raise bad_value("logits", "finite numbers", given, advice)
 
     # ---- the proof
 
@@ -228,47 +395,9 @@ def _biased(call: Call) -> Tensor:
     return ((mask != 0) & ~hides(mask)).any().detach()
 
 
-class _Plan:
-    """Factors of the rows of parameters: each parameter once, however many modules share it."""
-
-    def __init__(self) -> None:
-        self._factors: dict[int, tuple[Tensor, int, Tensor]] = {}
-
-    def add(self, sources: Sources, over: dict[int, float]) -> None:
-        q, k = sources.q, sources.k
-        assert isinstance(q, Source)
-        both = [q] if isinstance(k, Unknown) or k.shared(sources.heads) else [q, k]
-        for head, factor in over.items():
-            for source in both:
-                self._scale(source, head, factor if len(both) == 1 else math.sqrt(factor))
-
-    def _scale(self, source: Source, head: int, factor: float) -> None:
-        rows = [(source.weight, source.dim, source.columns)]
-        if source.bias is not None:
-            rows.append((source.bias, 0, source.bias_columns))
-        for name, dim, columns in rows:
-            parameter = _plain(source.module, name)
-            unscaled = torch.ones(parameter.shape[dim], dtype=torch.float64)
-            _, _, factors = self._factors.setdefault(id(parameter), (parameter, dim, unscaled))
-            factors[columns[head]] = factors[columns[head]].clamp(max=factor)
-
-    def carry_out(self) -> None:
-        with torch.no_grad():
-            for parameter, dim, factors in self._factors.values():
-                at = (factors != 1.0).nonzero()[:, 0].to(parameter.device)
-                shape = [1] * parameter.dim()
-                shape[dim] = -1
-                times = factors.to(parameter.device)[at].reshape(shape)
-                old = parameter.index_select(dim, at)
-                parameter.index_copy_(dim, at, (old.double() * times).to(parameter.dtype))
+_MASTERS = "an optimiser that keeps copies of the weights (float32 masters) writes them back; clip those instead"
 
 
-def _plain(module: nn.Module, name: str) -> Tensor:
-    """A parameter that keeps what is written into it."""
-    parameter = module._parameters.get(name)
-    plain = parameter is not None and type(parameter) in (nn.Parameter, Tensor)
-    if parameter is None or not plain or parametrize.is_parametrized(module, name):
-        given = f"{name} of {type(module).__name__}, which is computed or sharded"
-        advice = "Clip before it is parametrised, quantised or sharded"
-        raise bad_value("model", "projections of plain weights", given, advice)
-    return parameter
+def _unknown(name: str, why: str) -> Exception:
+    advice = "Give QKClip batch=..., so that it sees an uncompiled forward pass"
+    return bad_value("model", "rows that belong to heads", f"{name or 'the model'!r}, where {why}", advice)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.errors import bad_value
-from levelhead.remedies.projections import Probe, Source, Sources, Unknown
+from levelhead.remedies.probe import Probe
+from levelhead.remedies.projections import Source, Sources, Unknown
 from levelhead.remedies.remedy import Remedy, Sight, checked, listed, needs_deep, no_attention, positive, run
 from levelhead.torch.multihead_forward import FAST_PATH_OFF
 from levelhead.watching import amend, effective_scale

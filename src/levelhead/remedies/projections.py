@@ -4,27 +4,25 @@ Layouts of joint projections differ, and names do not show them. So the output o
 and k as they reached the softmax, token by token and head by head, by norm: rotations keep it, a constant factor is
 allowed, and any other layout misses it. If nothing fits (a norm in between, a cache, an adapter that adds to the
 projection) or two layouts fit, the result is `Unknown` with a reason, never wrong rows. torch's own module is known by
-its definition.
+its definition. `probe` listens to a model and asks here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from levelhead.remedies import linear
 from levelhead.watching import effective_scale
-from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import WatchedModule
 
 _TOKENS = 64  # compared at most
 _FITS = {torch.float64: 1e-4, torch.float32: 1e-3}  # relative error of a norm
 _FITS_HALF = 2e-2
-_TRIES = 3  # calls of a module, until what is unknown stays so
 _CLEARLY = 8.0  # how much worse the second best must fit
 
 
@@ -36,7 +34,8 @@ class Source:
     weight: str  # names of its parameters
     bias: str | None
     columns: Tensor  # (heads, D) outputs of the projection, by head
-    bias_columns: Tensor
+    rows: Tensor  # the same in the weight, which ranks may hold in parts
+    bias_rows: Tensor
     dim: int = 0  # of the weight, along which its outputs lie
     ratio: float = 1.0  # of what reached the softmax to what came out
 
@@ -51,6 +50,25 @@ class Unknown(NamedTuple):
     why: str
 
 
+class Ran(NamedTuple):
+    """A projection that ran since the last attention call."""
+
+    name: str
+    module: nn.Module
+    output: Tensor
+    input: Tensor | None
+
+
+class Parts(NamedTuple):
+    """Heads whose keys have a part of their own and one that all heads share (MLA): what carries positions."""
+
+    own: slice  # of a head's width
+    shared: slice
+    q_own: Source
+    q_shared: Source
+    k_own: Source
+
+
 @dataclass(frozen=True)
 class Sources:
     """Of one attention module."""
@@ -59,62 +77,12 @@ class Sources:
     d_k: int
     q: Source | Unknown
     k: Source | Unknown
-
-
-class Probe:
-    """Listens to a watch until the sources of every module are known; `close` ends it."""
-
-    def __init__(self, watch: Any) -> None:
-        self.found: dict[str, Sources] = {}
-        self.modules: dict[str, WatchedModule] = {}
-        self._tries: dict[str, int] = {}
-        self._out: dict[nn.Module, tuple[Tensor, int]] = {}  # since the last attention call
-        self._names = {module: name for name, module in watch.model.named_modules()}
-        self._watch = watch
-        projections = [module for module in watch.model.modules() if _outputs(module) is not None]
-        self._hooks = [module.register_forward_hook(self._ran) for module in projections]
-        watch.listeners.append(self._called)
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, self._out = [], {}
-        if self._called in self._watch.listeners:
-            self._watch.listeners.remove(self._called)
+    parts: Parts | None = None
 
     @property
-    def settled(self) -> bool:
-        """Whether there is nothing left to find out."""
-        return bool(self.found) and all(self._is_settled(name) for name in self.found)
-
-    def _is_settled(self, name: str) -> bool:
-        sources = self.found.get(name)
-        whole = sources is not None and isinstance(sources.q, Source) and isinstance(sources.k, Source)
-        return whole or self._tries.get(name, 0) >= _TRIES
-
-    def _ran(self, module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and not torch.compiler.is_compiling():
-            self._out[module] = (output.detach(), output._version)
-
-    def _called(self, watched: WatchedModule, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
-        name = watched.name
-        if not self._is_settled(name):
-            self._tries[name] = self._tries.get(name, 0) + 1
-            self.modules[name] = watched
-            sources = self._sources(watched.module, q, k)
-            if name not in self.found or isinstance(sources.q, Source):
-                self.found[name] = sources
-        self._out.clear()
-
-    def _sources(self, module: nn.Module, q: Tensor, k: Tensor) -> Sources:
-        if isinstance(module, nn.MultiheadAttention):
-            return Sources(module.num_heads, module.head_dim, *torchs_own(module))
-        inside = set(module.modules())
-        unchanged = {child: out for child, (out, version) in self._out.items() if out._version == version}
-        ran = [(self._names.get(child, ""), child, out) for child, out in unchanged.items()]
-        # Projections may also belong to the module around the one that makes the call.
-        ran = [x for x in ran if x[1] in inside] or ran
-        return Sources(q.shape[1], q.shape[3], _source("q", ran, q), _source("k", ran, k))
+    def known(self) -> bool:
+        """Whether nothing is left to find out."""
+        return self.parts is not None or (isinstance(self.q, Source) and isinstance(self.k, Source))
 
 
 def torchs_own(module: nn.MultiheadAttention) -> tuple[Source, Source | Unknown]:
@@ -124,13 +92,14 @@ def torchs_own(module: nn.MultiheadAttention) -> tuple[Source, Source | Unknown]
     of_q = torch.arange(E).reshape(H, D)
     joint = module.in_proj_weight is not None
     names = ("in_proj_weight",) * 2 if joint else ("q_proj_weight", "k_proj_weight")
-    q = Source(module, names[0], bias, of_q, of_q)
+    q = Source(module, names[0], bias, of_q, of_q, of_q)
     if module.bias_k is not None:
         return q, Unknown("a key that comes out of no projection (bias_k)")
-    return q, Source(module, names[1], bias, of_q + E if joint else of_q, of_q + E)
+    of_k = of_q + E if joint else of_q
+    return q, Source(module, names[1], bias, of_k, of_k, of_q + E)
 
 
-def _outputs(module: nn.Module) -> int | None:
+def outputs(module: nn.Module) -> int | None:
     """Along which dimension of its weight a projection's outputs lie; None: it is none."""
     weight = module._parameters.get("weight")
     if weight is None or weight.dim() != 2 or isinstance(module, nn.Embedding):
@@ -146,61 +115,89 @@ def _outputs(module: nn.Module) -> int | None:
 class _Fit(NamedTuple):
     error: float
     ratio: float
-    module: nn.Module
     columns: Tensor
 
 
-def _source(role: str, ran: list[tuple[str, nn.Module, Tensor]], x: Tensor) -> Source | Unknown:
-    """Where x (B, heads, T, D), as it reached the softmax, came from."""
-    limit = _FITS.get(x.dtype, _FITS_HALF)
-    named = [one for one in ran if role in (effective_scale.role(one[0]) or "")]
+def source(role: str, module: nn.Module, ran: Sequence[Ran], x: Tensor, part: bool = False) -> Source | Unknown:
+    """Where x (B, heads, T, D) of an attention module, as it reached the softmax, came from; `part`: it is a part of
+    every head."""
+    limit = _limit(x)
+    named = [one for one in ran if role in (effective_scale.role(one.name) or "")]
     others = [one for one in ran if all(one is not other for other in named)]
-    fits: list[_Fit] = []
+    fits: list[tuple[_Fit, Ran]] = []
     for some in (named, others):  # numbers decide; names only set the order
         if not fits:
             fits = [
-                _Fit(error, ratio, module, columns)
-                for _, module, out in some
-                for columns, error, ratio in _compared(out, x.detach())
+                (_Fit(error, ratio, columns), one)
+                for one in some
+                for columns, error, ratio in _compared(one.output, x.detach(), part)
                 if error < limit
             ]
     if not fits:
-        seen = ", ".join(repr(name) for name, *_ in ran) or "none that was seen to run"
+        seen = ", ".join(repr(one.name) for one in ran) or "none that was seen to run"
         why = f"no projection's output is {role} up to a rotation and a factor (compared: {seen})"
         return Unknown(f"{why}; it may be normalised, cached, adapted or compiled in between")
-    fits.sort(key=lambda fit: fit.error)
-    best = fits[0]
+    fits.sort(key=lambda fit: fit[0].error)
+    best, one = fits[0]
     floor = max(best.error, limit / 100)
-    for other in fits[1:]:
-        rows = (fit.columns.sort(-1).values for fit in (other, best))
-        same = other.module is best.module and torch.equal(*rows)
+    for other, its in fits[1:]:
+        pair = (fit.columns.sort(-1).values for fit in (other, best))
+        same = its.module is one.module and torch.equal(*pair)
         if not same and other.error < _CLEARLY * floor:
             return Unknown(f"two layouts fit {role} equally well")
-    dim = _outputs(best.module)
+    dim = outputs(one.module)
     assert dim is not None
-    bias = "bias" if isinstance(best.module._parameters.get("bias"), Tensor) else None
-    return Source(best.module, "weight", bias, best.columns, best.columns, dim, best.ratio)
+    rows = linear.rows_of_outputs(one.module, dim, one.output.shape[-1])
+    if rows is None:
+        return Unknown(f"the rows of {one.name!r} lie over ranks in an unknown order")
+    if one.input is not None and not linear.is_linear(one.module, dim, rows, one.input, one.output, best.columns):
+        return Unknown(f"{one.name!r} puts out something else than its weight times its input: a hook or an adapter")
+    if why := linear.adapter(one.module, module):
+        return Unknown(why)
+    bias = "bias" if isinstance(one.module._parameters.get("bias"), Tensor) else None
+    by_head = rows[best.columns]
+    return Source(one.module, "weight", bias, best.columns, by_head, by_head, dim, best.ratio)
 
 
-def _compared(out: Tensor, x: Tensor) -> Iterator[tuple[Tensor, float, float]]:
+def misfit(known: Source, out: Tensor, x: Tensor) -> Tensor:
+    """The error of a source for another pass, over the largest that fits; 0 where it cannot be compared."""
+    errors = [error for *_, error, _ in _errors(out, x.detach(), [known.columns], known.ratio)]
+    best = torch.stack(errors).min() if errors else torch.zeros((), dtype=torch.float64, device=x.device)
+    return best / _limit(x)
+
+
+def _limit(x: Tensor) -> float:
+    return _FITS.get(x.dtype, _FITS_HALF)
+
+
+def _compared(out: Tensor, x: Tensor, part: bool) -> Iterator[tuple[Tensor, float, float]]:
     """Every layout of a projection's output, with its error and its factor."""
+    _, heads, _, D = x.shape
+    for columns, error, ratio in _errors(out, x, _layouts(out.shape[-1], heads, D, part)):
+        found, factor = float(error), float(ratio)
+        if math.isfinite(found) and factor > 0:
+            yield columns, found, factor
+
+
+def _errors(
+    out: Tensor, x: Tensor, layouts: Iterable[Tensor], known: float | None = None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Layouts, their errors and their factors, on the device; `known`: the factor."""
     B, heads, T, D = x.shape
     features = out.shape[-1]
     if features < D or not B * T or out.numel() != B * T * features:
         return
-    wanted = x.to(torch.float64).square().sum(-1).transpose(1, 2).reshape(B * T, heads)
+    exact = torch.float32 if x.device.type == "mps" else torch.float64
+    wanted = x.to(exact).square().sum(-1).transpose(1, 2).reshape(B * T, heads)
     pick = torch.linspace(0, B * T - 1, min(_TOKENS, B * T)).long().to(x.device)
     wanted = wanted[pick].sqrt()
-    for rows in _token_orders(out, B, T):
-        squares = rows[pick].to(torch.float64).square()
-        blocks = squares.reshape(len(pick), -1, D).sum(-1) if features % D == 0 else None
-        for columns in _layouts(features, heads, D):
-            norm = _norms(squares, blocks, columns.to(x.device)).sqrt()
-            total = float(norm.square().sum())
-            ratio = float((wanted * norm).sum()) / total if total else math.nan
-            error = float((wanted - ratio * norm).abs().max() / wanted.abs().max())
-            if math.isfinite(error) and ratio > 0:
-                yield columns, error, ratio
+    chosen = [rows[pick].to(exact).square() for rows in _token_orders(out, B, T)]
+    sums = [x.reshape(len(pick), -1, D).sum(-1) if features % D == 0 else None for x in chosen]
+    for columns in layouts:
+        for squares, blocks in zip(chosen, sums, strict=True):
+            norm = _norms(squares, blocks, columns).sqrt()
+            ratio = (wanted * norm).sum() / norm.square().sum() if known is None else wanted.new_tensor(known)
+            yield columns, (wanted - ratio * norm).abs().max() / wanted.abs().max(), ratio
 
 
 def _norms(squares: Tensor, blocks: Tensor | None, columns: Tensor) -> Tensor:
@@ -208,8 +205,8 @@ def _norms(squares: Tensor, blocks: Tensor | None, columns: Tensor) -> Tensor:
     D = columns.shape[1]
     first = columns[:, 0]
     if blocks is not None and not (first % D).any() and bool((columns[:, -1] == first + D - 1).all()):
-        return blocks[:, first // D]
-    return squares[:, columns].sum(-1)
+        return blocks[:, (first // D).to(squares.device)]
+    return squares[:, columns.to(squares.device)].sum(-1)
 
 
 def _token_orders(out: Tensor, B: int, T: int) -> Iterator[Tensor]:
@@ -221,28 +218,28 @@ def _token_orders(out: Tensor, B: int, T: int) -> Iterator[Tensor]:
         yield out.reshape(T, B, features).transpose(0, 1).reshape(B * T, features)
 
 
-def _layouts(features: int, heads: int, D: int) -> Iterator[Tensor]:
+def _layouts(features: int, heads: int, D: int, part: bool) -> Iterator[Tensor]:
     """(heads, D) columns: blocks of heads, in one or several groups, anywhere; or spread."""
     every = torch.arange(features)
     yielded: set[tuple[int, ...]] = set()
     for own in (n for n in range(heads, 0, -1) if heads % n == 0):  # keys may have been repeated
-        for columns in _blocks(every, own, D):
+        for columns in _blocks(every, own, D, part):
             rows = tuple(columns[:, 0].tolist())
             if rows not in yielded:
                 yielded.add(rows)
                 yield columns.repeat_interleave(heads // own, 0)
-        if features % (own * D) == 0 and D > 1:
+        if features % (own * D) == 0 and D > 1 and not part:
             parts = features // (own * D)
             spread = [*every.reshape(own, D, parts).unbind(-1)] if parts > 1 else []  # (heads, D, parts)
             spread += [part.T for part in every.reshape(parts, D, own)] if own > 1 else []  # (parts, D, heads)
             yield from (columns.repeat_interleave(heads // own, 0) for columns in spread)
 
 
-def _blocks(every: Tensor, heads: int, D: int) -> Iterator[Tensor]:
+def _blocks(every: Tensor, heads: int, D: int, part: bool) -> Iterator[Tensor]:
     features = len(every)
     for groups in (n for n in range(1, heads + 1) if heads % n == 0):
         width, each = features // groups, heads // groups * D
         if features % groups or width < each:
             continue
-        for first in range(0, width - each + 1, D):
+        for first in range(0, width - each + 1, math.gcd(D, width) if part else D):
             yield every.reshape(groups, width)[:, first : first + each].reshape(heads, D)

@@ -7,7 +7,7 @@ that was not observed is not proved. Each remedy defines what it changes and wha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,6 +161,12 @@ def run(model: nn.Module, batch: Any) -> Any:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Compiled models run as they were written, while the block runs."""
+    stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
+    return nullcontext() if stance is None else stance("force_eager")
 
 
 def sights(model: nn.Module, batch: Any, watch: Watch) -> dict[str, Sight]:

@@ -1,0 +1,175 @@
+"""What ranks agree on before they clip: which heads there are, and who holds the rows of each.
+
+A head is known by its layer and by its rows in the whole parameter, not by its number on a rank: ranks of a tensor
+parallel group have different heads under equal numbers. Equal names are one layer where ranks hold one parameter
+together (DTensor), or the same bits (replicas); a stage of a pipeline may have a layer of the same name, with other
+bits. Every rank raises the same error, after all have the same facts: none waits for another that has raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from levelhead.errors import bad_value
+from levelhead.remedies import rows
+from levelhead.remedies.rows import Share
+
+PARTS = ("replicas", "pipeline")
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """A layer, as one rank knows it."""
+
+    module: str
+    heads: tuple[int, ...]  # the first row of each
+    shares: tuple[Share, ...] = ()
+    why: str = ""  # nothing can be written
+    frozen: bool = False  # and nothing should
+    softcap: float | None = None
+    holders: tuple[int, ...] = ()
+    fingerprint: int = 0
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What must not change between two agreements."""
+        return self.module, self.heads, self.why, self.frozen, self.softcap
+
+
+@dataclass(frozen=True, eq=False)
+class Rank:
+    """What one rank brings."""
+
+    number: int  # of all processes
+    parts: str | None
+    layers: tuple[Described, ...]
+    wrong: str = ""  # why this rank cannot clip at all
+
+
+@dataclass(eq=False)
+class Layer:
+    """A layer that ranks agreed on."""
+
+    label: str  # its name, with the rank in front where others have a layer of that name
+    module: str
+    members: frozenset[int]  # ranks that hold it
+    heads: tuple[int, ...]
+    shares: dict[int, list[tuple[Share, int]]]  # by head: rows, and the head's place in them
+    why: str
+    frozen: bool
+    softcap: float | None
+    parameters: tuple[str, ...] = ()
+
+
+class Group:
+    """The processes of a group, or this one alone."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        dist = torch.distributed
+        self.several = dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+        self.world = dist.get_world_size(group) if self.several else 1
+        self.place = dist.get_rank(group) if self.several else 0
+        self.number = dist.get_rank() if self.several else 0
+
+    def gathered(self, each: Any) -> list[Any]:
+        """What every rank brings, in order."""
+        if not self.several:
+            return [each]
+        everything: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(everything, each, group=self.group)
+        return everything
+
+    def largest(self, numbers: Tensor) -> list[float]:
+        """The largest of every number over all ranks; this is where the CPU waits for the device."""
+        if self.several:
+            on_gpu = "nccl" in str(torch.distributed.get_backend(self.group))
+            numbers = numbers.to("cuda" if on_gpu else "cpu")
+            torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX, self.group)
+        found: list[float] = numbers.tolist()
+        return found
+
+
+def agree(group: Group, model: nn.Module, own: Rank) -> list[Layer]:
+    """The layers of all ranks; the same list on every rank."""
+    ranks: list[Rank] = group.gathered(own)
+    wrong = {rank.number: rank.wrong for rank in ranks if rank.wrong}
+    if set(wrong.values()) == {NOTHING_RAN} and len(wrong) < len(ranks):
+        wrong = {}  # the others show the layers
+    if wrong:
+        number, why = next(iter(wrong.items()))
+        where = f" (rank {number})" if group.several else ""
+        if why == NOTHING_RAN:
+            advice = "Run the model, in a step that its watch observes, before the first step()"
+            raise bad_value("model", "attention calls", f"{why}{where}", advice)
+        advice = "Scaled weights would be renormalised away; QK-norm bounds the logits"
+        raise bad_value("model", "no QK-norm", f"{why}{where}", advice)
+    if len({rank.parts for rank in ranks}) > 1:
+        given = ", ".join(f"parts={rank.parts!r} on rank {rank.number}" for rank in ranks)
+        raise bad_value("ranks", "the same options everywhere", given, "Make QKClip alike on every rank")
+    if group.several:  # a rank that ran no pass has the layer all the same
+        ranks = group.gathered(_with_others(model, own, ranks))
+    return _joined(ranks, own.parts)
+
+
+NOTHING_RAN = "none yet"
+
+
+def _with_others(model: nn.Module, own: Rank, ranks: Sequence[Rank]) -> Rank:
+    """A rank's layers, and those of others that it has under the same names without having run them."""
+    known = {layer.module for layer in own.layers}
+    more: dict[str, Described] = {}
+    for layer in (layer for rank in ranks for layer in rank.layers):
+        if layer.module in known or layer.module in more or not layer.shares:
+            continue
+        try:
+            names = sorted({share.parameter for share in layer.shares})
+            holders, found = rows.fingerprint(model, names)
+        except (AttributeError, KeyError, AssertionError):  # another stage's
+            continue
+        more[layer.module] = Described(layer.module, (), layer.shares, holders=holders, fingerprint=found)
+    return Rank(own.number, own.parts, (*own.layers, *more.values()))
+
+
+def _joined(ranks: Sequence[Rank], parts: str | None) -> list[Layer]:
+    layers: list[Layer] = []
+    by_name: dict[str, list[tuple[int, Described]]] = {}
+    for rank in ranks:
+        for each in rank.layers:
+            by_name.setdefault(each.module, []).append((rank.number, each))
+    for name, each in by_name.items():
+        prints = {number: one.fingerprint for number, one in each}
+        alike: dict[Any, list[tuple[int, Described]]] = {}
+        for number, one in each:
+            together = tuple(prints.get(other, 0) for other in one.holders) or (one.fingerprint,)
+            alike.setdefault(0 if parts == "replicas" else together, []).append((number, one))
+        alike = {key: some for key, some in alike.items() if any(one.heads for _, one in some)}
+        if len(alike) > 1 and parts is None:
+            given = f"{name!r} on ranks {', '.join(str(some[0][0]) for some in alike.values())}, with other parameters"
+            raise bad_value("ranks", "one layer by one name", given, DIFFERENT)
+        for some in alike.values():
+            layers.append(_layer(some, f"stage{some[0][0]}.{name}" if len(alike) > 1 else name))
+    return layers
+
+
+DIFFERENT = (
+    "Pass parts='pipeline' if ranks are stages or hold heads of their own, parts='replicas' if they are copies that"
+    " drifted apart, or group= with the copies of this rank's layers"
+)
+
+
+def _layer(members: Sequence[tuple[int, Described]], label: str) -> Layer:
+    first = next(one for _, one in members if one.heads)
+    shares: dict[int, list[tuple[Share, int]]] = {}
+    for _, one in members:
+        for place, head in enumerate(one.heads):
+            shares.setdefault(head, [(share, place) for share in one.shares])
+    why = next((one.why for _, one in members if one.why), "")
+    parameters = tuple(sorted({share.parameter for _, one in members for share in one.shares}))
+    frozen, ranks = any(one.frozen for _, one in members), frozenset(number for number, _ in members)
+    return Layer(label, first.module, ranks, tuple(sorted(shares)), shares, why, frozen, first.softcap, parameters)

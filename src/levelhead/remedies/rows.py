@@ -1,0 +1,121 @@
+"""Which rows of which parameters take which power of γ, for every head of an attention module.
+
+MHA: rows of q and k take √γ each. Where query heads share keys (GQA), or one of the two is not known or frozen, the
+rows of the other take the whole of γ. MLA: √γ for the parts of q and k that heads have to themselves, γ for q's part
+with positions, nothing for the keys that all heads share (Kimi K2, arXiv:2507.20534).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from levelhead.remedies import shards
+from levelhead.remedies.projections import Source, Sources, Unknown
+
+_MASTERS = ("main_param", "_hp_mapping", "ds_id")  # Megatron's and DeepSpeed's marks of a parameter that is a copy
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """Rows of one parameter by head, and the power of γ that they take."""
+
+    parameter: str  # its name in the model
+    dim: int
+    rows: Tensor  # (heads, D), of the whole parameter
+    power: float
+
+
+class RefusedError(Exception):
+    """Why rows cannot be written; `frozen`: because nobody wants them changed."""
+
+    def __init__(self, why: str, frozen: bool = False) -> None:
+        super().__init__(why)
+        self.frozen = frozen
+
+
+def shares(model: nn.Module, sources: Sources) -> tuple[Share, ...]:
+    """Those of a module, or `RefusedError`."""
+    names = {module: name for name, module in model.named_modules()}
+    if (parts := sources.parts) is not None:
+        q_own, q_shared = _writable(names, parts.q_own), _writable(names, parts.q_shared)
+        k_own = _trained(names, parts.k_own)
+        if not (_is_trained(parts.q_own) and _is_trained(parts.q_shared)):
+            raise RefusedError(f"{q_own[0].parameter} is frozen", frozen=True)
+        if k_own is None:
+            return _powers(q_own, 1.0) + _powers(q_shared, 1.0)
+        return _powers(q_own, 0.5) + _powers(k_own, 0.5) + _powers(q_shared, 1.0)
+    k_is_shared = isinstance(sources.k, Source) and sources.k.shared(sources.heads)
+    q, k = (None if isinstance(x, Unknown) else _trained(names, x) for x in (sources.q, sources.k))
+    k = None if k_is_shared else k
+    if q is not None and k is not None:
+        return _powers(q, 0.5) + _powers(k, 0.5)
+    if q is not None or k is not None:
+        return _powers(q or k or (), 1.0)
+    if isinstance(sources.q, Unknown):
+        raise RefusedError(sources.q.why)
+    raise RefusedError(f"{_writable(names, sources.q)[0].parameter} is frozen", frozen=True)
+
+
+def _powers(each: tuple[Share, ...], power: float) -> tuple[Share, ...]:
+    return tuple(Share(x.parameter, x.dim, x.rows, power) for x in each)
+
+
+def _is_trained(source: Source) -> bool:
+    parameter = source.module._parameters.get(source.weight)
+    return parameter is not None and parameter.requires_grad
+
+
+def _trained(names: dict[nn.Module, str], source: Source) -> tuple[Share, ...] | None:
+    """Its rows, if they are trained."""
+    found = _writable(names, source)
+    return found if _is_trained(source) else None
+
+
+def _writable(names: dict[nn.Module, str], source: Source) -> tuple[Share, ...]:
+    """The rows of a source's weight and bias, all of which keep what is written into them."""
+    rows = [(source.weight, source.dim, source.rows)]
+    if source.bias is not None:
+        rows.append((source.bias, 0, source.bias_rows))
+    found = []
+    for name, dim, each in rows:
+        inside = names.get(source.module, "")
+        whole = f"{inside}.{name}" if inside else name
+        parameter = source.module._parameters.get(name)
+        if parameter is None:
+            raise RefusedError(f"{whole} is computed from other parameters, and keeps nothing that is written into it")
+        refuse_unless_plain(whole, parameter)
+        found.append(Share(whole, dim, each, 1.0))
+    return tuple(found)
+
+
+def refuse_unless_plain(name: str, parameter: Tensor) -> None:
+    """`RefusedError` where a parameter is no plain numbers, or a copy of others."""
+    part = shards.local(parameter.detach())
+    if type(part) not in (nn.Parameter, Tensor) or not part.dtype.is_floating_point or part.dtype.itemsize < 2:
+        raise RefusedError(f"{name} is quantised or computed ({type(parameter).__name__} of {part.dtype})")
+    if marks := [mark for mark in _MASTERS if hasattr(parameter, mark)]:
+        why = f"{name} is a copy of what its optimiser keeps ({marks[0]}), which would overwrite a clip"
+        raise RefusedError(why)
+
+
+def parameter_of(model: nn.Module, name: str) -> Tensor:
+    """A parameter by its name in the model, as it is registered now."""
+    module, _, last = name.rpartition(".")
+    parameter = model.get_submodule(module)._parameters[last]
+    assert parameter is not None
+    return parameter
+
+
+def first_rows(each: tuple[Share, ...], heads: int) -> tuple[int, ...]:
+    """A number for every head that is the same on all ranks: its first row."""
+    return tuple(each[0].rows[:, 0].tolist()) if each else tuple(range(heads))
+
+
+def fingerprint(model: nn.Module, names: list[str]) -> tuple[tuple[int, ...], int]:
+    """Which ranks hold these parameters together, and a number of their bits on this one."""
+    parameters = [parameter_of(model, name) for name in names]
+    with torch.no_grad():
+        return shards.holders(parameters[0]) if parameters else (), shards.fingerprint(parameters)

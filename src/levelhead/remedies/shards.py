@@ -1,0 +1,72 @@
+"""Parameters that ranks hold in parts (DTensor: FSDP2, tensor parallelism): which rows of the whole are here.
+
+A clip writes into the part of this rank, and no part travels. Rows are numbers along one dimension of the whole
+parameter. FSDP2 puts whole copies in the place of its parts while a model runs; what is written into a copy is lost, so
+`resharded` puts the parts back first. FSDP1, whose parts are flat pieces of many parameters, is refused elsewhere.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SAMPLED = 64  # numbers of a parameter that its fingerprint reads
+
+
+def is_sharded(x: Any) -> bool:
+    """Whether a tensor is a DTensor, of which this rank has a part."""
+    return hasattr(x, "to_local") and hasattr(x, "placements") and hasattr(x, "device_mesh")
+
+
+def local(x: Tensor) -> Tensor:
+    """The part of this rank; it shares its memory with the parameter."""
+    part: Tensor = x.to_local() if is_sharded(x) else x  # type: ignore[attr-defined]
+    return part
+
+
+def rows_here(x: Tensor, dim: int) -> Tensor:
+    """Numbers of the rows along `dim` of the whole parameter that this rank has, in order."""
+    rows = torch.arange(x.shape[dim])
+    if not is_sharded(x):
+        return rows
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh: Any = x.device_mesh  # type: ignore[attr-defined]
+    placements = []
+    for placement in x.placements:  # type: ignore[attr-defined]
+        if getattr(placement, "dim", None) != dim % x.dim():
+            placements.append(Replicate())
+        elif hasattr(placement, "split_factor"):  # FSDP2 over tensor parallelism
+            placements.append(type(placement)(0, split_factor=placement.split_factor))
+        else:
+            placements.append(type(placement)(0))
+    # None: every rank cuts its own copy, and nothing is sent.
+    here: Tensor = distribute_tensor(rows.to(mesh.device_type), mesh, placements, src_data_rank=None).to_local()
+    return here.cpu()
+
+
+def holders(x: Tensor) -> tuple[int, ...]:
+    """The ranks that hold one parameter together; empty: this one holds all of it."""
+    if not is_sharded(x):
+        return ()
+    return tuple(x.device_mesh.mesh.flatten().tolist())  # type: ignore[attr-defined]
+
+
+def resharded(model: nn.Module) -> None:
+    """Puts the parts of FSDP2 back, where whole copies are in their place."""
+    for module in model.modules():
+        if hasattr(module, "_get_fsdp_state") and hasattr(module, "reshard"):
+            module.reshard()
+
+
+def fingerprint(parameters: list[Tensor]) -> int:
+    """A number of this rank's parts: the same bits have the same, other bits have another."""
+    found = 0
+    for parameter in parameters:
+        flat = local(parameter.detach()).flatten()
+        step = max(1, len(flat) // _SAMPLED)
+        found = zlib.crc32(flat[::step][: 2 * _SAMPLED].double().cpu().numpy().tobytes(), found)
+    return found
