@@ -95,8 +95,8 @@ class Group:
         return found
 
 
-def agree(group: Group, model: nn.Module, own: Rank) -> list[Layer]:
-    """The layers of all ranks; the same list on every rank."""
+def agree(group: Group, model: nn.Module, own: Rank) -> tuple[list[Layer], dict[str, tuple[int, ...]]]:
+    """The layers of all ranks, the same list on every rank; and the heads of this one, by module."""
     ranks: list[Rank] = group.gathered(own)
     wrong = {rank.number: rank.wrong for rank in ranks if rank.wrong}
     if set(wrong.values()) == {NOTHING_RAN} and len(wrong) < len(ranks):
@@ -104,6 +104,8 @@ def agree(group: Group, model: nn.Module, own: Rank) -> list[Layer]:
     if wrong:
         number, why = next(iter(wrong.items()))
         where = f" (rank {number})" if group.several else ""
+        if why.startswith(LOST):
+            raise bad_value("logits", "finite numbers", f"{why}{where}", NO_WAY_BACK)
         if why == NOTHING_RAN:
             advice = "Run the model, in a step that its watch observes, before the first step()"
             raise bad_value("model", "attention calls", f"{why}{where}", advice)
@@ -113,27 +115,34 @@ def agree(group: Group, model: nn.Module, own: Rank) -> list[Layer]:
         given = ", ".join(f"parts={rank.parts!r} on rank {rank.number}" for rank in ranks)
         raise bad_value("ranks", "the same options everywhere", given, "Make QKClip alike on every rank")
     if group.several:  # a rank that ran no pass has the layer all the same
-        ranks = group.gathered(_with_others(model, own, ranks))
-    return _joined(ranks, own.parts)
+        own = _with_others(model, own, ranks)
+        ranks = group.gathered(own)
+    return _joined(ranks, own.parts), {each.module: each.heads for each in own.layers}
 
 
 NOTHING_RAN = "none yet"
+LOST = "NaN or infinite ones in "
+NO_WAY_BACK = "No factor brings them back: return to an earlier checkpoint"
 
 
 def _with_others(model: nn.Module, own: Rank, ranks: Sequence[Rank]) -> Rank:
     """A rank's layers, and those of others that it has under the same names without having run them."""
-    known = {layer.module for layer in own.layers}
-    more: dict[str, Described] = {}
-    for layer in (layer for rank in ranks for layer in rank.layers):
-        if layer.module in known or layer.module in more or not layer.shares:
+    found = {layer.module: layer for layer in own.layers}
+    for layer in (layer for rank in ranks for layer in rank.layers if layer.shares):
+        mine = found.get(layer.module)
+        if mine is not None and (mine.shares or mine.frozen):
             continue
         try:
-            names = sorted({share.parameter for share in layer.shares})
-            holders, found = rows.fingerprint(model, names)
+            holders, bits = rows.fingerprint(model, sorted({share.parameter for share in layer.shares}))
         except (AttributeError, KeyError, AssertionError):  # another stage's
             continue
-        more[layer.module] = Described(layer.module, (), layer.shares, holders=holders, fingerprint=found)
-    return Rank(own.number, own.parts, (*own.layers, *more.values()))
+        # What this rank could not tell from its own numbers holds for its copy, too. Of a part, heads may be others.
+        alike = mine is not None and not holders and len(mine.heads) == len(layer.heads)
+        if mine is None or alike:
+            known: dict[str, Any] = {"heads": layer.heads if alike else (), "softcap": layer.softcap}
+            known |= {"holders": holders, "fingerprint": bits}
+            found[layer.module] = Described(layer.module, shares=layer.shares, **known)
+    return Rank(own.number, own.parts, tuple(found.values()))
 
 
 def _joined(ranks: Sequence[Rank], parts: str | None) -> list[Layer]:

@@ -20,7 +20,18 @@ from torch import Tensor, nn
 
 from levelhead.errors import bad_value
 from levelhead.remedies import rows, shards, written
-from levelhead.remedies.agreed import DIFFERENT, NOTHING_RAN, PARTS, Described, Group, Layer, Rank, agree
+from levelhead.remedies.agreed import (
+    DIFFERENT,
+    LOST,
+    NO_WAY_BACK,
+    NOTHING_RAN,
+    PARTS,
+    Described,
+    Group,
+    Layer,
+    Rank,
+    agree,
+)
 from levelhead.remedies.probe import Probe
 from levelhead.remedies.remedy import (
     Remedy,
@@ -139,6 +150,7 @@ class QKClip(Remedy):
         self._seen: dict[str, _Seen] = {}
         self._known: dict[str, tuple[Any, Described]] = {}
         self._layers: list[Layer] | None = None  # that ranks agreed on
+        self._heads: dict[str, tuple[int, ...]] = {}  # of this rank, by module
         self._agreed_on: tuple[Any, ...] = ()  # the layers of this rank, at that time
         self._writes: list[Any] = []
         self._said: set[str] = set()
@@ -150,8 +162,7 @@ class QKClip(Remedy):
                     run(self.watch.model, batch)
                 own = self._described(self._seen)
                 if not self._group.several:  # else all ranks refuse together, in their first step
-                    self._layers = agree(self._group, self.watch.model, self._brings(own))
-                    self._agreed_on = tuple(each.key for each in own)
+                    self._agree(own, self._seen)
             except BaseException:
                 self.undo()
                 raise
@@ -192,9 +203,7 @@ class QKClip(Remedy):
     def _step(self, seen: dict[str, _Seen], own: tuple[Described, ...], again: bool = False) -> Clipped:
         numbers = self._numbers(seen, own) if self._layers is not None else None
         if numbers is None or numbers[0]:  # for the first time, or a rank has seen something new
-            self._layers = agree(self._group, self.watch.model, self._brings(own))
-            self._agreed_on = tuple(each.key for each in own)
-            self._refuse_if_all_is_frozen()
+            self._agree(own, seen)
             numbers = self._numbers(seen, own)
         assert self._layers is not None
         values = iter(numbers[1:])
@@ -227,7 +236,6 @@ class QKClip(Remedy):
         exact = torch.float32 if device.type == "mps" else torch.float64
         pieces = [torch.tensor([float(new), *idle], dtype=exact, device=device)]
         maxima = []
-        known = {each.module: each for each in own}
         for layer in self._layers:
             mine = seen.get(layer.module) if self._group.number in layer.members else None
             one = torch.zeros(len(_FLAGS), dtype=exact, device=device)
@@ -237,7 +245,7 @@ class QKClip(Remedy):
                 if (off := self._probe.misfits.get(layer.module)) is not None:
                     one[1] = off
                 places = {head: place for place, head in enumerate(layer.heads)}
-                heads = known[layer.module].heads
+                heads = self._heads.get(layer.module, ())
                 if len(heads) == len(mine.largest) and all(head in places for head in heads):
                     largest[[places[head] for head in heads]] = mine.largest.to(exact)
             one[3] = float(undone.get(layer.label, False))
@@ -347,25 +355,25 @@ class QKClip(Remedy):
         first = rows.first_rows(shares, heads)
         return replace(unknown, heads=first, shares=shares, holders=holders, fingerprint=found)
 
-    def _brings(self, own: tuple[Described, ...]) -> Rank:
-        """What this rank knows, and why it cannot clip at all: nothing ran, or a QK-norm is in the way."""
+    def _agree(self, own: tuple[Described, ...], seen: dict[str, _Seen]) -> None:
+        """Tells the other ranks what this one knows, or why it cannot clip at all."""
         wrong = "" if own else NOTHING_RAN
         for each in own:
             norms = effective_scale.qk_norms(self.modules[each.module]) if each.why and not each.frozen else []
             if norms:
                 wrong = f"{', '.join(norms)} in {each.module or 'the model'!r}"
-        return Rank(self._group.number, self._parts, own, wrong)
-
-    def _refuse_if_all_is_frozen(self) -> None:
+        if lost := [name for name, one in seen.items() if one.bad_rows]:
+            wrong = f"{LOST}{', '.join(map(repr, lost))}"
+        rank = Rank(self._group.number, self._parts, own, wrong)
+        self._layers, self._heads = agree(self._group, self.watch.model, rank)
+        self._agreed_on = tuple(each.key for each in own)
         if self._layers and all(layer.frozen for layer in self._layers):
             advice = "Make QKClip for the model whose q and k projections are trained"
             raise bad_value("model", "trained q or k projections", self._layers[0].why, advice)
 
     def _refuse_lost(self, flags: dict[str, dict[str, float]]) -> None:
         if lost := [name for name, flag in flags.items() if flag["bad_rows"]]:
-            given = f"NaN or infinite ones in {', '.join(map(repr, lost))}"
-            advice = "No factor brings them back: return to an earlier checkpoint"
-            raise bad_value("logits", "finite numbers", given, advice)
+            raise bad_value("logits", "finite numbers", f"{LOST}{', '.join(map(repr, lost))}", NO_WAY_BACK)
 
     # ---- the proof
 

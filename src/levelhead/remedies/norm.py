@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.errors import bad_value
+from levelhead.remedies import gains
 from levelhead.remedies.probe import Probe
 from levelhead.remedies.projections import Source, Sources, Unknown
 from levelhead.remedies.remedy import Remedy, Sight, checked, listed, needs_deep, no_attention, positive, run
@@ -53,14 +54,16 @@ def in_order(columns: Tensor, features: int) -> bool:
 class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
     """Normalises queries and keys per head, with learned gains, until `undo()`.
 
-    Call it before the optimiser is made: every attention module gets children `q_norm` and `k_norm` (`nn.RMSNorm` of a
-    head's width), whose weights are parameters like any other.
+    Call it before the optimiser is made, and before the model is distributed: every attention module gets children
+    `q_norm` and `k_norm` (`nn.RMSNorm` of a head's width), whose weights are parameters like any other.
 
     Args:
         model: any model whose attention `watch` sees.
         batch: what to call it with once, to find out which outputs of which projection are heads.
         gain: what the gains begin with.
         eps: added to the mean square.
+        optimizer: one that trains the model already; the gains join it, with the options of the projections and no
+            weight decay. Without it, an optimiser's first step that trains the projections and not the gains raises.
 
     Raises:
         LevelheadValueError: nothing attends, a module is normalised already, or its layout is not known; every such
@@ -83,10 +86,13 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
     _name = "qk_norm"
     _advice = "The norms are not called, or something after them changes q and k"
 
-    def __init__(self, model: nn.Module, batch: Any, *, gain: float = 1.0, eps: float = 1e-6) -> None:
+    def __init__(
+        self, model: nn.Module, batch: Any, *, gain: float = 1.0, eps: float = 1e-6, optimizer: Any = None
+    ) -> None:
         self._gain = positive("gain", gain, "1.0 is the usual")
         self._eps = positive("eps", eps, "1e-6 is the usual")
-        probed = _probed(checked(model), batch)
+        gains.refuse_unless_reduced(checked(model))
+        probed = _probed(model, batch)
         super().__init__(model, {name: module for name, (module, _) in probed.items()})
         self._ratios: dict[str, tuple[float, float]] = {}
         self._taken: list[tuple[nn.Module, str, nn.Module | None]] = []
@@ -97,6 +103,13 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
             self._install(name, module, sources, hooks)
         for projection, hook in hooks.items():
             self._hooks.append(projection.register_forward_hook(hook))
+        self._trained = gains.Trained(self.modules, {name: sources for name, (_, sources) in probed.items()})
+        if optimizer is not None:
+            try:
+                self._trained.join(optimizer)
+            except BaseException:
+                self.undo()
+                raise
 
     def _install(self, name: str, module: nn.Module, sources: Sources, hooks: dict[nn.Module, Normed]) -> None:
         own = all(isinstance(module._modules.get(each), nn.Identity) for each in _NAMES)
@@ -121,6 +134,7 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
             self._amended.append(module)
 
     def _undo(self) -> None:
+        self._trained.close()
         for hook in self._hooks:
             hook.remove()
         for module in self._amended:
@@ -140,8 +154,9 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
         if idle := sight.record.facts.norms_idle:
             return f"{' and '.join(idle)} never ran"
         for each, ratio, (least, most) in zip(_NAMES, self._ratios[name], _extremes(sight), strict=True):
-            gains = self.modules[name].get_parameter(f"{each}.weight").detach().abs()
-            low, high = ratio * float(gains.min()), ratio * float(gains.max())
+            norm: Any = self.modules[name]._modules[each]
+            sizes = norm.weight.detach().abs()
+            low, high = ratio * float(sizes.min()), ratio * float(sizes.max())
             if not (least >= low * (1 - _TOLERANCE) and most <= high * (1 + _TOLERANCE)):
                 return (
                     f"rows of {each[0]} reach the softmax with a root mean square of"

@@ -147,6 +147,8 @@ def source(role: str, module: nn.Module, ran: Sequence[Ran], x: Tensor, part: bo
             return Unknown(f"two layouts fit {role} equally well")
     dim = outputs(one.module)
     assert dim is not None
+    if (kept := one.module._parameters["weight"]) is not None and not kept.dtype.is_floating_point:
+        return Unknown(f"{one.name!r} is quantised ({kept.dtype})")
     rows = linear.rows_of_outputs(one.module, dim, one.output.shape[-1])
     if rows is None:
         return Unknown(f"the rows of {one.name!r} lie over ranks in an unknown order")
