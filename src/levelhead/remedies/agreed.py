@@ -151,10 +151,10 @@ def _joined(ranks: Sequence[Rank], parts: str | None) -> list[Layer]:
     for rank in ranks:
         for each in rank.layers:
             by_name.setdefault(each.module, []).append((rank.number, each))
-    for name, each in by_name.items():
-        prints = {number: one.fingerprint for number, one in each}
+    for name, those in by_name.items():
+        prints = {number: one.fingerprint for number, one in those}
         alike: dict[Any, list[tuple[int, Described]]] = {}
-        for number, one in each:
+        for number, one in those:
             together = tuple(prints.get(other, 0) for other in one.holders) or (one.fingerprint,)
             alike.setdefault(0 if parts == "replicas" else together, []).append((number, one))
         alike = {key: some for key, some in alike.items() if any(one.heads for _, one in some)}

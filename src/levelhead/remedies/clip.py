@@ -269,7 +269,8 @@ class QKClip(Remedy):
             return True
         numbers: list[float] = []
         for layer, _ in over:
-            holders, found = (), 0
+            holders: tuple[int, ...] = ()
+            found = 0
             mine = self._group.number in layer.members
             if mine and layer.parameters:
                 holders, found = rows.fingerprint(self.watch.model, list(layer.parameters))

@@ -154,8 +154,8 @@ def source(role: str, module: nn.Module, ran: Sequence[Ran], x: Tensor, part: bo
         return Unknown(f"the rows of {one.name!r} lie over ranks in an unknown order")
     if one.input is not None and not linear.is_linear(one.module, dim, rows, one.input, one.output, best.columns):
         return Unknown(f"{one.name!r} puts out something else than its weight times its input: a hook or an adapter")
-    if why := linear.adapter(one.module, module):
-        return Unknown(why)
+    if added := linear.adapter(one.module, module):
+        return Unknown(added)
     bias = "bias" if isinstance(one.module._parameters.get("bias"), Tensor) else None
     by_head = rows[best.columns]
     return Source(one.module, "weight", bias, best.columns, by_head, by_head, dim, best.ratio)

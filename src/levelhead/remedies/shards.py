@@ -58,8 +58,9 @@ def holders(x: Tensor) -> tuple[int, ...]:
 def resharded(model: nn.Module) -> None:
     """Puts the parts of FSDP2 back, where whole copies are in their place."""
     for module in model.modules():
-        if hasattr(module, "_get_fsdp_state") and hasattr(module, "reshard"):
-            module.reshard()
+        if hasattr(module, "_get_fsdp_state"):
+            sharded: Any = module
+            sharded.reshard()
 
 
 def fingerprint(parameters: list[Tensor]) -> int:

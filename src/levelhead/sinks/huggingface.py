@@ -28,8 +28,8 @@ class hf_callback:  # noqa: N801 - used like a function; `Trainer` also takes th
 
     The metrics of the latest snapshot join the training logs, and so reach every reporter and
     `trainer.state.log_history`; with quiet=False also what the trainer prints. The loss is recorded beside the
-    statistics. `after_step(watch)` runs right after the optimiser. `on_finding` may also be "save", which asks the
-    trainer for a checkpoint, or "stop".
+    statistics. `qk_clip=100.0` clips heads above that bound right after the optimiser (`remedies.QKClip`), and
+    `after_step(watch)` runs. `on_finding` may also be "save", which asks the trainer for a checkpoint, or "stop".
 
         Trainer(..., callbacks=[hf_callback(every=50, sinks=[JSONL("run.jsonl")])])
     """
@@ -42,12 +42,13 @@ class hf_callback:  # noqa: N801 - used like a function; `Trainer` also takes th
         heads: bool = False,
         quiet: bool = True,
         make: Callable[..., Watcher] = watch,
+        qk_clip: float | None = None,
         **watch_options: Any,
     ) -> Any:
         checks.flag("quiet", quiet)
         base = need("hf_callback", "transformers", install="pip install transformers").TrainerCallback
         kind = type("WatchCallback", (HuggingFaceHooks, base), {})
-        callback = kind(make, after_step, prefix, heads, watch_options)
+        callback = kind(make, after_step, prefix, heads, watch_options, qk_clip)
         callback.quiet, callback.front = quiet, type("WatchMetrics", (MetricsInFront, base), {})(callback)
         return callback
 
@@ -97,7 +98,7 @@ class HuggingFaceHooks(Training):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         # Before gradients are cleared, where a remedy may still want them.
-        if self.after_step is not None:
+        if self.after_step is not None or self.qk_clip is not None:
             self.step()
             self._stepped = True
 

@@ -21,6 +21,7 @@ def lightning_callback(
     prefix: str = "attention",
     heads: bool = False,
     make: Callable[..., Watcher] = watch,
+    qk_clip: float | None = None,
     **watch_options: Any,
 ) -> Any:
     """A callback for Lightning's `Trainer`; further options go to `watch`.
@@ -29,8 +30,9 @@ def lightning_callback(
     not looked at, unless training_only=False.
 
     The metrics of each new snapshot go through the module's `log_dict`, so loggers get them, and callbacks may monitor
-    them. The loss of observed steps is recorded beside the statistics. `after_step(watch)` runs after each step of the
-    optimiser. `on_finding` may also be "stop", which ends the training.
+    them. The loss of observed steps is recorded beside the statistics. `qk_clip=100.0` clips heads above that bound after
+    each step of the optimiser (`remedies.QKClip`), and `after_step(watch)` runs. `on_finding` may also be "stop", which
+    ends the training.
 
         trainer = Trainer(callbacks=[lightning_callback(every=50)])
     """
@@ -38,7 +40,7 @@ def lightning_callback(
     wanted = sorted(PACKAGES, key=lambda package: package not in sys.modules)
     package = need("lightning_callback", *wanted, install="pip install lightning")
     kind = type("WatchCallback", (LightningHooks, package.Callback), {})
-    return kind(make, after_step, prefix, heads, watch_options)
+    return kind(make, after_step, prefix, heads, watch_options, qk_clip)
 
 
 class LightningHooks(Training):

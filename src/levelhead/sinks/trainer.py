@@ -1,7 +1,7 @@
 """A watch for the length of one training: what the callbacks of every framework share.
 
-It begins, steps, and ends in any case; no framework is used here. `after_step` runs after a step is counted and its
-optimiser has finished, which is the place of QK-clip.
+It begins, steps, and ends in any case; no framework is used here. After a step is counted and its optimiser has
+finished, QK-clip scales weights back, if a bound is given, and `after_step` runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from levelhead import checks
-from levelhead.errors import bad_type
+from levelhead.errors import bad_type, bad_value
 from levelhead.runs.metrics import metrics
 from levelhead.runs.record import Snapshot
 
@@ -43,6 +43,7 @@ class Training:
         prefix: str = "attention",
         heads: bool = False,
         options: dict[str, Any] | None = None,
+        qk_clip: float | None = None,
     ) -> None:
         if after_step is not None and not callable(after_step):
             advice = "It is called with the watch after each step"
@@ -53,7 +54,11 @@ class Training:
         self.after_step = after_step
         self.prefix, self.heads = prefix, heads
         self._asked: list[str] = []
+        self.qk_clip, self.clip = qk_clip, None
+        self._clipped: dict[str, float] = {}  # metrics of the latest clip
         self._make, self._options = make, self._with_words(options or {})
+        if qk_clip is not None:
+            self._refuse_unless_clippable(qk_clip)
         if make is watch:
             from levelhead.watching.options import checked  # as in `watch`
 
@@ -61,7 +66,17 @@ class Training:
         self._attached = False
         self._reported: Snapshot | None = None
 
+    clip: Any  # a QKClip while it trains
     words: tuple[str, ...] = ("save", "stop")  # of on_finding, that the trainer answers
+
+    def _refuse_unless_clippable(self, tau: Any) -> None:
+        from levelhead.remedies.remedy import positive
+
+        positive("qk_clip", tau, "Kimi K2 uses 100")
+        for name, usual in (("every", 1), ("rows", None)):
+            if (given := self._options.get(name, usual)) != usual:
+                advice = "A clip needs the largest logit of every step"
+                raise bad_value(name, f"{usual} with qk_clip", repr(given), advice)
 
     def _with_words(self, options: dict[str, Any]) -> dict[str, Any]:
         """The watch's options, with a function for each word that asks something of the trainer."""
@@ -96,11 +111,19 @@ class Training:
         self.watch.attach()
         self._attached = True
         self.watch.start_at(done + 1)
+        if self.qk_clip is not None:
+            from levelhead.remedies.clip import QKClip
+
+            self.clip = QKClip(self.watch, self.qk_clip)
 
     def step(self) -> None:
         """An optimiser's step is done."""
         if self._attached:
             self.watch.step()
+            if self.clip is not None:
+                said = self.clip()
+                self._clipped = {f"{self.prefix}/clipped_heads": float(len(said))}
+                self._clipped[f"{self.prefix}/clip_factor"] = min(said.heads.values(), default=1.0)
             if self.after_step is not None:
                 self.after_step(self.watch)
 
@@ -110,12 +133,15 @@ class Training:
         if last is None or last is self._reported or not last.records:
             return {}
         self._reported = last
-        return metrics(last, heads=self.heads, prefix=self.prefix)
+        return metrics(last, heads=self.heads, prefix=self.prefix) | self._clipped
 
     def detach(self) -> None:
         """Takes the watch off the model; a second time does nothing."""
         if self._attached:
             self._attached = False
+            if self.clip is not None:
+                self.clip.undo()
+            self.clip, self._clipped = None, {}
             self.watch.detach()
 
     def __enter__(self) -> Training:
