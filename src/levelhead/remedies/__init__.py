@@ -6,7 +6,8 @@ has `verify(batch)`, which looks at what reaches the softmax.
 
 from __future__ import annotations
 
-from levelhead.remedies.clip import Clipped, QKClip
+from levelhead.remedies.clip import QKClip
+from levelhead.remedies.clipped import Clipped
 from levelhead.remedies.logits import rescale, softcap
 from levelhead.remedies.norm import qk_norm
 from levelhead.remedies.remedy import NotInForceError, Verified

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,19 +20,10 @@ from torch import Tensor, nn
 
 from levelhead.errors import bad_value
 from levelhead.remedies import rows, shards, written
-from levelhead.remedies.agreed import (
-    DIFFERENT,
-    LOST,
-    NO_WAY_BACK,
-    NOTHING_RAN,
-    PARTS,
-    Described,
-    Group,
-    Layer,
-    Rank,
-    agree,
-)
+from levelhead.remedies.agreed import LOST, NO_WAY_BACK, PARTS, Described, Layer
+from levelhead.remedies.clipped import Clipped
 from levelhead.remedies.probe import Probe
+from levelhead.remedies.projections import Source, Sources
 from levelhead.remedies.remedy import (
     Remedy,
     Sight,
@@ -43,6 +34,7 @@ from levelhead.remedies.remedy import (
     run,
     uncompiled,
 )
+from levelhead.remedies.together import Seen, Together
 from levelhead.runs import tally
 from levelhead.torch.masks import hides
 from levelhead.watching import effective_scale
@@ -53,45 +45,6 @@ from levelhead.watching.watch import Watch
 TAU = 100.0  # Kimi K2's
 _ROUNDING = 1e-5  # relative: so far above τ is at τ, and stays
 _CLOSE = 1e-3  # relative, of a maximum to τ
-_FLAGS = ("bad_rows", "misfit", "biased", "undone")  # of a layer, beside its heads' maxima
-
-
-@dataclass(frozen=True)
-class Clipped:
-    """What a step did: (module, head) -> γ, the factor of its logits; empty: nothing. The same on every rank."""
-
-    heads: dict[tuple[str, int], float]
-    largest: float  # logit that was seen, of all heads; -inf: no pass was observed
-    inexact: tuple[str, ...] = ()  # modules whose logits have an additive bias, which γ leaves
-    left: dict[tuple[str, int], str] = field(default_factory=dict)  # heads above τ that were not clipped, and why
-    idle: tuple[int, ...] = ()  # ranks that observed no pass since the last step
-    undone: tuple[str, ...] = ()  # modules whose last clip was overwritten
-
-    def __len__(self) -> int:
-        return len(self.heads)
-
-    def __str__(self) -> str:
-        said = f"largest logit {self.largest:.4g}" if self.largest > -math.inf else "no pass was observed"
-        counted = f"{len(self)} heads clipped"
-        if self.heads:
-            said = f"the strongest by {min(self.heads.values()):.4g}; {said}"
-        if self.left:
-            said += f"; {len(self.left)} heads above the bound left: {next(iter(self.left.values()))}"
-        if self.undone:
-            said += f"; overwritten since the last clip: {', '.join(self.undone)}"
-        if self.idle and self.largest > -math.inf:
-            said += f"; no pass on rank {', '.join(map(str, self.idle))}"
-        return f"{counted}, {said}"
-
-
-@dataclass
-class _Seen:
-    """What a module's calls have come to since the last step; read once, then."""
-
-    largest: Tensor  # (H,)
-    bad_rows: Tensor
-    biased: Tensor
-    softcap: float | None
 
 
 class QKClip(Remedy):
@@ -135,7 +88,6 @@ class QKClip(Remedy):
         self._name = f"QKClip {self.tau:g}"
         if parts is not None and parts not in PARTS:
             raise bad_value("parts", "'replicas', 'pipeline' or None", repr(parts), "Pass pipeline for stages")
-        self._group, self._parts = Group(group), parts
         self._watches = not isinstance(watched, Watch)
         if isinstance(watched, Watch):
             if watched.rows is not None:
@@ -147,11 +99,9 @@ class QKClip(Remedy):
             refuse_without_attention(model)
             self.watch = Watch(model, deep=needs_deep(model), history=2)
         super().__init__(model, {})
-        self._seen: dict[str, _Seen] = {}
+        self._together = Together(self.watch.model, group, parts)
+        self._seen: dict[str, Seen] = {}
         self._known: dict[str, tuple[Any, Described]] = {}
-        self._layers: list[Layer] | None = None  # that ranks agreed on
-        self._heads: dict[str, tuple[int, ...]] = {}  # of this rank, by module
-        self._agreed_on: tuple[Any, ...] = ()  # the layers of this rank, at that time
         self._writes: list[Any] = []
         self._said: set[str] = set()
         self._probe = Probe(self.watch)
@@ -161,8 +111,8 @@ class QKClip(Remedy):
                 with uncompiled():
                     run(self.watch.model, batch)
                 own = self._described(self._seen)
-                if not self._group.several:  # else all ranks refuse together, in their first step
-                    self._agree(own, self._seen)
+                if not self._together.group.several:  # else all ranks refuse together, in their first step
+                    self._together.agree(self._seen, own, self._normed(own))
             except BaseException:
                 self.undo()
                 raise
@@ -171,7 +121,7 @@ class QKClip(Remedy):
     def _called(self, watched: WatchedModule, call: Call, heads: Tensor, q: Tensor, k: Tensor) -> None:
         self.modules[watched.name] = watched.module
         bad_rows = heads[:, tally.INDEX["nan_rows"]].sum()
-        new = _Seen(heads[:, tally.LARGEST].detach().clone(), bad_rows, _biased(call), call.scoring.softcap)
+        new = Seen(heads[:, tally.LARGEST].detach().clone(), bad_rows, _biased(call), call.scoring.softcap)
         old = self._seen.get(watched.name)
         if old is not None and old.largest.shape == new.largest.shape:
             new.largest = torch.maximum(old.largest, new.largest)
@@ -200,87 +150,31 @@ class QKClip(Remedy):
         self._probe.misfits.clear()
         return clipped
 
-    def _step(self, seen: dict[str, _Seen], own: tuple[Described, ...], again: bool = False) -> Clipped:
-        numbers = self._numbers(seen, own) if self._layers is not None else None
-        if numbers is None or numbers[0]:  # for the first time, or a rank has seen something new
-            self._agree(own, seen)
-            numbers = self._numbers(seen, own)
-        assert self._layers is not None
-        values = iter(numbers[1:])
-        idle = tuple(place for place in range(self._group.world) if next(values))
-        flags = {layer.label: dict(zip(_FLAGS, values, strict=False)) for layer in self._layers}
-        maxima = {layer.label: dict(zip(layer.heads, values, strict=False)) for layer in self._layers}
-        self._refuse_lost(flags)
-        over = self._over(maxima)
-        if over and not self._same_bits(over):
-            if self._parts is None or again:
-                names = ", ".join(repr(layer.label) for layer, _ in over)
-                raise bad_value("ranks", "one layer by one name", f"{names}, with other parameters on some", DIFFERENT)
-            self._layers = None
-            return self._step(seen, own, again=True)
+    def _step(self, seen: dict[str, Seen], own: tuple[Described, ...]) -> Clipped:
+        told = self._together.told(seen, own, self._normed(own), self._probe.misfits, self._writes)
+        self._writes = []
+        flags = told.flags
+        if lost := [name for name, flag in flags.items() if flag["bad_rows"]]:
+            raise bad_value("logits", "finite numbers", f"{LOST}{', '.join(map(repr, lost))}", NO_WAY_BACK)
+        over = self._over(told.maxima)
+        if over and not self._together.same_bits([layer for layer, _ in over]):
+            return self._step(seen, own)  # as other layers
         heads, left = self._write(over, flags)
         label = dict.fromkeys(name for name, _ in heads)
         inexact = tuple(name for name in label if flags[name]["biased"])
         undone = tuple(name for name, flag in flags.items() if flag["undone"])
-        largest = max((max(x.values(), default=-math.inf) for x in maxima.values()), default=-math.inf)
+        largest = max((max(x.values(), default=-math.inf) for x in told.maxima.values()), default=-math.inf)
         self._tell(undone, left)
-        return Clipped(heads, largest, inexact, left, idle, undone)
-
-    def _numbers(self, seen: dict[str, _Seen], own: tuple[Described, ...]) -> list[float]:
-        """What ranks tell each other of a step: one collective, one wait for the device."""
-        assert self._layers is not None
-        new = tuple(each.key for each in own) != self._agreed_on and bool(seen)
-        idle = [float(not seen and place == self._group.place) for place in range(self._group.world)]
-        undone = written.undone(self.watch.model, self._writes)
-        device = next((one.largest.device for one in seen.values()), torch.device("cpu"))
-        exact = torch.float32 if device.type == "mps" else torch.float64
-        pieces = [torch.tensor([float(new), *idle], dtype=exact, device=device)]
-        maxima = []
-        for layer in self._layers:
-            mine = seen.get(layer.module) if self._group.number in layer.members else None
-            one = torch.zeros(len(_FLAGS), dtype=exact, device=device)
-            largest = torch.full((len(layer.heads),), -math.inf, dtype=exact, device=device)
-            if mine is not None:
-                one[0], one[2] = mine.bad_rows, mine.biased
-                if (off := self._probe.misfits.get(layer.module)) is not None:
-                    one[1] = off
-                places = {head: place for place, head in enumerate(layer.heads)}
-                heads = self._heads.get(layer.module, ())
-                if len(heads) == len(mine.largest) and all(head in places for head in heads):
-                    largest[[places[head] for head in heads]] = mine.largest.to(exact)
-            one[3] = float(undone.get(layer.label, False))
-            pieces.append(one)
-            maxima.append(largest)
-        self._writes = self._writes if new else []
-        return self._group.largest(torch.cat([*pieces, *maxima]))
+        return Clipped(heads, largest, inexact, left, told.idle, undone)
 
     def _over(self, maxima: dict[str, dict[int, float]]) -> list[tuple[Layer, dict[int, float]]]:
         """Layers with heads above τ: by head, γ."""
         found = []
-        for layer in self._layers or ():
+        for layer in self._together.layers or ():
             factors = {head: self._factor(x, layer.softcap) for head, x in maxima[layer.label].items()}
             if over := {head: factor for head, factor in factors.items() if factor < 1.0}:
                 found.append((layer, over))
         return found
-
-    def _same_bits(self, over: list[tuple[Layer, dict[int, float]]]) -> bool:
-        """Whether ranks that clip a layer alike still hold the same: stages may have begun with equal numbers."""
-        if not self._group.several or self._parts == "replicas":
-            return True
-        numbers: list[float] = []
-        for layer, _ in over:
-            holders: tuple[int, ...] = ()
-            found = 0
-            mine = self._group.number in layer.members
-            if mine and layer.parameters:
-                holders, found = rows.fingerprint(self.watch.model, list(layer.parameters))
-            place = holders.index(self._group.number) if self._group.number in holders else 0
-            slots = max(1, len(layer.members))
-            for n in range(slots):
-                here = mine and n == place
-                numbers += [float(found), -float(found)] if here else [-math.inf, -math.inf]
-        together = iter(self._group.largest(torch.tensor(numbers, dtype=torch.float64)))
-        return all(most == -least or most == -math.inf for most, least in zip(together, together, strict=True))
 
     def _write(
         self, over: list[tuple[Layer, dict[int, float]]], flags: dict[str, dict[str, float]]
@@ -302,7 +196,7 @@ class QKClip(Remedy):
                     left[layer.label, place] = layer.why
                     continue
                 heads[layer.label, place] = factors[head]
-                for share, at in layer.shares[head] if self._group.number in layer.members else ():
+                for share, at in layer.shares[head] if self._together.group.number in layer.members else ():
                     factor = factors[head] ** share.power
                     writes.scale(layer.label, share.parameter, share.dim, share.rows[at], factor)
         self._writes = writes.carry_out()
@@ -329,16 +223,22 @@ class QKClip(Remedy):
 
     # ---- what this rank knows
 
-    def _described(self, seen: dict[str, _Seen]) -> tuple[Described, ...]:
+    def _described(self, seen: dict[str, Seen]) -> tuple[Described, ...]:
         """The layers that this rank has ever seen; described again where a pass has shown something new."""
         for name, one in seen.items():
             before = self._known.get(name)
             found = self._probe.found.get(name)
             heads = len(one.largest)
-            now = (found, heads, one.softcap)
+            now = (found, heads, one.softcap, self._trained(found))
             if before is None or before[0] != now:
                 self._known[name] = (now, self._description(name, heads, one.softcap))
         return tuple(described for _, described in self._known.values())
+
+    def _trained(self, found: Sources | None) -> tuple[bool, ...]:
+        """Which of the projections are trained: layers may be frozen for a while."""
+        each = () if found is None else (found.q, found.k, *(found.parts or ())[2:])
+        modules = [x.module for x in each if isinstance(x, Source)]
+        return tuple(x.requires_grad for module in modules for x in module.parameters(recurse=False))
 
     def _description(self, name: str, heads: int, softcap: float | None) -> Described:
         sources = self._probe.found.get(name)
@@ -356,25 +256,13 @@ class QKClip(Remedy):
         first = rows.first_rows(shares, heads)
         return replace(unknown, heads=first, shares=shares, holders=holders, fingerprint=found)
 
-    def _agree(self, own: tuple[Described, ...], seen: dict[str, _Seen]) -> None:
-        """Tells the other ranks what this one knows, or why it cannot clip at all."""
-        wrong = "" if own else NOTHING_RAN
+    def _normed(self, own: tuple[Described, ...]) -> str:
+        """The QK-norms in the way of what cannot be written."""
         for each in own:
             norms = effective_scale.qk_norms(self.modules[each.module]) if each.why and not each.frozen else []
             if norms:
-                wrong = f"{', '.join(norms)} in {each.module or 'the model'!r}"
-        if lost := [name for name, one in seen.items() if one.bad_rows]:
-            wrong = f"{LOST}{', '.join(map(repr, lost))}"
-        rank = Rank(self._group.number, self._parts, own, wrong)
-        self._layers, self._heads = agree(self._group, self.watch.model, rank)
-        self._agreed_on = tuple(each.key for each in own)
-        if self._layers and all(layer.frozen for layer in self._layers):
-            advice = "Make QKClip for the model whose q and k projections are trained"
-            raise bad_value("model", "trained q or k projections", self._layers[0].why, advice)
-
-    def _refuse_lost(self, flags: dict[str, dict[str, float]]) -> None:
-        if lost := [name for name, flag in flags.items() if flag["bad_rows"]]:
-            raise bad_value("logits", "finite numbers", f"{LOST}{', '.join(map(repr, lost))}", NO_WAY_BACK)
+                return f"{', '.join(norms)} in {each.module or 'the model'!r}"
+        return ""
 
     # ---- the proof
 
