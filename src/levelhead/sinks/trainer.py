@@ -54,9 +54,11 @@ class Training:
         self.after_step = after_step
         self.prefix, self.heads = prefix, heads
         self._asked: list[str] = []
+        self._findings = 0
         self.qk_clip, self.clip = qk_clip, None
         self._clipped: dict[str, float] = {}  # metrics of the latest clip
-        self._make, self._options = make, self._with_words(options or {})
+        usual = {"on_finding": "warn"} if make is watch else {}
+        self._make, self._options = make, self._with_words({**usual, **(options or {})})
         if qk_clip is not None:
             self._refuse_unless_clippable(qk_clip)
         if make is watch:
@@ -80,16 +82,19 @@ class Training:
 
     def _with_words(self, options: dict[str, Any]) -> dict[str, Any]:
         """The watch's options, with a function for each word that asks something of the trainer."""
-        if "on_finding" not in options:
+        given = options.get("on_finding")
+        if given is None:
             return options
-        given = options["on_finding"]
         listed = list(given) if isinstance(given, list | tuple) else [given]
 
         def asking(word: str) -> Callable[[Any], None]:
             return lambda finding: self._asked.append(word)
 
         tell = [asking(x) if isinstance(x, str) and x in self.words else x for x in listed]
-        return {**options, "on_finding": tell if isinstance(given, list | tuple) else tell[0]}
+        return {**options, "on_finding": [self._count, *tell]}
+
+    def _count(self, finding: Any) -> None:
+        self._findings += 1
 
     def asked(self) -> list[str]:
         """What findings have asked of the trainer since the last time."""
@@ -133,7 +138,8 @@ class Training:
         if last is None or last is self._reported or not last.records:
             return {}
         self._reported = last
-        return metrics(last, heads=self.heads, prefix=self.prefix) | self._clipped
+        found = metrics(last, heads=self.heads, prefix=self.prefix) | self._clipped
+        return found | ({f"{self.prefix}/findings": float(self._findings)} if self._findings else {})
 
     def detach(self) -> None:
         """Takes the watch off the model; a second time does nothing."""
