@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -819,3 +820,22 @@ def test_the_same_remedy_twice() -> None:
     model = Plain()
     with softcap(model, 1.0), pytest.raises(lh.LevelheadError, match="undo"):
         softcap(model, 2.0)
+
+
+def test_what_no_state_dict_has_is_saved_with_the_run_and_said(tmp_path: Path) -> None:
+    for model in (Plain(), lh.torch.MultiHeadAttention(WIDTH, HEADS)):
+        with softcap(model, 0.01) as remedy, rescale(model, "none"):
+            assert "a state_dict does not have it" in str(remedy.verify(floats()))
+            twin = copy.deepcopy(model)
+            for one in (model, twin):
+                with Watch(one) as watch:
+                    one(floats())
+                watch.save(tmp_path / "run.json")
+                notes = lh.sinks.read(tmp_path / "run.json").notes
+                assert [note.split(":")[0] for note in notes] == [
+                    "softcap 0.01 is in force in 1 modules",
+                    "rescale none is in force in 1 modules",
+                ]
+        with Watch(model) as watch:
+            model(floats())
+        assert watch.run().notes == () and not any("levelhead" in name for name in vars(model))

@@ -6,6 +6,7 @@ transformers' interface; levelhead's module gets other options. A softmax writte
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,18 +53,20 @@ class _OfTheCall(Remedy):
                 module.options[self._option] = value
             else:
                 amend.amend(module, **{self._field: value})
+            amend.keep_in_mind(module, self._field, self._name)
 
     def verify(self, batch: Any) -> Verified:
         """As `Remedy.verify`; functions that the model holds since then are reached first."""
         before, self._reach = self._reach, Reach(unwrapped(self.model), (), INTERCEPTION.wrapped)
         before.undo()
-        return super().verify(batch)
+        return replace(super().verify(batch), note=amend.NOT_SAVED)
 
     def _undo(self) -> None:
         for own, before in self._options:
             own.options[self._option] = before
         for module in self.modules.values():
             amend.restore(module, self._field)
+            amend.keep_in_mind(module, self._field, None)
         self._reach.undo()
         INTERCEPTION.release()
         FAST_PATH_OFF.release()
@@ -124,6 +127,7 @@ class rescale(_OfTheCall):  # noqa: N801  a verb, as `patch` is
         ...     print(remedy.verify(torch.randn(1, 5, 16)))
         rescale 1/sqrt(d_k): in force in 1 modules
           (the model): scale 0.353553
+          a state_dict does not have it, apply it again after loading
     """
 
     _field, _option = "rule", "scale"

@@ -34,9 +34,11 @@ class Verified:
 
     remedy: str
     modules: Mapping[str, str]  # name -> what reached the softmax
+    note: str = ""
 
     def __str__(self) -> str:
-        return f"{self.remedy}: in force in {len(self.modules)} modules\n{listed(self.modules)}"
+        lines = [f"{self.remedy}: in force in {len(self.modules)} modules", listed(self.modules)]
+        return "\n".join([*lines, *([f"  {self.note}"] if self.note else [])])
 
 
 @dataclass

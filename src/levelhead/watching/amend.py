@@ -22,6 +22,7 @@ from levelhead.torch import sdpa
 from levelhead.watching.measure import Call
 
 ATTRIBUTE = "_levelhead_amendment"
+_UNSAVED = "_levelhead_unsaved"  # on a module: what remedies changed that its state_dict does not have
 
 
 @dataclass
@@ -194,3 +195,24 @@ def restore(module: nn.Module, *names: str) -> None:
         for hook in amendment.hooks:
             hook.remove()
         del module.__dict__[ATTRIBUTE]
+
+
+def keep_in_mind(module: nn.Module, name: str, words: str | None) -> None:
+    """Remembers a change that no state_dict has; None: it is undone. A copy of the module has it, too."""
+    marks = {**module.__dict__.get(_UNSAVED, {}), name: words}
+    kept = {name: each for name, each in marks.items() if each is not None}
+    module.__dict__.pop(_UNSAVED, None)
+    if kept:
+        object.__setattr__(module, _UNSAVED, kept)
+
+
+def unsaved(model: nn.Module) -> tuple[str, ...]:
+    """A line for every remedy that is in force and in no state_dict."""
+    counts: dict[str, int] = {}
+    for module in model.modules():
+        for words in module.__dict__.get(_UNSAVED, {}).values():
+            counts[words] = counts.get(words, 0) + 1
+    return tuple(f"{words} is in force in {n} modules: {NOT_SAVED}" for words, n in counts.items())
+
+
+NOT_SAVED = "a state_dict does not have it, apply it again after loading"

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
-from levelhead.watching import compiled, coverage, following, module_stack, options, sampled
+from levelhead.watching import amend, compiled, coverage, following, module_stack, options, sampled
 from levelhead.watching.alerts import Alerts
 from levelhead.watching.history import History, step_number
 from levelhead.watching.intercept import INTERCEPTION
@@ -351,7 +351,8 @@ class Watch:
         """Everything recorded so far, as plain data."""
         pending, name = self._pending(), type(self.model).__name__
         snapshots = (*self._history.snapshots, *([] if pending is None else [pending]))
-        notes, logged = self._history.notes, {key: tuple(curve) for key, curve in self._history.logged.items()}
+        notes = (*self._history.notes, *amend.unsaved(self.model))
+        logged = {key: tuple(curve) for key, curve in self._history.logged.items()}
         seen = any(watched.calls for watched in self.watched_modules)
         ran = any(watched.runs for watched in self.watched_modules)
         by_hand_words = self.probe.in_words(seen=seen, ran=ran, compiled=self.compiled)
