@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -73,7 +74,28 @@ def alike_or_not(differ: bool, rank: int) -> dict[str, Any]:
                 found["other options"] = said(w.gather, parts=("pipeline", "replicas")[rank])
                 found["stages"] = w.gather(parts="pipeline")
                 found["own stage"] = w.last
+                found["bad on one"] = said(w.gather, heads=("same", "both")[rank])
+            found["live"] = live(rank)
     return found
+
+
+def live(rank: int) -> dict[str, Any]:
+    """A watch that gathers in every step: rank 1 runs no pass in the first, and nobody in the last."""
+    model, told, sunk = stack(sdpa(scale=1.0), depth=1), [], []
+    options: dict[str, Any] = {"on_finding": [told.append, "warn"], "sinks": [sunk.append]}
+    with lh.watch(model, gather=True, **options) as w, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for step in range(3):
+            if step == 1 or (step == 0 and rank == 0):
+                model(batch(seed=rank))
+            w.step(loss=1.0)
+    kept = [(s.step, int(s.records[0].heads.rows[0])) for s in w.run().snapshots]
+    words = [str(x.message) for x in warned if "levelhead" in str(x.message)]
+    with lh.watch(model, gather="pipeline") as w:
+        model(batch())
+        w.step()
+    stages = [record.module for record in w.last.records]
+    return {"told": told, "sunk": len(sunk), "kept": kept, "warned": words, "stages": stages}
 
 
 def said(gather: Callable[..., Any], **options: Any) -> str:
@@ -107,12 +129,19 @@ def test_ranks_add_up_to_what_one_process_would_have_seen(tmp_path: Path) -> Non
         for name in ("max_logit", "mean_entropy", "mean_logsumexp", "gradient", "saturated"):
             wanted = getattr(record.heads, name)
             np.testing.assert_allclose(getattr(given, name), wanted, rtol=1e-5, atol=1e-6)
+    assert [x["live"]["sunk"] for x in (first, second)] == [2, 0]
+    assert [len(x["live"]["warned"]) for x in (first, second)] == [1, 0]
+    assert first["live"]["warned"][0].startswith("levelhead on rank 0: warning: wrong scale")
     assert (first["one idle"].records[0].heads.rows == BATCH * TOKENS).all()
     assert (second["one idle"].records[0].heads.rows == BATCH * TOKENS).all()
     for found in (first, second):
         assert "heads of every rank, got none on rank 1" in found["none split"]
         assert "blocks.0.attn" in found["collision"] and "parts='pipeline'" in found["collision"]
         assert "the same options everywhere" in found["other options"]
+        assert "heads: expected 'same' or 'split', got 'both'" in found["bad on one"]
+        assert found["live"]["told"] == first["live"]["told"] != []  # a rank that stops does not stop alone
+        assert found["live"]["kept"] == [(0, BATCH * TOKENS), (1, WORLD * BATCH * TOKENS)]
+        assert found["live"]["stages"] == ["stage0.blocks.0.attn", "stage1.blocks.0.attn"]
         assert [r.module for r in found["stages"].records] == ["stage0.blocks.0.attn", "stage1.blocks.0.attn"]
         for stage, record in zip((first, second), found["stages"].records, strict=True):
             np.testing.assert_array_equal(record.tally, stage["own stage"].records[0].tally)
@@ -236,24 +265,28 @@ def test_stages_with_names_of_their_own_are_put_together() -> None:
     assert fingerprint(model) == fingerprint(stack(sdpa())) != fingerprint(stack(sdpa(), depth=1))
 
 
-def test_a_file_of_two_ranks_reads_back_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [lh.sinks.JSONL, partial(lh.sinks.Parquet, flush_every=2)])
+def test_a_file_of_two_ranks_reads_back_by_step(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = stack(sdpa(), depth=1)
     sinks = []
     for rank in range(2):
         monkeypatch.setattr("levelhead.runs.sessions.rank", lambda rank=rank: rank)
-        sinks.append(lh.sinks.JSONL(tmp_path / "run.jsonl"))
+        sinks.append(kind(tmp_path / "run.jsonl"))
     with lh.watch(model) as w:
         model(batch())
     for step in range(3):
         for rank in (1, 0):
             sinks[rank](Snapshot(step, w.last.records))
             sinks[rank].log(step, {"loss": 1.0 + rank})
+    for sink in sinks:
+        getattr(sink, "flush", lambda: None)()  # lines of JSON are there at once
     run = lh.sinks.read(tmp_path / "run.jsonl")
     assert [snapshot.step for snapshot in run.snapshots] == [0, 1, 2]
     assert all((s.records[0].heads.rows == 2 * BATCH * TOKENS).all() for s in run.snapshots)
     assert run.logged["loss"] == ((0, 1.0), (1, 1.0), (2, 1.0)) and "2 ranks" in run.notes[0]
     pruned = Snapshot(3, (Record("blocks.0.attn", w.last.records[0].facts, tally.nothing(2)),))
     sinks[1](pruned)
+    sinks[1].close()
     with pytest.raises(lh.LevelheadError, match="the same modules on every rank of a file"):
         lh.sinks.read(tmp_path / "run.jsonl")
 

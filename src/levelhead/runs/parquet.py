@@ -1,9 +1,9 @@
 """Parquet: a tidy table, a row per step, module and head, that DuckDB, Polars and pandas read.
 
-A directory of parts. Each part appears in one go when it is whole, so a killed process leaves every earlier part
-readable and loses at most the snapshots since. Columns: step, module, head; the facts of the module; the statistics of
-`metrics`, and the level; then the raw tally as `tally_…`, the counterfactual tallies and the projections' gradient
-norms, from which `read` gives the same run back, bit for bit.
+A directory of parts; each rank writes its own. A part appears in one go when it is whole, so a killed process leaves
+every earlier part readable and loses at most the snapshots since. Columns: step, module, head; the facts of the module;
+the statistics of `metrics`, and the level; then the raw tally as `tally_…`, the counterfactual tallies and the
+projections' gradient norms, from which `read` gives the same run back, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from levelhead.runs.record import Facts, Record, Run, Snapshot, logged_in, logge
 
 FORMAT = "levelhead-parquet"
 KEY = b"levelhead"  # of a part's metadata: the session, and how its rows fall into snapshots
-PART = re.compile(r"part-(\d{6})\.parquet")
+PART = re.compile(r"part-(\d{6})(?:-rank(\d+))?\.parquet")  # each rank has parts of its own
 ROWS = 1 << 17  # a part is written at this size at the latest, whatever flush_every is: 75 MB in memory
 
 FACTS = tuple(field.name for field in fields(Facts))
@@ -51,7 +51,8 @@ class Parquet:
                 _header(known[-1])
             self.path.mkdir(exist_ok=True)
         self.flush_every = flush_every
-        self._next = 1 + max((_number(part) for part in known), default=-1)
+        self._rank = sessions.rank()
+        self._next = 1 + max((number for number, rank in map(_number, known) if rank == self._rank), default=-1)
         self._session = self._next  # a session has the number of its first part
         self._header = sessions.header(FORMAT, model)
         self._waiting: list[Snapshot] = []
@@ -76,7 +77,8 @@ class Parquet:
         layout = [[snapshot.step, [len(record.tally) for record in snapshot.records]] for snapshot in self._waiting]
         header = {**self._header, "session": self._session, "snapshots": layout, "logged": logged_out(self._logged)}
         table = _table(self._waiting).replace_schema_metadata({KEY: json.dumps(header).encode()})
-        part = self.path / f"part-{self._next:06}.parquet"
+        of_rank = "" if self._rank is None else f"-rank{self._rank}"
+        part = self.path / f"part-{self._next:06}{of_rank}.parquet"
         # Readers of directories pass over names with a dot in front.
         draft = part.with_name(f".{part.name}.{os.getpid()}")
         try:
@@ -96,10 +98,10 @@ class Parquet:
 def read(path: str | os.PathLike[str]) -> Run:
     """The run in the directory, or in a single part of it."""
     parquet = need("Parquet", "pyarrow.parquet")
-    parts: dict[int, sessions.Session] = {}
+    parts: dict[tuple[int, int | None], sessions.Session] = {}
     for part in _parts(Path(path)):
-        header = _header(part)
-        session = parts.setdefault(int(header["session"]), sessions.Session(header))
+        header, rank = _header(part), _number(part)[1]
+        session = parts.setdefault((int(header["session"]), rank), sessions.Session(header, rank))
         session.snapshots.extend(_snapshots(parquet.read_table(part), header["snapshots"]))
         session.log(logged_in(header.get("logged", {})))
     if not parts:
@@ -119,12 +121,13 @@ def _parts(path: Path) -> list[Path]:
     if strange:
         advice = "Give a directory of its own; it is made if it is not there"
         raise bad_value(str(path), "a directory of part-….parquet alone", strange[0], advice)
-    return sorted(inside, key=_number)
+    return sorted(inside, key=lambda part: (_number(part)[0], part.name))
 
 
-def _number(part: Path) -> int:
+def _number(part: Path) -> tuple[int, int | None]:
+    """The number of a part, and the rank that wrote it; None: the only process."""
     match = PART.fullmatch(part.name)
-    return int(match[1]) if match else 0
+    return (int(match[1]), int(match[2]) if match[2] else None) if match else (0, None)
 
 
 def _header(part: Path) -> dict[str, Any]:

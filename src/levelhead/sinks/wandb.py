@@ -11,6 +11,7 @@ from typing import Any
 
 from levelhead import checks
 from levelhead.errors import bad_type, bad_value
+from levelhead.runs import sessions
 from levelhead.runs.metrics import STATISTICS, metrics, names, statistics
 from levelhead.runs.needs import need
 from levelhead.runs.record import Snapshot
@@ -84,6 +85,8 @@ def wandb_alert(run: Any = None) -> Callable[[Any], None]:
 
     def alert(finding: Any) -> None:
         active = run if run is not None else wandb.run
+        if active is None and sessions.rank():  # the first rank has the run, and tells
+            return
         if active is None:
             advice = "Call wandb.init first, or pass a run"
             raise bad_value("wandb_alert", "a run that is active", "none", advice)

@@ -15,13 +15,15 @@ from levelhead import checks
 from levelhead.diagnosis import diagnose, logit_growth, thresholds
 from levelhead.diagnosis.findings import SEVERITIES, Finding
 from levelhead.errors import FindingError, bad_type, bad_value
+from levelhead.runs import sessions
 from levelhead.runs.record import Run, Snapshot
 
 Listener: TypeAlias = Callable[[Finding], Any]
 
 
 def _warn(finding: Finding) -> None:
-    warnings.warn(f"levelhead: {finding}", stacklevel=2)
+    rank = sessions.rank()
+    warnings.warn(f"levelhead{'' if rank is None else f' on rank {rank}'}: {finding}", stacklevel=2)
 
 
 def _raise(finding: Finding) -> None:
@@ -39,6 +41,11 @@ def checked(on_finding: Any) -> list[Listener]:
     if not isinstance(listed, Iterable):
         raise bad_type("on_finding", _WANTED, checks.short_repr(on_finding), "Pass a function of a finding")
     return [_one(each) for each in listed]
+
+
+def of_rank(tell: Sequence[Listener], first: bool) -> list[Listener]:
+    """What a rank does: all of it, but where ranks judge the same steps one warning is enough."""
+    return [one for one in tell if first or one is not _warn]
 
 
 _WANTED = 'a callable, "warn" or "raise", or a list of these'

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from levelhead import checks
 from levelhead.diagnosis import wrong_scale
 from levelhead.errors import bad_type, bad_value
-from levelhead.watching import alerts
+from levelhead.watching import alerts, ranks
 from levelhead.watching.functions import taught
 
 _Check: TypeAlias = Callable[[Any], Any]
@@ -59,5 +59,6 @@ _CHECKS: dict[str, _Check] = {
     "training_only": partial(checks.flag, "training_only"),
     "describe": taught.checked,
     "on_finding": alerts.checked,
+    "gather": ranks.checked,
     "resume": partial(_or_none, partial(checks.path, "resume")),
 }

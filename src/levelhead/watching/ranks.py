@@ -1,9 +1,10 @@
 """One step of all ranks together: everything is gathered once, and each rank decides the same.
 
-Called at log time, never while a model runs. Tallies of ranks that watch the same heads add up (data and context
-parallelism); ranks with heads of their own are put side by side (tensor parallelism); ranks with layers of their own
-keep them apart (pipeline parallelism). Equal names on ranks with different parameters are no replicas: that is refused,
-on every rank, rather than joined. No rank waits for another that has raised: all have the same facts first.
+Called at log time or in a watch's `step()`, never while a model runs. Tallies of ranks that watch the same heads add up
+(data and context parallelism); ranks with heads of their own are put side by side (tensor parallelism); ranks with
+layers of their own keep them apart (pipeline parallelism). Equal names on ranks with different parameters are no
+replicas: that is refused, on every rank, rather than joined. No rank waits for another that has raised: all have the
+same facts first.
 """
 
 from __future__ import annotations
@@ -60,16 +61,54 @@ def gathered(
     """
     import torch.distributed as dist
 
-    if heads not in HEADS:
-        raise bad_value("heads", "'same' or 'split'", repr(heads), "Pass split where heads are spread over ranks")
-    if parts is not None and parts not in PARTS:
-        raise bad_value("parts", "'replicas', 'pipeline' or None", repr(parts), "Pass pipeline for stages")
     if not dist.is_available() or not dist.is_initialized():
+        _check(heads, parts)
         advice = "Call init_process_group first; in one process, read w.last"
         raise bad_value("group", "torch.distributed to be running", "no process group", advice)
     everything: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everything, Given(snapshot, heads, parts, fingerprint), group=group)
+    for given in everything:  # not before: a rank that raises alone leaves the others waiting
+        _check(given.heads, given.parts)
     return joined(everything)
+
+
+def _check(heads: str, parts: str | None) -> None:
+    if heads not in HEADS:
+        raise bad_value("heads", "'same' or 'split'", repr(heads), "Pass split where heads are spread over ranks")
+    if parts is not None and parts not in PARTS:
+        raise bad_value("parts", "'replicas', 'pipeline' or None", repr(parts), "Pass pipeline for stages")
+
+
+def checked(gather: Any) -> bool | str:
+    """The option of a watch: whether, and how, its steps are gathered."""
+    if isinstance(gather, bool) or gather in ("split", *PARTS):
+        chosen: bool | str = gather
+        return chosen
+    advice = "Pass True to find out whether ranks are replicas; split where each has heads of its own"
+    raise bad_value("gather", "True, False, 'replicas', 'pipeline' or 'split'", repr(gather), advice)
+
+
+class Gathering:
+    """Every step of a watch becomes that of all ranks; with one process, it stays as it is."""
+
+    def __init__(self, gather: bool | str) -> None:
+        self._heads = "split" if gather == "split" else "same"
+        self._parts = str(gather) if gather in PARTS else None
+        dist = torch.distributed
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.active = several and gather is not False
+        self.first = not self.active or dist.get_rank() == 0  # who writes
+
+    def __call__(self, snapshot: Snapshot | None, step: int, model: nn.Module) -> Snapshot | None:
+        """Every rank calls it, also one that recorded nothing; None: nobody did."""
+        if not self.active:
+            return snapshot
+        known = fingerprint(model) if self._parts is None else None
+        own = Snapshot(step, ()) if snapshot is None else snapshot
+        whole = gathered(own, heads=self._heads, parts=self._parts, fingerprint=known)
+        if whole.records and self._parts is None:  # found out; reading all parameters again would cost a wait for each
+            self._parts = "replicas"
+        return whole if whole.records else None
 
 
 def fingerprint(model: nn.Module) -> float | None:

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
-from levelhead.watching import amend, compiled, coverage, following, module_stack, options, sampled
+from levelhead.watching import alerts, amend, compiled, coverage, following, module_stack, options, ranks, sampled
 from levelhead.watching.alerts import Alerts
 from levelhead.watching.history import History, step_number
 from levelhead.watching.intercept import INTERCEPTION
@@ -74,6 +74,7 @@ class Watch:
         training_only: bool = False,
         describe: Mapping[Any, Callable[..., Any]] | None = None,
         on_finding: Any = None,
+        gather: bool | str = False,
         resume: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
@@ -82,7 +83,8 @@ class Watch:
         chosen: dict[str, Any] = {"every": every, "sinks": sinks, "rows": rows, "deep": deep, "gradients": gradients}
         chosen |= {"counterfactual": counterfactual, "expected_scale": expected_scale, "history": history}
         chosen |= {"plain_torch": plain_torch, "training_only": training_only, "describe": describe}
-        known = options.checked({**chosen, "on_finding": on_finding, "resume": resume})
+        chosen |= {"on_finding": on_finding, "gather": gather, "resume": resume}
+        known = options.checked(chosen)
         self.model = module_stack.unwrapped(model)
         self.every: int = known["every"]
         self.rows: int | None = known["rows"]
@@ -97,7 +99,9 @@ class Watch:
         self._reach: Reach | None = None
         self._sinks: list[Callable[[Snapshot], Any]] = known["sinks"]
         limit = max(known["history"], 2)
-        self._history = History(limit, Alerts(known["on_finding"], self.expected_scale, limit))
+        self._gathering = ranks.Gathering(known["gather"])
+        tell = alerts.of_rank(known["on_finding"], self._gathering.first)
+        self._history = History(limit, Alerts(tell, self.expected_scale, limit))
         self.listeners: list[Callable[..., None]] = []  # (watched, call, tally, q, k) of every call
         self._held: list[Snapshot] = []  # not yet passed to the sinks
         self._carried: Snapshot | None = None  # passes before the first `step()`, as one step
@@ -203,7 +207,7 @@ class Watch:
             self._held, self._observed = [], 0
         if numbers:
             self.log(**numbers)
-        self._flush()
+        self._flush(gather=self.observing)
         self._step += 1
 
     def start_at(self, step: int) -> None:
@@ -218,7 +222,7 @@ class Watch:
         """Records numbers of this step, or of another, such as loss=, for the curves of a report."""
         at = self._step if step is None else step_number(step)
         values = self._history.log(at, numbers)
-        for sink in self._sinks:
+        for sink in self._sinks if self._gathering.first else ():
             getattr(sink, "log", lambda step, numbers: None)(at, values)
 
     def begin_forward(self) -> None:
@@ -251,9 +255,11 @@ class Watch:
             if one is not watched and (not one.name or watched.name.startswith(f"{one.name}.")):
                 yield one
 
-    def _flush(self) -> None:
+    def _flush(self, *, gather: bool = False) -> None:
         with self.lock:
             snapshot = self._pending()
+            if gather:  # in `step()` alone, which every rank calls
+                snapshot = self._gathering(snapshot, self._step, self.model)
             self._carried = None
             for ledger in self._ledgers.values():
                 ledger.clear()
@@ -270,7 +276,7 @@ class Watch:
 
     def _deliver(self) -> None:
         held, self._held = self._held, []
-        for snapshot in held:
+        for snapshot in held if self._gathering.first else ():
             for sink in self._sinks:
                 sink(snapshot)
         for snapshot in held:  # after all sinks, as it may raise
@@ -380,8 +386,6 @@ class Watch:
             parts: "pipeline" where each rank has layers of its own: their names get the rank in front. "replicas" where
                 each has the whole model. None: found out, and refused where equal names have different parameters.
         """
-        from levelhead.watching import ranks
-
         known = ranks.fingerprint(self.model)
         return ranks.gathered(self.last, group, heads=heads, parts=parts, fingerprint=known)
 
