@@ -189,16 +189,13 @@ class QKClip(Remedy):
                 raise _unknown(layer.label, why)
         writes = written.Writes(self.watch.model)
         for layer, factors in over:
-            for place, head in enumerate(layer.heads):
-                if head not in factors:
-                    continue
-                if layer.frozen:
-                    left[layer.label, place] = layer.why
-                    continue
-                heads[layer.label, place] = factors[head]
-                for share, at in layer.shares[head] if self._together.group.number in layer.members else ():
-                    factor = factors[head] ** share.power
-                    writes.scale(layer.label, share.parameter, share.dim, share.rows[at], factor)
+            places = {head: place for place, head in enumerate(layer.heads) if head in factors}
+            if layer.frozen:
+                left |= {(layer.label, place): layer.why for place in places.values()}
+                continue
+            heads |= {(layer.label, place): factors[head] for head, place in places.items()}
+            if self._together.group.number in layer.members:
+                writes.scale(layer, factors)
         self._writes = writes.carry_out()
         return heads, left
 

@@ -6,12 +6,15 @@ of bfloat16 weights) overwrites it, and the clip would be lost in silence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from levelhead.remedies import rows, shards
+from levelhead.remedies.agreed import Layer
+from levelhead.remedies.rows import Share
 
 _SAMPLED = 64  # numbers of a parameter that are compared
 _CLEAR = 0.98  # factors above are not told apart from rounding and a step's change
@@ -36,12 +39,19 @@ class Writes:
         self._model = model
         self._factors: dict[int, tuple[str, str, int, Tensor]] = {}
 
-    def scale(self, layer: str, name: str, dim: int, each: Tensor, factor: float) -> None:
-        """Rows of a parameter get this factor; of several, the smallest."""
-        parameter = rows.parameter_of(self._model, name)
-        unscaled = torch.ones(parameter.shape[dim], dtype=torch.float64)
-        *_, factors = self._factors.setdefault(id(parameter), (layer, name, dim, unscaled))
-        factors[each] = factors[each].clamp(max=factor)
+    def scale(self, layer: Layer, factors: Mapping[int, float]) -> None:
+        """Rows of these heads get the powers of their factors; a row of several, the smallest."""
+        of_shares: dict[Share, dict[int, float]] = {}  # places of heads in them
+        for head, factor in factors.items():
+            for share, place in layer.shares[head]:
+                of_shares.setdefault(share, {})[place] = factor**share.power
+        for share, each in of_shares.items():
+            parameter = rows.parameter_of(self._model, share.parameter)
+            unscaled = torch.ones(parameter.shape[share.dim], dtype=torch.float64)
+            whole = self._factors.setdefault(id(parameter), (layer.label, share.parameter, share.dim, unscaled))[-1]
+            at = share.rows[list(each)]
+            new = torch.tensor(list(each.values()), dtype=torch.float64)[:, None].expand_as(at)
+            whole[at] = torch.minimum(whole[at], new)
 
     def carry_out(self) -> list[_Write]:
         """Writes, and keeps some numbers of what it wrote."""
