@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -248,6 +249,19 @@ def test_optimisers_keep_their_moments_and_logits_stay_below(kind: str) -> None:
             said.append(clip())
             assert [str(optimiser.state_dict()) for optimiser in optimisers] == [str(x) for x in kept]
     assert said[0].largest > 2 * tau and said[-1].largest < 2 * tau and all(x.undone == () for x in said)
+
+
+def test_nothing_of_a_pass_stays_in_memory() -> None:
+    model = nn.Sequential(made()["attn"], made(1)["attn"], nn.Linear(WIDTH, 500))
+    with QKClip(model, 1.0) as clip:
+        for _ in range(2):
+            before = weakref.ref(out := model(batch()))
+            out.square().mean().backward()
+            del out
+            assert before() is None and not clip._probe._ran
+        with torch.inference_mode():
+            model(batch())
+        assert len(clip()) == 2 * HEADS
 
 
 def test_a_compiled_model_is_not_compiled_again_by_a_clip() -> None:

@@ -98,6 +98,9 @@ class QKClip(Remedy):
             model = checked(watched)
             refuse_without_attention(model)
             self.watch = Watch(model, deep=needs_deep(model), history=2)
+        if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+            advice = "Shard the model with torch.distributed.fsdp.fully_shard (FSDP2)"
+            raise bad_value("model", "weights that keep their shape", "FSDP1, which makes flat pieces of them", advice)
         super().__init__(model, {})
         self._together = Together(self.watch.model, group, parts)
         self._seen: dict[str, Seen] = {}

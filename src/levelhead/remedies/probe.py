@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from levelhead.remedies import shards
 from levelhead.remedies.parts import in_parts
 from levelhead.remedies.projections import Ran, Source, Sources, Unknown, misfit, outputs, source, torchs_own
+from levelhead.watching.effective_scale import NOT_FOLLOWED
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import WatchedModule
 
@@ -33,6 +34,9 @@ class Probe:
         self._watch = watch
         projections = [module for module in watch.model.modules() if outputs(module) is not None]
         self._hooks = [module.register_forward_hook(self._run) for module in projections]
+        # What ran behind the last attention call, such as the logits of a vocabulary, is not to stay in memory.
+        self._hooks.append(watch.model.register_forward_hook(self._end, always_call=True))
+        self._needed: set[nn.Module] | None = None  # once everything is found; None: any projection
         watch.listeners.append(self._called)
 
     def close(self) -> None:
@@ -48,8 +52,18 @@ class Probe:
     def _run(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not isinstance(output, Tensor) or not self._watch.wanted():
             return
+        if self._needed is not None and module not in self._needed:
+            return
         given = args[0].detach() if args and isinstance(args[0], Tensor) else None
-        self._ran[module] = (output.detach(), output._version, given)
+        self._ran[module] = (output.detach(), _version(output), given)
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._ran.clear()
+        if self._needed is None and self.found and all(map(self._is_settled, self.found)):
+            every = (x for found in self.found.values() for x in (found.q, found.k, *(found.parts or ())[2:]))
+            self._needed = {x.module for x in every if isinstance(x, Source)}
 
     def _called(self, watched: WatchedModule, call: Call, tally: Tensor, q: Tensor, k: Tensor) -> None:
         name = watched.name
@@ -58,16 +72,19 @@ class Probe:
         else:
             self._tries[name] = self._tries.get(name, 0) + 1
             self.modules[name] = watched
-            sources = self._sources(watched.module, q, k)
+            unseen = Unknown(NOT_FOLLOWED)
+            hidden = call.ready and q is call.q
+            sources = Sources(*q.shape[1::2], unseen, unseen) if hidden else self._sources(watched.module, q, k)
             if name not in self.found or sources.known or not isinstance(self.found[name].q, Source):
                 self.found[name] = sources
+            self._needed = None
         self._ran.clear()
 
     def _sources(self, module: nn.Module, q: Tensor, k: Tensor) -> Sources:
         if isinstance(module, nn.MultiheadAttention):
             return Sources(module.num_heads, module.head_dim, *torchs_own(module))
         inside = set(module.modules())
-        unchanged = [(child, *ran) for child, ran in self._ran.items() if ran[0]._version == ran[1]]
+        unchanged = [(child, *ran) for child, ran in self._ran.items() if _version(ran[0]) == ran[1]]
         ran = [Ran(self._names.get(child, ""), child, shards.local(out), x) for child, out, _, x in unchanged]
         # Projections may also belong to the module around the one that makes the call.
         ran = [x for x in ran if x.module in inside] or ran
@@ -84,7 +101,12 @@ class Probe:
             pairs.append((parts.k_own, k[..., parts.own]))
         for each, x in pairs:
             ran = self._ran.get(each.module) if isinstance(each, Source) else None
-            if isinstance(each, Source) and ran is not None and ran[0]._version == ran[1]:
+            if isinstance(each, Source) and ran is not None and _version(ran[0]) == ran[1]:
                 off = misfit(each, shards.local(ran[0]), x)
                 before = self.misfits.get(name)
                 self.misfits[name] = off if before is None else torch.maximum(before, off.to(before))
+
+
+def _version(x: Tensor) -> int:
+    """Changes when numbers are overwritten; in inference mode nothing counts that."""
+    return 0 if x.is_inference() else x._version

@@ -87,6 +87,8 @@ def _writable(names: dict[nn.Module, str], source: Source) -> tuple[Share, ...]:
         if parameter is None:
             raise RefusedError(f"{whole} is computed from other parameters, and keeps nothing that is written into it")
         refuse_unless_plain(whole, parameter)
+        if len(shards.rows_here(parameter, dim)) != shards.local(parameter.detach()).shape[dim]:
+            raise RefusedError(f"the rows of {whole} lie over ranks in an unknown order")
         found.append(Share(whole, dim, each, 1.0))
     return tuple(found)
 

@@ -32,20 +32,16 @@ def rows_here(x: Tensor, dim: int) -> Tensor:
     rows = torch.arange(x.shape[dim])
     if not is_sharded(x):
         return rows
-    from torch.distributed.tensor import Replicate, distribute_tensor
-
     mesh: Any = x.device_mesh  # type: ignore[attr-defined]
-    placements = []
-    for placement in x.placements:  # type: ignore[attr-defined]
-        if getattr(placement, "dim", None) != dim % x.dim():
-            placements.append(Replicate())
-        elif hasattr(placement, "split_factor"):  # FSDP2 over tensor parallelism
-            placements.append(type(placement)(0, split_factor=placement.split_factor))
-        else:
-            placements.append(type(placement)(0))
-    # None: every rank cuts its own copy, and nothing is sent.
-    here: Tensor = distribute_tensor(rows.to(mesh.device_type), mesh, placements, src_data_rank=None).to_local()
-    return here.cpu()
+    coordinate = mesh.get_coordinate() or []
+    placements = list(enumerate(x.placements))  # type: ignore[attr-defined]
+    # FSDP2 over tensor parallelism cuts what that has cut before, although its dimension of the mesh comes first.
+    later = [(n, one) for n, one in placements if hasattr(one, "split_factor")]
+    for n, placement in [each for each in placements if each not in later] + later:
+        if getattr(placement, "dim", None) == dim % x.dim():
+            pieces = rows.chunk(mesh.size(n))
+            rows = pieces[coordinate[n]] if coordinate[n] < len(pieces) else rows[:0]
+    return rows
 
 
 def holders(x: Tensor) -> tuple[int, ...]:
