@@ -74,7 +74,7 @@ class Probe:
             self.modules[name] = watched
             unseen = Unknown(NOT_FOLLOWED)
             hidden = call.ready and q is call.q
-            sources = Sources(*q.shape[1::2], unseen, unseen) if hidden else self._sources(watched.module, q, k)
+            sources = Sources(q.shape[1], q.shape[3], unseen, unseen) if hidden else self._sources(watched.module, q, k)
             if name not in self.found or sources.known or not isinstance(self.found[name].q, Source):
                 self.found[name] = sources
             self._needed = None
