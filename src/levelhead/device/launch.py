@@ -1,0 +1,137 @@
+"""Runs the observing kernel on a described call: block sizes, memory, arguments, and the join of key ranges.
+
+It imports Triton. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from levelhead.call.options import Scoring
+from levelhead.device.kernel import join_kernel, observe_kernel
+from levelhead.device.tiles import splits, tiles
+from levelhead.state import COUNTS, SUMS
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+_JOINED = 256  # rows of a program that joins
+
+
+def observe(
+    q: Tensor, k: Tensor, scoring: Scoring, rows: Tensor | None, first_keys: Tensor | None, hiding: Tensor | None, parts: int
+) -> tuple[Tensor, Tensor]:
+    """Sums (B, H, R, 8) and counts (B, H, R, 2) of the R rows of q (B, H, T, D) at `rows`; None: of all.
+
+    `first_keys` (B, R): see `State`. `hiding`: the largest number of an additive mask that hides; None: -inf alone.
+    `parts`: into how many the keys are divided; 0: by their number.
+    """
+    B, H, T, _ = q.shape
+    R = T if rows is None else len(rows)
+    sums, counts = empty(q, R)
+    if B * H * R == 0:
+        return sums, counts
+    if scoring.cosine:
+        q, k = (functional.normalize(x.float(), dim=-1) for x in (q, k))
+    elif q.dtype != k.dtype:
+        q, k = q.float(), k.float()
+    arguments = _arguments(q, k, scoring, rows, first_keys, hiding)
+    G, S, D = k.shape[1:]
+    group = H // G
+    pack = group if R < 64 else 1  # heads that share keys are multiplied together where one alone has few rows
+    block = tiles(D, q.element_size(), pack * R)
+    programs = -(-pack * R // block.rows) * (H // pack) * B
+    n, span = splits(programs, S, block.keys)
+    if parts:
+        n, span = splits_of(S, parts, block.keys)
+    into = (sums, counts)
+    if n > 1:
+        into = (q.new_empty((n, 8, B, H, R), dtype=torch.float32), counts.new_empty((n, 2, B, H, R)))
+    observe_kernel[(programs * n,)](
+        q, k, *into, *arguments, *q.stride(), *k.stride(), *_mask_strides(scoring.mask, q, k),
+        B, H, R, S, T, span, GROUP=group, PACK=pack, CAUSAL=scoring.causal, ADDS=_adds(scoring.mask), D=D,
+        BM=block.rows, BN=block.keys, BD=block.width, WIDEN=INTERPRETED, num_warps=block.warps, num_stages=block.stages,
+    )  # fmt: skip
+    if n > 1:
+        total = B * H * R
+        join_kernel[(-(-total // _JOINED),)](*into, sums, counts, total, n, BLOCK=_JOINED)
+    return sums, counts
+
+
+def empty(q: Tensor, R: int) -> tuple[Tensor, Tensor]:
+    """Memory for the states: a column after another, seen as (B, H, R, columns)."""
+    B, H = q.shape[:2]
+    sums = q.new_empty((len(SUMS), B, H, R), dtype=torch.float32)
+    counts = q.new_empty((len(COUNTS), B, H, R), dtype=torch.int64)
+    return sums.permute(1, 2, 3, 0), counts.permute(1, 2, 3, 0)
+
+
+def splits_of(S: int, parts: int, keys: int) -> tuple[int, int]:
+    span = max(1, -(-S // (parts * keys))) * keys
+    return max(1, -(-S // span)), span
+
+
+def _adds(mask: Tensor | None) -> bool:
+    return mask is not None and mask.dtype is not torch.bool
+
+
+def _mask_strides(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[int, ...]:
+    return (0, 0, 0, 0) if mask is None else mask.expand(*q.shape[:3], k.shape[2]).stride()
+
+
+def _arguments(
+    q: Tensor, k: Tensor, scoring: Scoring, rows: Tensor | None, first_keys: Tensor | None, hiding: Tensor | None
+) -> tuple[Any, ...]:
+    """From `scale` to `right`, as the kernel takes them; on q's device, contiguous."""
+    device = q.device
+
+    def here(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        return None if x is None else x.to(device, dtype).contiguous()
+
+    mask = scoring.mask
+    if mask is not None:
+        mask = mask.to(device)
+        if mask.dtype is torch.bool:
+            mask = mask.view(torch.uint8)
+        elif mask.dtype is torch.float64:
+            mask = mask.float()
+        if hiding is None and _adds(scoring.mask):
+            hiding = torch.full((), -math.inf, dtype=torch.float64, device=device)
+    whole = torch.int64
+    return (
+        here(scoring.scale, torch.float64),
+        scoring.softcap,
+        here(scoring.alibi, torch.float64),
+        mask,
+        here(hiding, torch.float64) if _adds(scoring.mask) else None,
+        here(scoring.key_lengths, whole),
+        here(scoring.query_lengths, whole),
+        here(scoring.query_segments, whole),
+        here(scoring.key_segments, whole),
+        here(scoring.query_start, whole),
+        _row_factors(q, k, scoring, rows) if scoring.log_n else None,
+        here(rows, whole),
+        here(first_keys, whole),
+        scoring.left,
+        scoring.right,
+    )
+
+
+def _row_factors(q: Tensor, k: Tensor, scoring: Scoring, rows: Tensor | None) -> Tensor:
+    """ln of the keys that position and segment leave to each row, (B, R)."""
+    (B, _, T, _), S = q.shape, k.shape[2]
+    index = torch.arange(T, device=q.device) if rows is None else rows
+    if scoring.query_segments is None:
+        first, last = scoring.reach(index)
+        left = last.clamp(max=S - 1) - first.clamp(min=0) + 1
+    else:
+        j = torch.arange(S, device=q.device)
+        ids = scoring.query_segments.index_select(-1, index)
+        step = max(1, (1 << 24) // max(B * S, 1))
+        some = (slice(start, start + step) for start in range(0, len(index), step))
+        left = torch.cat([scoring._replace(query_segments=ids[:, x]).visible(index[x], j).sum(-1) for x in some], 1)
+    return left.clamp(min=1).double().log().expand(B, -1).contiguous()
