@@ -17,6 +17,7 @@ import numpy as np
 
 from levelhead import _core
 from levelhead._version import __version__
+from levelhead.device.choice import choice, ignored
 
 # package -> what levelhead does with it
 _FRONT_ENDS = {
@@ -24,6 +25,7 @@ _FRONT_ENDS = {
     "onnx": "levelhead.onnx.Attention",
     "jax": "arrays through DLPack",
     "ml_dtypes": "bfloat16 in NumPy",
+    "triton": "statistics of watched calls in one pass on CUDA and ROCm",
 }
 
 
@@ -38,6 +40,7 @@ class Info(Mapping[str, Any]):
     threads: int  # used for threads=None, torch tensors aside
     numpy: str  # its version
     front_ends: Mapping[str, str | None]  # package -> version, None: not installed
+    watched: Mapping[str, str]  # device -> what measures a watched call there, and why
     off: tuple[str, ...]  # what is not in use, and why
 
     def __getitem__(self, key: str) -> Any:
@@ -58,6 +61,7 @@ class Info(Mapping[str, Any]):
             f"  isa         {self.isa}  (this CPU can run: {', '.join(self.available)})",
             f"  threads     {self.threads}",
             f"  front ends  {', '.join([f'numpy {self.numpy}', *installed])}",
+            f"  watching    {'; '.join(f'{device}: {words}' for device, words in self.watched.items())}",
         ]
         return "\n".join(lines + [f"  off         {reason}" for reason in self.off])
 
@@ -78,6 +82,7 @@ def info() -> Info:
         threads=core["threads"],
         numpy=np.__version__,
         front_ends=front_ends,
+        watched={device: "{} ({})".format(*choice(device)) for device in ("cpu", "cuda")},
         off=tuple(_reasons(core["isa"], core["available"], core["built"], front_ends)),
     )
 
@@ -129,6 +134,8 @@ def _reasons(isa: str, available: list[str], built: list[str], front_ends: Mappi
         yield f"automatic choice of threads: LEVELHEAD_NUM_THREADS={limit} is set"
     elif limit:
         yield f"LEVELHEAD_NUM_THREADS={limit}: ignored, it is not a positive integer"
+    if in_vain := ignored():
+        yield in_vain
     for name, version in front_ends.items():
         if version is None:
             yield f"{name} ({_FRONT_ENDS[name]}): not installed"

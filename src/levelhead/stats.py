@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import state
+from levelhead.call.options import namespace
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -83,39 +84,44 @@ class Heads:
     effective_keys: Floats  # mean of exp(H)
 
 
-def rows(sums: NDArray[Any], counts: Ints, sinks: Floats | None, exists: NDArray[np.bool_] | None = None) -> Rows:
-    """Read the statistics off the sums (..., H, T, 8) and counts (..., H, T, 2) of a state.
+def rows(sums: Any, counts: Any, sinks: Any = None, exists: Any = None) -> Rows:
+    """Read the statistics off the sums (..., H, T, 8) and counts (..., H, T, 2) of a state, NumPy's or torch's.
 
     `exists`, broadcastable to (..., H, T): rows that do not exist see no key and no sink.
     """
-    natural = sums.astype(np.float64) * state.NATURAL
-    m, l, h, e2, mean, m2, low, first = np.moveaxis(natural, -1, 0)  # noqa: E741
+    xp = namespace(sums)
+    wide = sums.astype(np.float64) if xp is np else sums.double()
+    columns = xp.moveaxis(wide, -1, 0)
+    m, l, h, e2, mean, m2, low, first = (x * unit for x, unit in zip(columns, state.NATURAL, strict=True))  # noqa: E741
     count, argmax = counts[..., state.COUNT], counts[..., state.ARGMAX]
-    z = np.asarray(-np.inf) if sinks is None else sinks if sums.ndim == 2 else sinks[:, None]
-    z = z if exists is None else np.where(exists, z, -np.inf)
+    z = xp.full_like(m[..., :1], -np.inf) if sinks is None else sinks if sums.ndim == 2 else sinks[:, None]
+    z = z if exists is None else xp.where(exists, z, -np.inf)
     with np.errstate(all="ignore"):
         # The sink joins as one more key; with neither key nor sink, any finite top will do.
-        top = np.maximum(m, z)
-        top = np.where(top == -np.inf, 0.0, top)
-        keys, sink = np.exp(m - top), np.exp(z - top)
+        top = xp.maximum(m, z)
+        top = xp.where(top == -np.inf, 0.0, top)
+        keys, sink = xp.exp(m - top), xp.exp(z - top)
         total = keys * l + sink
-        spread = _times(keys, h + (m - top) * l) + _times(sink, z - top)
 
-        def share(x: Floats) -> Floats:
-            return np.where(total == 0, 0.0, x / total)
+        def times(weight: Any, x: Any) -> Any:  # a weight of 0 wins over an infinite x
+            return xp.where(weight == 0, 0.0, weight * x)
 
+        def share(x: Any) -> Any:
+            return xp.where(total == 0, 0.0, x / total)
+
+        spread = times(keys, h + (m - top) * l) + times(sink, z - top)
         return Rows(
             count=count,
-            mean=np.where(count == 0, np.nan, mean),
+            mean=xp.where(count == 0, np.nan, mean),
             var=m2 / count,
             min=low,
             max=m,
             argmax=argmax,
-            logsumexp=top + np.log(total),
-            entropy=np.maximum(np.where(total == 0, 0.0, np.log(total)) - share(spread), 0.0),
+            logsumexp=top + xp.log(total),
+            entropy=xp.clip(xp.where(total == 0, 0.0, xp.log(total)) - share(spread), 0.0, None),
             top1=share(keys),
-            sum_p2=np.minimum(share(share(keys**2 * e2 + sink**2)), 1.0),
-            first=share(np.exp(first - top)),
+            sum_p2=xp.clip(share(share(keys**2 * e2 + sink**2)), None, 1.0),
+            first=share(xp.exp(first - top)),
             sink=share(sink),
         )
 
@@ -192,11 +198,6 @@ def gauge(normalised_entropy: float, level: Level) -> str:
     if place is None:
         return "▕" + " " * 9 + "▏"
     return "▕" + " " * round(place) + "●" + " " * (8 - round(place)) + "▏"
-
-
-def _times(weight: Floats, x: Floats) -> Floats:
-    """weight·x where a weight of 0 wins over an infinite x."""
-    return np.where(weight == 0, 0.0, weight * x)
 
 
 def _mean(x: NDArray[Any], keep: NDArray[np.bool_]) -> Floats:

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "levelhead"
 # a package (bench) is one layer, and its modules may import each other.
 LEAVES = (
     "_version cache errors checks front_ends json_numbers state stats terminal words reference "
-    "call.__init__ call.dropout call.options call.scaling call.segments call.shapes"
+    "call.__init__ call.dropout call.options call.scaling call.segments call.shapes device.__init__ device.choice device.tiles"
 )
 LAYERS = [
     set(layer.split())
@@ -33,6 +33,7 @@ LAYERS = [
         "attention",
         "additive gradients multihead weights",
         "onnx torch",
+        "device",
         "distributed",
         "gguf_cache",
         "models",
@@ -57,6 +58,7 @@ LAYERS = [
 ]
 
 MODELS = {
+    "device",
     "distributed",
     "preflight_checks",
     "remedies",
@@ -66,6 +68,7 @@ LEARNING = {"lab.training", "lab.transformer", "cluster.measure"}  # imported on
 # The modules that serve the page need a web server; its assets and its export do without one.
 SERVING = {f"page.{name}": {"starlette"} for name in ("bodies", "connections", "guard", "responses", "routes")}
 SERVING |= {"page.server": {"uvicorn"}}
+SERVING |= {f"device.{name}": {"triton"} for name in ("kernel", "launch")}  # imported with the first launch
 LINES = 450
 WRITTEN = {".py", ".pyi", ".h", ".cpp", ".txt", ".toml", ".md", ".cff", ".js", ".css", ".html"}  # what people write
 NAMED = {"Makefile", "run", ".gitignore"}

@@ -22,6 +22,7 @@ from levelhead.runs import tally
 from levelhead.torch import masks
 from levelhead.watching import mask_functions, measure
 from levelhead.watching.measure import Call, call_of
+from levelhead.watching.rows_by_kernel import NAMES
 
 B, H, G, T, D = 2, 4, 2, 96, 8
 PATHS = pytest.mark.parametrize("by_torch", [False, True], ids=["core", "torch"])
@@ -42,7 +43,7 @@ def defined(call: Call, used: Tensor | None = None, first: Tensor | None = None,
     q, k = (x.double().numpy() for x in (call.q, call.k))
     options = {"query_start": 0, "scale": call.scale.numpy()} | options
     rows = reference.observe(q, k, **options).rows
-    fields = {name: np.asarray(getattr(rows, name)) for name in (*measure._ROW_FIELDS, "count", "argmax")}
+    fields = {name: np.asarray(getattr(rows, name)) for name in NAMES}
     if first is not None:
         key = np.broadcast_to(first[:, None].numpy(), fields["count"].shape)[..., None]
         with np.errstate(invalid="ignore"):

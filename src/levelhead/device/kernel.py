@@ -3,12 +3,11 @@
 A program has a block of query rows and walks over tiles of keys. A tile's products become logits in units of ln 2, the
 logits a state of their own (maximum, sums, counts, as in core/state.h), and `joined` adds it to the rows' state: the
 same merge joins tiles here and key ranges in `join_kernel`. Tiles that no row of the block sees are not loaded. No
-atomics: every program writes rows of its own. Arguments that are None are compiled away. `launch` calls this file.
+atomics: every program writes rows of its own. Arguments that are None are compiled away. `launch` calls this file. Triton
+reads annotations, so only constants have one.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -19,14 +18,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32: a visible logit is never -inf
 FAR = tl.constexpr(2147483647)
 
-Value = Any  # a tensor, a pointer or a number of Triton's own language
-
 
 # ---- the state of a row, and the merge law
 
 
 @triton.jit
-def nothing(rows: tl.constexpr) -> Value:
+def nothing(rows: tl.constexpr):
     """No key yet: max, l, h, e2, mean, m2, min, count, argmax."""
     zero = tl.zeros((rows,), tl.float32)
     none = tl.zeros((rows,), tl.int32)
@@ -34,7 +31,7 @@ def nothing(rows: tl.constexpr) -> Value:
 
 
 @triton.jit
-def joined(a: Value, b: Value) -> Value:
+def joined(a, b):
     """The state of a's keys followed by b's; an empty side weighs nothing, and -inf - -inf is never formed."""
     m_a, l_a, h_a, e_a, mean_a, m2_a, low_a, n_a, at_a = a
     m_b, l_b, h_b, e_b, mean_b, m2_b, low_b, n_b, at_b = b
@@ -55,7 +52,7 @@ def joined(a: Value, b: Value) -> Value:
 
 
 @triton.jit
-def stored(state: Value, first: Value, sums: Value, counts: Value, at: Value, plane: Value, there: Value) -> None:
+def stored(state, first, sums, counts, at, plane, there):
     """Writes rows to columns of `plane` numbers each. A visible NaN, or +inf, leaves no number of its row but the
     first logit and the count."""
     m, l, h, e, mean, m2, low, n, key = state  # noqa: E741
@@ -74,8 +71,8 @@ def stored(state: Value, first: Value, sums: Value, counts: Value, at: Value, pl
 
 @triton.jit
 def join_kernel(
-    part_sums: Value, part_counts: Value, sums: Value, counts: Value, rows: Value, parts: Value, BLOCK: tl.constexpr
-) -> None:
+    part_sums, part_counts, sums, counts, rows, parts, BLOCK: tl.constexpr
+):
     """Joins the states of `parts` key ranges, in their order."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < rows
@@ -97,7 +94,7 @@ def join_kernel(
 
 
 @triton.jit
-def summed(s: Value, seen: Value, key: Value, HIDE: tl.constexpr, WILD: tl.constexpr) -> Value:
+def summed(s, seen, key, HIDE: tl.constexpr, WILD: tl.constexpr):
     """The state of a tile's logits s (rows, keys); HIDE: only those that are seen count."""
     if HIDE:
         m = tl.max(tl.where(seen, s, NONE), 1)
@@ -130,7 +127,7 @@ def summed(s: Value, seen: Value, key: Value, HIDE: tl.constexpr, WILD: tl.const
 
 
 @triton.jit
-def tanh(x: Value) -> Value:
+def tanh(x):
     """By exp2, and by its series near 0, where that would cancel; a relative error of about 2e-7."""
     e = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
     far = (1.0 - e) / (1.0 + e)
@@ -141,9 +138,9 @@ def tanh(x: Value) -> Value:
 
 @triton.jit
 def products(
-    block: Value, q_rows: Value, there: Value, tile: Value, left: Value, stride_qd: Value, stride_ks: Value,
-    stride_kd: Value, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, EDGE: tl.constexpr, WIDEN: tl.constexpr,
-) -> Value:  # fmt: skip
+    block, q_rows, there, tile, left, stride_qd, stride_ks,
+    stride_kd, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, EDGE: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
     """q kᵀ of a block of rows and a tile that has `left` keys; widths above BD in pieces, each loaded here."""
     n = tl.arange(0, BN)
     found = tl.zeros((there.shape[0], BN), tl.float32)
@@ -168,13 +165,13 @@ def products(
 
 @triton.jit
 def walked(
-    state: Value, first: Value, low: Value, high: Value,  # the tiles
-    block: Value, q_rows: Value, there: Value, begin: Value, end: Value, position: Value, factor: Value, slope: Value,
-    first_key: Value, first_low: Value, first_high: Value, segment: Value, segment_low: Value, segment_high: Value,
-    k_head: Value, key_segments: Value, mask_rows: Value, hiding: Value, cap: Value, S: Value,
-    stride_qd: Value, stride_ks: Value, stride_kd: Value, stride_ms: Value,
+    state, first, low, high,  # the tiles
+    block, q_rows, there, begin, end, position, factor, slope,
+    first_key, first_low, first_high, segment, segment_low, segment_high,
+    k_head, key_segments, mask_rows, hiding, cap, S,
+    stride_qd, stride_ks, stride_kd, stride_ms,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, EDGE: tl.constexpr, ADDS: tl.constexpr, WIDEN: tl.constexpr,
-) -> Value:  # fmt: skip
+):  # fmt: skip
     """The rows' state after the keys from `low` to `high`, and their first logits. EDGE: some rows do not see all."""
     n = tl.arange(0, BN)
     hide: tl.constexpr = EDGE or key_segments is not None or mask_rows is not None
@@ -226,16 +223,16 @@ def walked(
 
 @triton.jit(do_not_specialize=["R", "S", "span", "left", "right"])
 def observe_kernel(
-    q: Value, k: Value, sums: Value, counts: Value, scale: Value, cap: Value, alibi: Value, mask: Value, hiding: Value,
-    key_lengths: Value, query_lengths: Value, query_segments: Value, key_segments: Value, query_start: Value,
-    row_factors: Value, rows: Value, first_keys: Value, left: Value, right: Value,
-    stride_qb: Value, stride_qh: Value, stride_qt: Value, stride_qd: Value,
-    stride_kb: Value, stride_kg: Value, stride_ks: Value, stride_kd: Value,
-    stride_mb: Value, stride_mh: Value, stride_mt: Value, stride_ms: Value,
-    B: Value, H: Value, R: Value, S: Value, T: Value, span: Value,
+    q, k, sums, counts, scale, cap, alibi, mask, hiding,
+    key_lengths, query_lengths, query_segments, key_segments, query_start,
+    row_factors, rows, first_keys, left, right,
+    stride_qb, stride_qh, stride_qt, stride_qd,
+    stride_kb, stride_kg, stride_ks, stride_kd,
+    stride_mb, stride_mh, stride_mt, stride_ms,
+    B, H, R, S, T, span,
     GROUP: tl.constexpr, PACK: tl.constexpr, CAUSAL: tl.constexpr, ADDS: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, WIDEN: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """The states of R rows of every head, over `span` keys per program.
 
     PACK: so many heads that share keys lie in the rows one after another. `rows` (R,): places of the rows in q; None:

@@ -16,25 +16,25 @@ from torch.nn import functional
 from levelhead.call.options import Scoring
 from levelhead.device.kernel import join_kernel, observe_kernel
 from levelhead.device.tiles import splits, tiles
-from levelhead.state import COUNTS, SUMS
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _JOINED = 256  # rows of a program that joins
 
 
 def observe(
-    q: Tensor, k: Tensor, scoring: Scoring, rows: Tensor | None, first_keys: Tensor | None, hiding: Tensor | None, parts: int
-) -> tuple[Tensor, Tensor]:
-    """Sums (B, H, R, 8) and counts (B, H, R, 2) of the R rows of q (B, H, T, D) at `rows`; None: of all.
-
-    `first_keys` (B, R): see `State`. `hiding`: the largest number of an additive mask that hides; None: -inf alone.
-    `parts`: into how many the keys are divided; 0: by their number.
-    """
+    q: Tensor,
+    k: Tensor,
+    scoring: Scoring,
+    rows: Tensor | None,
+    first_keys: Tensor | None,
+    hiding: Tensor | None,
+    parts: int,
+    sums: Tensor,
+    counts: Tensor,
+) -> None:
+    """Writes the states of a call to `sums` and `counts`, a column after another; arguments as in `operator`."""
     B, H, T, _ = q.shape
     R = T if rows is None else len(rows)
-    sums, counts = empty(q, R)
-    if B * H * R == 0:
-        return sums, counts
     if scoring.cosine:
         q, k = (functional.normalize(x.float(), dim=-1) for x in (q, k))
     elif q.dtype != k.dtype:
@@ -59,15 +59,6 @@ def observe(
     if n > 1:
         total = B * H * R
         join_kernel[(-(-total // _JOINED),)](*into, sums, counts, total, n, BLOCK=_JOINED)
-    return sums, counts
-
-
-def empty(q: Tensor, R: int) -> tuple[Tensor, Tensor]:
-    """Memory for the states: a column after another, seen as (B, H, R, columns)."""
-    B, H = q.shape[:2]
-    sums = q.new_empty((len(SUMS), B, H, R), dtype=torch.float32)
-    counts = q.new_empty((len(COUNTS), B, H, R), dtype=torch.int64)
-    return sums.permute(1, 2, 3, 0), counts.permute(1, 2, 3, 0)
 
 
 def splits_of(S: int, parts: int, keys: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ def tiles(D: int, size: int, rows: int) -> Tiles:
     if width > fits:
         width = 64 if D % 128 and not D % 64 else fits
     few = rows <= 16
-    return Tiles(rows=16 if few else 64, keys=64, width=width, warps=4, stages=2)
+    return Tiles(rows=16 if few else 64, keys=32, width=width, warps=4, stages=2)
 
 
 def splits(programs: int, S: int, keys: int) -> tuple[int, int]:

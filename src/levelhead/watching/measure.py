@@ -1,8 +1,8 @@
 """From the description of a call to the tally of its heads.
 
-On the CPU the core makes one pass that computes statistics only; elsewhere plain torch does, some rows at a time, on
-the tensors' own device and without waiting for it. Both give the same fields per query row, and `tally.of_rows` sums
-them up. What hides a key is decided here once for a call: finite numbers that stand in for -inf (`torch.masks`), and
+On the CPU the core makes one pass that computes statistics only, on CUDA and ROCm the Triton kernel (`device`);
+elsewhere plain torch does, some rows at a time. On a device nothing waits for it. All give the same fields per query
+row, and `tally.of_rows` sums them up. What hides a key is decided here once for a call: finite numbers that stand in for -inf (`torch.masks`), and
 masks that are functions. Modules and steps are unknown here.
 """
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from levelhead import _core, stats
+from levelhead.device.choice import CORE, TORCH, TRITON, choice
 from levelhead.runs import tally
 from levelhead.state import unwritten
 from levelhead.torch.masks import hides, hiding
@@ -30,6 +31,7 @@ from levelhead.watching.described import plain as plain
 from levelhead.watching.described import wide
 from levelhead.watching.documents import Layout, layout
 from levelhead.watching.mask_functions import key_range, row_parts, visible
+from levelhead.watching.rows_by_kernel import as_fields, rows_by_kernel, serves
 from levelhead.watching.rows_by_torch import Fields, joined, rows_by_torch
 
 
@@ -43,17 +45,19 @@ def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = No
 def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
     call = call.detached()
     T, device = call.q.shape[2], call.q.device
-    elsewhere = _elsewhere(call, by_torch)
+    path = _path(call, by_torch)
+    elsewhere = path != CORE
     below = _hiding(call, wait=not elsewhere)
     used, first = layout(call, below, wait=not elsewhere)
     index = torch.arange(T, device=device)
     whole = used = _counted(call, index, used)
     rows: Tensor | None = None
-    part = call
     if sample is not None and sample < T:
         rows = index = torch.linspace(0, T - 1, sample, device=device).round().long()
-        part = call.of_rows(rows)
         used, first = (None if x is None else x.index_select(1, rows) for x in (used, first))
+    if path == TRITON and (states := rows_by_kernel(call, rows, used, first, below)) is not None:
+        return summed(iter([states]), rows, call, whole)
+    part = call if rows is None else call.of_rows(rows)
     if elsewhere or call.score_mod is not None:
         fields = iter([rows_by_torch(_hidden(part, below), index, used, first)])
     else:
@@ -61,8 +65,15 @@ def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
     return summed(fields, rows, call, whole)
 
 
-def _elsewhere(call: Call, by_torch: bool | None) -> bool:
-    return call.q.device.type != "cpu" if by_torch is None else by_torch
+def _path(call: Call, by_torch: bool | None) -> str:
+    """Who computes: the core, the Triton kernel, or plain torch."""
+    if by_torch is not None:
+        return TORCH if by_torch else CORE
+    device = call.q.device.type
+    chosen = choice(device).path
+    if chosen != TRITON or serves(call):
+        return chosen
+    return CORE if device == "cpu" else TORCH
 
 
 def from_pass(sums: Any, counts: Any, sinks: Any, call: Call) -> Tensor:
@@ -88,7 +99,7 @@ def from_core(
     shape = call.q.shape[:3]
     sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (sums, counts))
     used = None if exists is None else torch.from_numpy(np.broadcast_to(exists, shape)[:, 0].copy())
-    return summed(iter([_as_fields(stats.rows(sums, counts, sinks, exists), used)]), positions, call, used)
+    return summed(iter([as_fields(stats.rows(sums, counts, sinks, exists), used)]), positions, call, used)
 
 
 def fill_squares(heads: Tensor, q: Tensor, k: Tensor, used: Tensor | None = None) -> None:
@@ -198,22 +209,13 @@ def _by_core_at_once(call: Call, index: Tensor, rows: Layout, start: int = 0) ->
     state = unwritten(tuple(q.shape[:3]), None, np.float64 if q.dtype is torch.float64 else np.float32, k.shape[2])
     _core.forward(memory(q), memory(k), None, sums=state.sums, counts=state.counts, **keywords)
     exists = None if rows.used is None else rows.used[:, None].numpy()
-    return _as_fields(stats.rows(state.sums, state.counts, keywords.get("sinks"), exists), rows.used)
+    return as_fields(stats.rows(state.sums, state.counts, keywords.get("sinks"), exists), rows.used)
 
 
 def _runs(index: Tensor) -> list[tuple[int, int, int]]:
     if int(index[-1]) - int(index[0]) == len(index) - 1:
         return [(int(index[0]), len(index), 1)]
     return [(row, 1, 1) for row in index.tolist()]
-
-
-def _as_fields(rows: stats.Rows, used: Tensor | None) -> Fields:
-    names = (*_ROW_FIELDS, "count", "argmax")
-    fields = {name: torch.from_numpy(np.asarray(getattr(rows, name))) for name in names}
-    return fields if used is None else fields | {"exists": used[:, None].expand_as(fields["count"])}
-
-
-_ROW_FIELDS = ("mean", "var", "min", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink")
 
 
 # ---- rows to heads
@@ -245,7 +247,7 @@ def rescaled(call: Call, times: float, *, by_torch: bool | None = None) -> Call:
     """The call with its products multiplied by so much more; ready-made scores as a whole."""
     if call.ready:
         # Before what stands in for -inf becomes something else.
-        hidden = _hidden(call, _hiding(call, wait=not _elsewhere(call, by_torch))).scoring
+        hidden = _hidden(call, _hiding(call, wait=_path(call, by_torch) == CORE)).scoring
         return replace(call, scoring=hidden._replace(mask=hidden.mask * times))
     return replace(call, scoring=call.scoring._replace(scale=call.scoring.scale * times))
 

@@ -1,0 +1,66 @@
+"""Which path computes a watched call's statistics on a device, and why.
+
+The core serves CPUs, the Triton kernel CUDA and ROCm where Triton is installed, plain torch operations the rest.
+LEVELHEAD_OBSERVE=triton, torch or core chooses by hand; Triton on a CPU needs its interpreter (TRITON_INTERPRET=1).
+A kernel that could not be compiled or launched is not tried again. Nothing is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import NamedTuple
+
+CORE, TRITON, TORCH = "core", "triton", "torch"
+VARIABLE = "LEVELHEAD_OBSERVE"
+
+_failures: list[str] = []
+
+
+class Choice(NamedTuple):
+    path: str  # CORE, TRITON or TORCH
+    why: str
+
+
+def choice(device: str) -> Choice:
+    """For tensors on a device of this type."""
+    wanted = os.environ.get(VARIABLE)
+    default = _default(device)
+    if wanted == TORCH:
+        return Choice(TORCH, f"{VARIABLE}=torch is set")
+    if wanted == TRITON and device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return _triton(f"{VARIABLE}=triton and TRITON_INTERPRET=1 are set")
+    return default
+
+
+def _default(device: str) -> Choice:
+    if device == "cpu":
+        return Choice(CORE, "the fused kernel reads CPU tensors")
+    if device == "cuda":
+        return _triton("one pass on CUDA and ROCm")
+    return Choice(TORCH, f"no kernel for {device}")
+
+
+def _triton(why: str) -> Choice:
+    if find_spec("triton") is None:
+        return Choice(TORCH, "triton is not installed")
+    if _failures:
+        return Choice(TORCH, f"the Triton kernel failed: {_failures[0]}")
+    return Choice(TRITON, why)
+
+
+def failed(reason: str) -> None:
+    """The kernel cannot run here; from now on plain torch does."""
+    _failures.append(reason)
+
+
+def ignored() -> str | None:
+    """Why LEVELHEAD_OBSERVE has no effect, if it is set in vain."""
+    wanted = os.environ.get(VARIABLE)
+    if not wanted:
+        return None
+    if wanted not in (CORE, TRITON, TORCH):
+        return f"{VARIABLE}={wanted}: ignored, it is none of {CORE}, {TRITON}, {TORCH}"
+    if wanted == TRITON and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"{VARIABLE}={wanted}: ignored for CPU tensors, TRITON_INTERPRET=1 is not set"
+    return None
