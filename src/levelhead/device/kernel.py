@@ -144,7 +144,7 @@ def products(
     """q kᵀ of a block of rows and a tile that has `left` keys; widths above BD in pieces, each loaded here."""
     n = tl.arange(0, BN)
     found = tl.zeros((there.shape[0], BN), tl.float32)
-    for piece in tl.static_range(0, D, BD):
+    for piece in range(0, D, BD):
         d = piece + tl.arange(0, BD)
         at = tile + n[None, :] * stride_ks + d[:, None] * stride_kd
         if EDGE:
@@ -155,11 +155,13 @@ def products(
             keys = tl.load(at)
         if D > BD:
             inside = there[:, None] & (d[None, :] < D)
-            block = tl.load(q_rows[:, None] + d[None, :] * stride_qd, mask=inside, other=0.0)
-        if WIDEN:  # the interpreter would multiply the bits of bfloat16
-            found = tl.dot(block.to(tl.float32), keys.to(tl.float32), found)
+            part = tl.load(q_rows[:, None] + d[None, :] * stride_qd, mask=inside, other=0.0)
         else:
-            found = tl.dot(block, keys, found, input_precision="ieee")
+            part = block
+        if WIDEN:  # the interpreter would multiply the bits of bfloat16
+            found = tl.dot(part.to(tl.float32), keys.to(tl.float32), found)
+        else:
+            found = tl.dot(part, keys, found, input_precision="ieee")
     return found
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from levelhead.call.options import Scoring
+from levelhead.device import tiles
 from levelhead.device.kernel import join_kernel, observe_kernel
-from levelhead.device.tiles import splits, tiles
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _JOINED = 256  # rows of a program that joins
@@ -43,11 +43,9 @@ def observe(
     G, S, D = k.shape[1:]
     group = H // G
     pack = group if R < 64 else 1  # heads that share keys are multiplied together where one alone has few rows
-    block = tiles(D, q.element_size(), pack * R)
+    block = tiles.tiles(D, q.element_size(), pack * R)
     programs = -(-pack * R // block.rows) * (H // pack) * B
-    n, span = splits(programs, S, block.keys)
-    if parts:
-        n, span = splits_of(S, parts, block.keys)
+    n, span = tiles.ranges(S, parts or tiles.parts(programs, S), block.keys)
     into = (sums, counts)
     if n > 1:
         into = (q.new_empty((n, 8, B, H, R), dtype=torch.float32), counts.new_empty((n, 2, B, H, R)))
@@ -59,11 +57,6 @@ def observe(
     if n > 1:
         total = B * H * R
         join_kernel[(-(-total // _JOINED),)](*into, sums, counts, total, n, BLOCK=_JOINED)
-
-
-def splits_of(S: int, parts: int, keys: int) -> tuple[int, int]:
-    span = max(1, -(-S // (parts * keys))) * keys
-    return max(1, -(-S // span)), span
 
 
 def _adds(mask: Tensor | None) -> bool:

@@ -48,6 +48,7 @@ def observe(
         hiding: the largest number of an additive mask that hides a key, one number; None: -inf alone.
         parts: into how many ranges of keys the work is divided; 0: as many as keep the device busy.
     """
+    scoring = scoring._replace(seed=None, dropout=0.0)
     found: tuple[Tensor, Tensor] = torch.ops.levelhead.observe(q, k, *scoring, rows, first_keys, hiding, parts)
     return found
 
