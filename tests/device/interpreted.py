@@ -13,7 +13,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from support import check_rows, same_bits
 from torch import Tensor
 
 import levelhead as lh
@@ -21,6 +20,7 @@ from levelhead import reference, stats
 from levelhead.call.options import Scoring, describe, shape_of
 from levelhead.device.operator import observe
 from levelhead.state import ARGMAX, COUNT, FIRST, State
+from support import check_rows, same_bits
 
 B, H, G, T, S, D = 2, 2, 1, 9, 45, 16
 RNG = np.random.default_rng(0)

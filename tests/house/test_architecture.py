@@ -21,7 +21,8 @@ PACKAGE = ROOT / "src" / "levelhead"
 # a package (bench) is one layer, and its modules may import each other.
 LEAVES = (
     "_version cache errors checks front_ends json_numbers state stats terminal words reference "
-    "call.__init__ call.dropout call.options call.scaling call.segments call.shapes device.__init__ device.choice device.tiles"
+    "call.__init__ call.dropout call.options call.scaling call.segments call.shapes "
+    "device.__init__ device.choice device.tiles"
 )
 LAYERS = [
     set(layer.split())

@@ -1,1 +1,1 @@
-"""Row states on GPUs: the observing kernel in Triton, its operator, and when it is used. Importing this loads nothing."""
+"""Row states on GPUs: the observing kernel in Triton, its operator, when it is used. Importing this loads nothing."""

@@ -3,8 +3,8 @@
 A program has a block of query rows and walks over tiles of keys. A tile's products become logits in units of ln 2, the
 logits a state of their own (maximum, sums, counts, as in core/state.h), and `joined` adds it to the rows' state: the
 same merge joins tiles here and key ranges in `join_kernel`. Tiles that no row of the block sees are not loaded. No
-atomics: every program writes rows of its own. Arguments that are None are compiled away. `launch` calls this file. Triton
-reads annotations, so only constants have one.
+atomics: every program writes rows of its own. Arguments that are None are compiled away. `launch` calls this file.
+Triton reads annotations, so only constants have one.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def stored(state, first, sums, counts, at, plane, there):
 
 
 @triton.jit
-def join_kernel(
-    part_sums, part_counts, sums, counts, rows, parts, BLOCK: tl.constexpr
-):
+def join_kernel(part_sums, part_counts, sums, counts, rows, parts, BLOCK: tl.constexpr):
     """Joins the states of `parts` key ranges, in their order."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < rows
@@ -115,10 +113,7 @@ def summed(s, seen, key, HIDE: tl.constexpr, WILD: tl.constexpr):
         e = tl.where(seen, e, 0.0)
     share = 1.0 / tl.maximum(n, 1).to(tl.float32)
     # About the maximum: the distances are there already. A plain sum of biases near the lowest number overflows.
-    if WILD:
-        off = tl.sum(d * share[:, None], 1)
-    else:
-        off = tl.sum(d, 1) * share
+    off = tl.sum(d * share[:, None], 1) if WILD else tl.sum(d, 1) * share
     away = d - off[:, None]
     if HIDE:
         away = tl.where(seen, away, 0.0)
@@ -198,9 +193,7 @@ def walked(
             wanted = tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0
         if wanted:
             tile = k_head + tl.cast(start, tl.int64) * stride_ks
-            s = products(
-                block, q_rows, there, tile, S - start, stride_qd, stride_ks, stride_kd, D, BN, BD, hide, WIDEN
-            )
+            s = products(block, q_rows, there, tile, S - start, stride_qd, stride_ks, stride_kd, D, BN, BD, hide, WIDEN)
             s = s * factor[:, None]
             if cap is not None:
                 s = tanh(s) * (cap * LOG2_E)
@@ -258,10 +251,9 @@ def observe_kernel(
     if PACK == 1:
         head, row = pack + tl.zeros((BM,), tl.int32), r
     head, row = tl.where(there, head, 0), tl.where(there, row, 0)
+    place = row.to(tl.int64)
     if rows is not None:
         place = tl.load(rows + row, mask=there, other=0).to(tl.int64)
-    else:
-        place = row.to(tl.int64)
     position = place
     if query_start is not None:
         position = place + tl.load(query_start + b)
@@ -295,10 +287,7 @@ def observe_kernel(
     factor = tl.load(scale + head)
     if row_factors is not None:
         factor = factor * tl.load(row_factors + b * R + row, mask=there, other=0.0)
-    if cap is not None:
-        factor = factor / cap
-    else:
-        factor = factor * LOG2_E
+    factor = factor / cap if cap is not None else factor * LOG2_E
     factor = factor.to(tl.float32)
     slope = None
     if alibi is not None:

@@ -118,4 +118,5 @@ def _row_factors(q: Tensor, k: Tensor, scoring: Scoring, rows: Tensor | None) ->
         step = max(1, (1 << 24) // max(B * S, 1))
         some = (slice(start, start + step) for start in range(0, len(index), step))
         left = torch.cat([scoring._replace(query_segments=ids[:, x]).visible(index[x], j).sum(-1) for x in some], 1)
-    return left.clamp(min=1).double().log().expand(B, -1).contiguous()
+    factors: Tensor = left.clamp(min=1).double().log().expand(B, -1).contiguous()
+    return factors

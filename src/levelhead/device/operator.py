@@ -107,7 +107,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 
 def _no_gradients(ctx: Any, *gradients: Any) -> tuple[None, ...]:
-    return (None,) * ctx.inputs
+    none: tuple[None, ...] = (None,) * ctx.inputs
+    return none
 
 
 register_autograd("levelhead::observe", _no_gradients, setup_context=_setup, lib=_library)

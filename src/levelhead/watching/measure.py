@@ -2,8 +2,8 @@
 
 On the CPU the core makes one pass that computes statistics only, on CUDA and ROCm the Triton kernel (`device`);
 elsewhere plain torch does, some rows at a time. On a device nothing waits for it. All give the same fields per query
-row, and `tally.of_rows` sums them up. What hides a key is decided here once for a call: finite numbers that stand in for -inf (`torch.masks`), and
-masks that are functions. Modules and steps are unknown here.
+row, and `tally.of_rows` sums them up. What hides a key is decided here once for a call: finite numbers that stand in
+for -inf (`torch.masks`), and masks that are functions. Modules and steps are unknown here.
 """
 
 from __future__ import annotations
