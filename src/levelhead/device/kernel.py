@@ -93,32 +93,37 @@ def join_kernel(part_sums, part_counts, sums, counts, rows, parts, BLOCK: tl.con
 
 @triton.jit
 def summed(s, seen, key, HIDE: tl.constexpr, WILD: tl.constexpr):
-    """The state of a tile's logits s (rows, keys); HIDE: only those that are seen count."""
+    """The state of a tile's logits s (rows, keys), and their distances from its maximum. HIDE: only those that are seen
+    count. WILD: some may lie near the lowest number, so that squares of distances overflow."""
     if HIDE:
         m = tl.max(tl.where(seen, s, NONE), 1)
-        low = tl.min(tl.where(seen, s, MOST), 1)
         n = tl.sum(seen.to(tl.int32), 1)
     else:
         m = tl.max(s, 1)
-        low = tl.min(s, 1)
         n = tl.zeros((s.shape[0],), tl.int32) + s.shape[1]
     top = tl.where(m == NONE, 0.0, m)
     d = s - top[:, None]
-    highest = s == m[:, None]
     if HIDE:
-        d = tl.where(seen, d, 0.0)
-        highest = highest & seen
+        d = tl.where(seen, d, NONE)
+    at = tl.min(tl.where(d == 0.0, key[None, :], FAR), 1)
     e = tl.exp2(d)
+    l = tl.sum(e, 1)  # noqa: E741
+    e2 = tl.sum(e * e, 1)
     if HIDE:
-        e = tl.where(seen, e, 0.0)
+        low = tl.min(tl.where(seen, d, MOST), 1)
+        d = tl.where(seen, d, 0.0)
+    else:
+        low = tl.min(d, 1)
+    h = tl.sum(e * d, 1)
     share = 1.0 / tl.maximum(n, 1).to(tl.float32)
-    # About the maximum: the distances are there already. A plain sum of biases near the lowest number overflows.
-    off = tl.sum(d * share[:, None], 1) if WILD else tl.sum(d, 1) * share
-    away = d - off[:, None]
-    if HIDE:
-        away = tl.where(seen, away, 0.0)
-    at = tl.min(tl.where(highest, key[None, :], FAR), 1)
-    return m, tl.sum(e, 1), tl.sum(e * d, 1), tl.sum(e * e, 1), top + off, tl.sum(away * away, 1), low, n, at
+    if WILD:
+        off = tl.sum(d * share[:, None], 1)
+        away = tl.where(seen, d - off[:, None], 0.0)
+        m2 = tl.sum(away * away, 1)
+    else:  # in a tile of n keys (max - mean)² is at most (n - 1) variances (Samuelson 1968): little is cancelled
+        off = tl.sum(d, 1) * share
+        m2 = tl.maximum(tl.sum(d * d, 1) - off * off * n.to(tl.float32), 0.0)
+    return (m, l, h, e2, top + off, m2, top + low, n, at), d
 
 
 @triton.jit
@@ -132,31 +137,44 @@ def tanh(x):
 
 
 @triton.jit
+def more_products(
+    found, piece, block, q_rows, there, tile, left, stride_qd, stride_ks, stride_kd,
+    D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, EDGE: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Adds what the widths from `piece` to piece + BD contribute to the products."""
+    n, d = tl.arange(0, BN), piece + tl.arange(0, BD)
+    at = tile + n[None, :] * stride_ks + d[:, None] * stride_kd
+    if EDGE:
+        keys = tl.load(at, mask=(n[None, :] < left) & (d[:, None] < D), other=0.0)
+    elif D % BD != 0:
+        keys = tl.load(at, mask=d[:, None] < D, other=0.0)
+    else:
+        keys = tl.load(at)
+    if D > BD:
+        inside = there[:, None] & (d[None, :] < D)
+        block = tl.load(q_rows[:, None] + d[None, :] * stride_qd, mask=inside, other=0.0)
+    if WIDEN:  # the interpreter would multiply the bits of bfloat16
+        return tl.dot(block.to(tl.float32), keys.to(tl.float32), found)
+    return tl.dot(block, keys, found, input_precision="ieee")
+
+
+@triton.jit
 def products(
-    block, q_rows, there, tile, left, stride_qd, stride_ks,
-    stride_kd, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, EDGE: tl.constexpr, WIDEN: tl.constexpr,
+    block, q_rows, there, tile, left, stride_qd, stride_ks, stride_kd,
+    D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, EDGE: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """q kᵀ of a block of rows and a tile that has `left` keys; widths above BD in pieces, each loaded here."""
-    n = tl.arange(0, BN)
     found = tl.zeros((there.shape[0], BN), tl.float32)
-    for piece in range(0, D, BD):
-        d = piece + tl.arange(0, BD)
-        at = tile + n[None, :] * stride_ks + d[:, None] * stride_kd
-        if EDGE:
-            keys = tl.load(at, mask=(n[None, :] < left) & (d[:, None] < D), other=0.0)
-        elif D % BD != 0:
-            keys = tl.load(at, mask=d[:, None] < D, other=0.0)
-        else:
-            keys = tl.load(at)
-        if D > BD:
-            inside = there[:, None] & (d[None, :] < D)
-            part = tl.load(q_rows[:, None] + d[None, :] * stride_qd, mask=inside, other=0.0)
-        else:
-            part = block
-        if WIDEN:  # the interpreter would multiply the bits of bfloat16
-            found = tl.dot(part.to(tl.float32), keys.to(tl.float32), found)
-        else:
-            found = tl.dot(part, keys, found, input_precision="ieee")
+    if D <= 2 * BD:
+        for piece in tl.static_range(0, D, BD):
+            found = more_products(
+                found, piece, block, q_rows, there, tile, left, stride_qd, stride_ks, stride_kd, D, BN, BD, EDGE, WIDEN
+            )
+    else:
+        for piece in range(0, D, BD):
+            found = more_products(
+                found, piece, block, q_rows, there, tile, left, stride_qd, stride_ks, stride_kd, D, BN, BD, EDGE, WIDEN
+            )
     return found
 
 
@@ -203,12 +221,13 @@ def walked(
             if ADDS:
                 s = s + bias * LOG2_E
                 s = tl.where(s == NONE, LOWEST, s)
-            state = joined(state, summed(s, seen, key, hide, ADDS))
+            of_tile, d = summed(s, seen, key, hide, ADDS)
+            state = joined(state, of_tile)
             if (start <= first_high) & (start + BN > first_low):
                 hit = key[None, :] == first_key[:, None]
                 if hide:
                     hit = hit & seen
-                found = tl.sum(tl.where(hit, s, 0.0), 1)
+                found = of_tile[0] + tl.sum(tl.where(hit, d, 0.0), 1)
                 first = tl.where(tl.max(hit.to(tl.int32), 1) > 0, found, first)
     return state, first
 
@@ -226,7 +245,7 @@ def observe_kernel(
     stride_mb, stride_mh, stride_mt, stride_ms,
     B, H, R, S, T, span,
     GROUP: tl.constexpr, PACK: tl.constexpr, CAUSAL: tl.constexpr, ADDS: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, WIDEN: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr, BD: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """The states of R rows of every head, over `span` keys per program.
 
@@ -277,9 +296,9 @@ def observe_kernel(
     low = tl.maximum(tl.min(tl.where(some, begin, FAR), 0), k_low)
     high = tl.minimum(tl.max(tl.where(some, end, 0), 0), tl.minimum(k_low + span, S))
     low = tl.minimum(low, S) // BN * BN
-    # Tiles from common_low to common_high are seen whole by every row.
+    # Keys from common_low to common_high are seen by every row: tiles of BF keys, which need nothing to hide with.
     common_low = tl.cdiv(tl.maximum(tl.max(tl.where(there, begin, 0), 0), low), BN) * BN
-    common_high = tl.minimum(tl.min(tl.where(there, end, FAR), 0), high) // BN * BN
+    common_high = common_low + (tl.minimum(tl.min(tl.where(there, end, FAR), 0), high) - common_low) // BF * BF
     common_low = tl.minimum(common_low, tl.maximum(high, low))
     common_high = tl.maximum(common_high, common_low)
 
@@ -335,7 +354,7 @@ def observe_kernel(
         state, first = walked(
             state, first, common_low, common_high, block, q_rows, there, begin, end, position, factor, slope,
             first_key, first_low, first_high, None, None, None, k_head, None, None, None, cap, S, stride_qd, stride_ks,
-            stride_kd, stride_ms, D, BN, BD, False, False, WIDEN,
+            stride_kd, stride_ms, D, BF, BD, False, False, WIDEN,
         )  # fmt: skip
         state, first = walked(
             state, first, common_high, high, block, q_rows, there, begin, end, position, factor, slope, first_key,

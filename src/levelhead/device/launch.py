@@ -6,6 +6,7 @@ It imports Triton. Nothing here waits for the device.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def observe(
     G, S, D = k.shape[1:]
     group = H // G
     pack = group if R < 64 else 1  # heads that share keys are multiplied together where one alone has few rows
-    block = tiles.tiles(D, q.element_size(), pack * R)
+    block = tiles.tiles(D, q.element_size(), pack * R, _ampere(q.device))
     programs = -(-pack * R // block.rows) * (H // pack) * B
     n, span = tiles.ranges(S, parts or tiles.parts(programs, S), block.keys)
     into = (sums, counts)
@@ -52,11 +53,17 @@ def observe(
     observe_kernel[(programs * n,)](
         q, k, *into, *arguments, *q.stride(), *k.stride(), *_mask_strides(scoring.mask, q, k),
         B, H, R, S, T, span, GROUP=group, PACK=pack, CAUSAL=scoring.causal, ADDS=_adds(scoring.mask), D=D,
-        BM=block.rows, BN=block.keys, BD=block.width, WIDEN=INTERPRETED, num_warps=block.warps, num_stages=block.stages,
+        BM=block.rows, BN=block.keys, BF=block.full, BD=block.width, WIDEN=INTERPRETED, num_warps=block.warps, num_stages=block.stages,
     )  # fmt: skip
     if n > 1:
         total = B * H * R
         join_kernel[(-(-total // _JOINED),)](*into, sums, counts, total, n, BLOCK=_JOINED)
+
+
+@cache
+def _ampere(device: torch.device) -> bool:
+    """Whether it is one of NVIDIA's before sm_90."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < 9
 
 
 def _adds(mask: Tensor | None) -> bool:

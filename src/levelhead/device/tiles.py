@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 class Tiles(NamedTuple):
     rows: int  # BM: query rows of a program
-    keys: int  # BN: keys of a tile
+    keys: int  # BN: keys of a tile in which something is hidden
+    full: int  # BF: keys of one in which nothing is
     width: int  # BD: the part of the width that is multiplied at a time
     warps: int
     stages: int
@@ -17,15 +18,21 @@ PROGRAMS = 256  # at least so many keep a large GPU busy: about two for each of 
 SPAN = 512  # keys of a program at least: below that, joining costs more than it saves
 
 
-def tiles(D: int, size: int, rows: int) -> Tiles:
-    """For a width D, elements of `size` bytes and so many rows that share their keys."""
-    fits = 256 // size  # 128 of a half type, 64 of float32: a tile of 32 keys then has 8 KiB
+def tiles(D: int, size: int, rows: int, ampere: bool = False) -> Tiles:
+    """For a width D, elements of `size` bytes and so many rows that share their keys. Sizes are the largest whose
+    registers do not spill (bench/device_kernel.py); `ampere`: NVIDIA before sm_90, where a warp multiplies alone and
+    warps side by side along the keys would have to meet for every sum."""
+    fits = 256 // size  # 128 of a half type, 64 of float32
     width = max(16, _power(D))
     if width > fits:
         width = 64 if D % 128 and not D % 64 else fits
-    # Larger blocks of float32, which the tensor cores do not multiply exactly, do not fit the registers.
-    block = 64 if size < 4 else 32
-    return Tiles(rows=16 if rows <= 16 else block, keys=32, width=width, warps=4, stages=2)
+    if rows <= 16:
+        return Tiles(16, 32, 32, width, warps=4, stages=2)
+    if size == 4:  # which the tensor cores of NVIDIA do not multiply exactly
+        return Tiles(32, 32, 32, width, warps=4, stages=2)
+    if ampere:
+        return Tiles(64, 16, 32, width if D <= 128 else min(width, 64), warps=2, stages=2)
+    return Tiles(64, 32, 64, width, warps=4, stages=2)
 
 
 def parts(programs: int, S: int) -> int:
