@@ -1,7 +1,7 @@
 """What the compiler says about the observing kernel, for GPUs that need not be there.
 
-Compiles it for sm_80, sm_90, sm_100 and gfx942, for several widths and sets of options, and reads from the machine code:
-tensor-core instructions, registers, spills, shared memory, and the instructions of the innermost loop per logit. The
+Compiles it for sm_80, sm_90, sm_100 and gfx942, for several widths and sets of options, and reads from the machine
+code: tensor-core instructions, registers, spills, shared memory, and the instructions of the innermost loop per logit. The
 last is compared with a plain FlashAttention forward pass (`flash_forward.py`) compiled for the same GPU. It is an
 estimate of cost: it knows no latencies, no occupancy and no memory. Nothing runs on a device.
 
@@ -26,7 +26,7 @@ from triton.compiler import ASTSource
 from about import machine
 from flash_forward import flash_kernel
 from levelhead.device.kernel import join_kernel, observe_kernel
-from levelhead.device.tiles import Tiles, tiles
+from levelhead.device.tiles import Tiles, registers, tiles
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -73,7 +73,9 @@ def observing(target: str, D: int, dtype: str, options: dict[str, Any], rows: in
     """The kernel compiled as `launch` would for contiguous tensors with 4 query heads to a key head."""
     block = tiles(D, 4 if dtype == "fp32" else 2, rows, target == "sm_80")
     names = observe_kernel.arg_names
-    constants = dict(GROUP=4, PACK=1 if rows >= 64 else 4, D=D, BM=block.rows, BN=block.keys, BF=block.full, BD=block.width)
+    constants = dict(
+        GROUP=4, PACK=1 if rows >= 64 else 4, D=D, BM=block.rows, BN=block.keys, BF=block.full, BD=block.width
+    )
     constants |= dict(WIDEN=False, CAUSAL=False, ADDS=False, stride_qd=1, stride_kd=1, stride_ms=1)
     types: dict[str, str] = {}
     for name in names:
@@ -92,7 +94,9 @@ def observing(target: str, D: int, dtype: str, options: dict[str, Any], rows: in
     return compiled(observe_kernel, target, types, constants, block.warps, block.stages), block
 
 
-def compiled(kernel: Any, target: str, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int) -> Any:
+def compiled(
+    kernel: Any, target: str, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int
+) -> Any:
     """Arguments of no type are constants; of no value, None."""
     names = kernel.arg_names
     types = {name: x for name, x in types.items() if name not in constants}
@@ -104,13 +108,14 @@ def compiled(kernel: Any, target: str, types: dict[str, str], constants: dict[st
     }
     attributes = {place: x for place, x in attributes.items() if names[place[0]] in types}
     source = ASTSource(kernel, signature, values, attributes)
-    return triton.compile(source, target=TARGETS[target], options={"num_warps": warps, "num_stages": stages})
+    options = {"num_warps": warps, "num_stages": stages} | registers(TARGETS[target].backend == "cuda")
+    return triton.compile(source, target=TARGETS[target], options=options)
 
 
 def flash(target: str, D: int) -> tuple[Any, int, int, int]:
     """The forward pass in blocks of 64 rows: what the tutorials take for these widths."""
     rows, keys, warps = 64, 64 if D < 256 else 32, 4
-    pointers = {name: "*bf16" for name in ("q", "k", "v", "out")} | {"logsumexp": "*fp32", "scale": "fp32"}
+    pointers = dict.fromkeys(("q", "k", "v", "out"), "*bf16") | {"logsumexp": "*fp32", "scale": "fp32"}
     whole = {name: "i32" for name in flash_kernel.arg_names if name.startswith("stride_") or name in ("H", "T", "S")}
     constants = {"GROUP": 4, "CAUSAL": True, "D": D, "BM": rows, "BN": keys}
     return compiled(flash_kernel, target, pointers | whole, constants, warps, 2), rows, keys, warps
@@ -139,7 +144,10 @@ def facts(target: str, kernel: Any, rows: int, keys: int, warps: int, pieces: in
         code = text
         counters = {name: int(n) for name, n in re.findall(r"\.(\w+): +(\d+)", text)}
         found |= {"registers": counters["vgpr_count"], "spills": counters["vgpr_spill_count"]}
-        found |= {"stack": counters["private_segment_fixed_size"], "scalars kept in vectors": counters["sgpr_spill_count"]}
+        found |= {
+            "stack": counters["private_segment_fixed_size"],
+            "scalars kept in vectors": counters["sgpr_spill_count"],
+        }
     body = _tile_loop(code.splitlines(), pieces)
     if body:
         found["instructions per logit"] = round(body * warps * TARGETS[target].warp_size / (rows * keys), 1)
@@ -207,7 +215,14 @@ def main() -> None:
         kernel, *block = flash(target, D)
         peers.append({"target": target, "D": D, "dtype": "bf16"} | facts(target, kernel, *block))
         print("flash", json.dumps(peers[-1]), flush=True)
-    join = {"rows": "i32", "parts": "i32", "part_sums": "*fp32", "part_counts": "*i64", "sums": "*fp32", "counts": "*i64"}
+    join = {
+        "rows": "i32",
+        "parts": "i32",
+        "part_sums": "*fp32",
+        "part_counts": "*i64",
+        "sums": "*fp32",
+        "counts": "*i64",
+    }
     for target in list(TARGETS)[: 1 if options.sample else None]:
         compiled(join_kernel, target, join, {"BLOCK": 256}, 4, 2)
     if options.json:

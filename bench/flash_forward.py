@@ -11,8 +11,8 @@ import triton.language as tl
 
 @triton.jit
 def walked(
-    acc, m, l, block, low, high, k_head, v_head, row, S, stride_s, scale,  # noqa: E741
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
+    acc, m, l, block, low, high, k_head, v_head, row, stride_s, scale,  # noqa: E741
+    D: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     d, n = tl.arange(0, D), tl.arange(0, BN)
     for start in range(low, high, BN):
@@ -47,8 +47,11 @@ def flash_kernel(
     l = tl.zeros((BM,), tl.float32)  # noqa: E741
     acc = tl.zeros((BM, D), tl.float32)
     full = first // BN * BN if CAUSAL else S
-    acc, m, l = walked(acc, m, l, block, 0, full, k_head, v_head, row, S, stride_ks, scale, D, BM, BN, False)  # noqa: E741
+    state = walked(acc, m, l, block, 0, full, k_head, v_head, row, stride_ks, scale, D, BN, False)
     if CAUSAL:
-        acc, m, l = walked(acc, m, l, block, full, first + BM, k_head, v_head, row, S, stride_ks, scale, D, BM, BN, True)  # noqa: E741
-    tl.store(out + b * stride_qb + h * stride_qh + here, (acc / l[:, None]).to(q.dtype.element_ty), mask=row[:, None] < T)
+        acc, m, l = state  # noqa: E741
+        state = walked(acc, m, l, block, full, first + BM, k_head, v_head, row, stride_ks, scale, D, BN, True)
+    acc, m, l = state  # noqa: E741
+    result = (acc / l[:, None]).to(q.dtype.element_ty)
+    tl.store(out + b * stride_qb + h * stride_qh + here, result, mask=row[:, None] < T)
     tl.store(logsumexp + head.to(tl.int64) * T + row, m + tl.log2(l), mask=row < T)

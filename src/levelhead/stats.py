@@ -90,7 +90,7 @@ def rows(sums: Any, counts: Any, sinks: Any = None, exists: Any = None) -> Rows:
     `exists`, broadcastable to (..., H, T): rows that do not exist see no key and no sink.
     """
     xp = namespace(sums)
-    wide = sums.astype(np.float64) if xp is np else sums.double()
+    wide = sums.astype(np.float64) if xp is np else sums  # not every device has float64
     columns = xp.moveaxis(wide, -1, 0)
     m, l, h, e2, mean, m2, low, first = (x * unit for x, unit in zip(columns, state.NATURAL, strict=True))  # noqa: E741
     count, argmax = counts[..., state.COUNT], counts[..., state.ARGMAX]

@@ -22,7 +22,7 @@ from levelhead.runs import tally
 from levelhead.torch import masks
 from levelhead.watching import mask_functions, measure
 from levelhead.watching.measure import Call, call_of
-from levelhead.watching.rows_by_kernel import NAMES
+from levelhead.watching.rows_by_torch import NAMES
 
 B, H, G, T, D = 2, 4, 2, 96, 8
 PATHS = pytest.mark.parametrize("by_torch", [False, True], ids=["core", "torch"])

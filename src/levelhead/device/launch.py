@@ -53,7 +53,8 @@ def observe(
     observe_kernel[(programs * n,)](
         q, k, *into, *arguments, *q.stride(), *k.stride(), *_mask_strides(scoring.mask, q, k),
         B, H, R, S, T, span, GROUP=group, PACK=pack, CAUSAL=scoring.causal, ADDS=_adds(scoring.mask), D=D,
-        BM=block.rows, BN=block.keys, BF=block.full, BD=block.width, WIDEN=INTERPRETED, num_warps=block.warps, num_stages=block.stages,
+        BM=block.rows, BN=block.keys, BF=block.full, BD=block.width, WIDEN=INTERPRETED, num_warps=block.warps,
+        num_stages=block.stages, **tiles.registers(_nvidia(q.device)),
     )  # fmt: skip
     if n > 1:
         total = B * H * R
@@ -63,7 +64,11 @@ def observe(
 @cache
 def _ampere(device: torch.device) -> bool:
     """Whether it is one of NVIDIA's before sm_90."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < 9
+    return _nvidia(device) and torch.cuda.get_device_capability(device)[0] < 9
+
+
+def _nvidia(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None
 
 
 def _adds(mask: Tensor | None) -> bool:

@@ -35,6 +35,11 @@ def tiles(D: int, size: int, rows: int, ampere: bool = False) -> Tiles:
     return Tiles(64, 32, 64, width, warps=4, stages=2)
 
 
+def registers(nvidia: bool) -> dict[str, int]:
+    """All that a thread of NVIDIA's may have: else its assembler spills some to run one block more at a time."""
+    return {"maxnreg": 255} if nvidia else {}
+
+
 def parts(programs: int, S: int) -> int:
     """Into how many ranges S keys are divided, where so many programs would each have all."""
     return max(1, min(PROGRAMS // max(programs, 1), S // SPAN))

@@ -29,6 +29,7 @@ class Call:
     appended: int = (
         0  # keys behind those of the sequence that belong to no token, such as nn.MultiheadAttention's bias_k
     )
+    start: int | None = None  # the first query's position, where it is known without reading `scoring.query_start`
     crossed: bool = False  # the keys are of another sequence than the queries, even if there are as many
 
     @property
@@ -68,7 +69,7 @@ def call_of(q: Tensor, k: Tensor, scale: float | Tensor, start: int | None = Non
     factors = scale if isinstance(scale, Tensor) else uniform(q.shape[1], scale, q.device)
     if start is not None:
         fields["query_start"] = torch.full((q.shape[0],), start, device=q.device)
-    return Call(q, k, Scoring(factors, **fields))
+    return Call(q, k, Scoring(factors, **fields), start=start)
 
 
 def from_scores(scores: Tensor) -> Call:

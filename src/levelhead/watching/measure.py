@@ -31,8 +31,8 @@ from levelhead.watching.described import plain as plain
 from levelhead.watching.described import wide
 from levelhead.watching.documents import Layout, layout
 from levelhead.watching.mask_functions import key_range, row_parts, visible
-from levelhead.watching.rows_by_kernel import as_fields, rows_by_kernel, serves
-from levelhead.watching.rows_by_torch import Fields, joined, rows_by_torch
+from levelhead.watching.rows_by_kernel import rows_by_kernel, serves
+from levelhead.watching.rows_by_torch import Fields, as_fields, joined, rows_by_torch
 
 
 def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = None) -> Tensor:
@@ -59,7 +59,7 @@ def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
         return summed(iter([states]), rows, call, whole)
     part = call if rows is None else call.of_rows(rows)
     if elsewhere or call.score_mod is not None:
-        fields = iter([rows_by_torch(_hidden(part, below), index, used, first)])
+        fields = iter([rows_by_torch(_hidden(part, below), index, used, first, T)])
     else:
         fields = _by_core(part, index, below, Layout(used, first))
     return summed(fields, rows, call, whole)
@@ -99,7 +99,12 @@ def from_core(
     shape = call.q.shape[:3]
     sums, counts = (x.reshape(*shape, x.shape[-1]) for x in (sums, counts))
     used = None if exists is None else torch.from_numpy(np.broadcast_to(exists, shape)[:, 0].copy())
-    return summed(iter([as_fields(stats.rows(sums, counts, sinks, exists), used)]), positions, call, used)
+    return summed(
+        iter([as_fields(stats.rows(sums, counts, sinks, exists), None if used is None else used[:, None])]),
+        positions,
+        call,
+        used,
+    )
 
 
 def fill_squares(heads: Tensor, q: Tensor, k: Tensor, used: Tensor | None = None) -> None:
@@ -209,7 +214,10 @@ def _by_core_at_once(call: Call, index: Tensor, rows: Layout, start: int = 0) ->
     state = unwritten(tuple(q.shape[:3]), None, np.float64 if q.dtype is torch.float64 else np.float32, k.shape[2])
     _core.forward(memory(q), memory(k), None, sums=state.sums, counts=state.counts, **keywords)
     exists = None if rows.used is None else rows.used[:, None].numpy()
-    return as_fields(stats.rows(state.sums, state.counts, keywords.get("sinks"), exists), rows.used)
+    return as_fields(
+        stats.rows(state.sums, state.counts, keywords.get("sinks"), exists),
+        None if rows.used is None else rows.used[:, None],
+    )
 
 
 def _runs(index: Tensor) -> list[tuple[int, int, int]]:

@@ -6,7 +6,6 @@ Where the kernel cannot be compiled or launched, that is said once, and plain to
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +14,7 @@ from levelhead import stats
 from levelhead.device import choice
 from levelhead.errors import LevelheadError
 from levelhead.watching.described import Call
-from levelhead.watching.rows_by_torch import Fields
-
-NAMES = ("mean", "var", "min", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink", "count", "argmax")
+from levelhead.watching.rows_by_torch import Fields, as_fields
 
 
 def serves(call: Call) -> bool:
@@ -48,15 +45,10 @@ def rows_by_kernel(
         words = "levelhead: statistics by plain torch, which is slower, because the Triton kernel failed"
         warnings.warn(f"{words} ({reason})", stacklevel=2)
         return None
-    return as_fields(stats.rows(sums, counts, _sinks(call), None if used is None else used[:, None]), used)
+    exists = None if used is None else used[:, None]
+    return as_fields(stats.rows(sums.double(), counts, _sinks(call), exists), exists)
 
 
 def _sinks(call: Call) -> Tensor | None:
     sinks = call.scoring.sinks
     return None if sinks is None else sinks.to(call.q.device, torch.float64)
-
-
-def as_fields(rows: stats.Rows, used: Any) -> Fields:
-    """By name, (B, H, T) each."""
-    fields = {name: torch.as_tensor(getattr(rows, name)) for name in NAMES}
-    return fields if used is None else fields | {"exists": used[:, None].expand_as(fields["count"])}

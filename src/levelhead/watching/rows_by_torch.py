@@ -1,7 +1,8 @@
 """The statistics of every query row by plain torch: on the tensors' own device, some rows at a time.
 
-For tensors that the core cannot read, and for scores that a function changes. The fields are those of the core's states
-in `stats.rows`.
+For tensors that neither the core nor the Triton kernel reads, and for scores that a function changes. Logits become the
+columns of a state, and `stats.rows` computes the fields, as for the core. Keys that no row of a piece can see by its
+position are left out of the product, where the position is known without waiting for the device.
 """
 
 from __future__ import annotations
@@ -9,29 +10,30 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from levelhead import reference
+from levelhead import reference, state, stats
 from levelhead.torch.masks import hiding
 from levelhead.watching.described import Call, tensors_of, wide
 from levelhead.watching.mask_functions import scored, visible
 
 Fields: TypeAlias = dict[str, Tensor]  # name -> (B, H, T)
+NAMES = ("mean", "var", "min", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink", "count", "argmax")
 
 # Logits that are held at a time: 64 MiB of float32, a few times over.
 _AT_A_TIME = 1 << 24
 
 
-def rows_by_torch(call: Call, index: Tensor, used: Tensor | None, first: Tensor | None) -> Fields:
-    """The fields of a call's queries, whose places in their sequence are `index`. `used` and `first` (B, T): which
-    count, and their first keys."""
-    pieces = list(_pieces(call, index, used, first))
+def rows_by_torch(call: Call, index: Tensor, used: Tensor | None, first: Tensor | None, length: int) -> Fields:
+    """The fields of a call's queries, whose places in a sequence of that length are `index`, evenly spread. `used` and
+    `first` (B, T): which count, and their first keys."""
+    pieces = list(_pieces(call, index, used, first, length))
     if not pieces:
-        pieces = [_fields(call.q.new_empty((*call.q.shape[:3], 1)), call.scoring.sinks, None, None)]
+        pieces = [_fields(call.q.new_empty((*call.q.shape[:3], 1)), 0, call.scoring.sinks, None, None)]
     return joined(pieces)
 
 
@@ -40,12 +42,11 @@ def joined(pieces: list[Fields]) -> Fields:
     return {name: torch.cat([piece[name] for piece in pieces], 2) for name in pieces[0]}
 
 
-def _pieces(call: Call, index: Tensor, used: Tensor | None, first: Tensor | None) -> Iterator[Fields]:
-    """The fields of some rows at a time, from logits (B, H, rows, S)."""
+def _pieces(call: Call, index: Tensor, used: Tensor | None, first: Tensor | None, length: int) -> Iterator[Fields]:
+    """The fields of some rows at a time, from logits (B, H, rows, keys)."""
     real, device = wide(call.q), call.q.device
     B, H, T, D = call.q.shape
     G, S = call.k.shape[1], call.k.shape[2]
-    j = torch.arange(S, device=device)
     tensors = {name: x.to(device) for name, x in tensors_of(call.scoring).items()}
     tensors |= {name: x.to(real) for name, x in tensors.items() if x.is_floating_point()}
     q, k = (functional.normalize(x.to(real), dim=-1) if call.scoring.cosine else x for x in (call.q, call.k))
@@ -54,10 +55,12 @@ def _pieces(call: Call, index: Tensor, used: Tensor | None, first: Tensor | None
     step = max(1, _AT_A_TIME // max(B * H * S, 1))
     for start in range(0, T, step):
         chosen = torch.arange(start, min(T, start + step), device=device)
-        part = whole.of_rows(chosen)
-        products = part.q.to(real).reshape(B, G, H // max(G, 1), -1, D) @ keys
+        low, high = _within_reach(call, start, len(chosen), length)
+        part = _of_keys(whole.of_rows(chosen), low, high)
+        j = torch.arange(low, high, device=device)
+        products = part.q.to(real).reshape(B, G, H // max(G, 1), len(chosen), D) @ keys[..., low:high]
         here = index.index_select(0, chosen)
-        logits = reference.score(part.scoring, products.reshape(B, H, -1, S), here, j)
+        logits = reference.score(part.scoring, products.reshape(B, H, len(chosen), high - low), here, j)
         if call.score_mod is not None:
             logits = torch.where(logits == -math.inf, -math.inf, scored(call.score_mod, logits, here, j))
             logits = logits.masked_fill(logits <= hiding(logits), -math.inf)
@@ -65,57 +68,81 @@ def _pieces(call: Call, index: Tensor, used: Tensor | None, first: Tensor | None
             shown = visible(call.mask_mod, torch.arange(B, device=device), H, here, j)
             logits = logits.masked_fill(~shown, -math.inf)
         exists = None if used is None else used[:, None, chosen]
-        yield _fields(logits, part.scoring.sinks, exists, None if first is None else first[:, chosen])
+        yield _fields(logits, low, part.scoring.sinks, exists, None if first is None else first[:, chosen])
 
 
-def _at(p: Tensor, key: Tensor) -> Tensor:
-    """p (B, H, T, S) at one key of each row (B, T); 0 where there is none."""
-    chosen = key.clamp(min=0)[:, None, :, None].expand(-1, p.shape[1], -1, 1)
-    return p.gather(-1, chosen)[..., 0].masked_fill((key < 0)[:, None], 0.0)
+def _within_reach(call: Call, start: int, rows: int, length: int) -> tuple[int, int]:
+    """From which key to which the rows from `start` on can see anything by position, as far as that is known here."""
+    scoring, S, T = call.scoring, call.k.shape[2], call.q.shape[2]
+    if scoring.query_start is not None and call.start is None:
+        return 0, S
+    stretch = 1.0 if length == T else (length - 1) / max(T - 1, 1)
+    slack = 0 if length == T else 1  # places of a sample are rounded
+    p = call.start or 0
+    low = 0 if scoring.left is None else p + math.floor(start * stretch) - slack - scoring.left
+    ahead = [x for x in (0 if scoring.causal else None, scoring.right) if x is not None]
+    high = p + math.ceil((start + rows - 1) * stretch) + slack + min(ahead) + 1 if ahead else S
+    high = min(max(high, 0), S)
+    return min(max(low, 0), high), high
 
 
-def _fields(s: Tensor, sinks: Tensor | None, exists: Tensor | None, first: Tensor | None) -> Fields:
-    """The fields of rows whose logits are s (B, H, T, S); formulas as in `stats.rows`. `first` (B, T): their first
-    keys; None: key 0."""
+def _of_keys(call: Call, low: int, high: int) -> Call:
+    """The options of some keys."""
+    mask, ids = call.scoring.mask, call.scoring.key_segments
+    if mask is not None and mask.dim() and mask.shape[-1] > 1:
+        mask = mask[..., low:high]
+    return replace(
+        call, scoring=call.scoring._replace(mask=mask, key_segments=None if ids is None else ids[:, low:high])
+    )
+
+
+def _fields(s: Tensor, low: int, sinks: Tensor | None, exists: Tensor | None, first: Tensor | None) -> Fields:
+    """The fields of rows whose logits are s (B, H, T, S), of the keys from `low` on; s is changed. `first` (B, T):
+    their first keys; None: key 0."""
+    sums, counts = _states(s, low, first)
+    rows = stats.rows(sums, counts, None if sinks is None else sinks.to(sums.dtype), exists)
+    return as_fields(rows, exists)
+
+
+def as_fields(rows: stats.Rows, exists: Any) -> Fields:
+    """By name, (B, H, T) each; `exists`, broadcastable to that."""
+    fields = {name: torch.as_tensor(getattr(rows, name)) for name in NAMES}
+    return fields if exists is None else fields | {"exists": exists.expand_as(fields["count"])}
+
+
+def _states(s: Tensor, low: int, first: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sums (B, H, T, 8) and counts (B, H, T, 2). Few passes over s, which is changed: each moves all of it."""
     if s.shape[-1] == 0:
         s = s.new_full((*s.shape[:-1], 1), -math.inf)
-    shown = s != -math.inf
-    count = shown.sum(-1)
-    some = count > 0
-    m = s.amax(-1)
-    sure = torch.where(some, m, 0.0)
-    sink = None if sinks is None else sinks.to(s.dtype)[:, None].expand_as(m)
-    if sink is not None and exists is not None:
-        sink = sink.masked_fill(~exists, -math.inf)
-    logsumexp = torch.logsumexp(s, -1)
-    if sink is not None:
-        logsumexp = torch.logaddexp(logsumexp, sink)
-    finite = torch.where(logsumexp == -math.inf, 0.0, logsumexp)
-    x = torch.where(shown, s - finite[..., None], -math.inf)
-    p = x.exp()
-    entropy = -torch.where(p > 0, p * x, 0.0).sum(-1)
-    sum_p2 = p.square().sum(-1)
-    weight = torch.zeros_like(m)
-    if sink is not None:
-        weight = (sink - finite).exp()
-        entropy = entropy - torch.where(weight > 0, weight * (sink - finite), 0.0)
-        sum_p2 = sum_p2 + weight.square()
-    n = count.clamp(min=1)
-    mean = torch.where(shown, s, 0.0).sum(-1) / n
-    var = torch.where(shown, s - mean[..., None], 0.0).square().sum(-1) / n
-    wrong = (torch.isnan(s) | (s == math.inf)).any(-1)
-    fields = {
-        "mean": torch.where(some, mean, math.nan),
-        "var": torch.where(some, var, math.nan),
-        "min": torch.where(shown, s, math.inf).amin(-1),
-        "max": m,
-        "logsumexp": logsumexp,
-        "entropy": entropy.clamp(min=0.0),
-        "top1": torch.where(some, (sure - finite).exp(), 0.0),
-        "sum_p2": sum_p2.clamp(max=1.0),
-        "first": p[..., 0] if first is None else _at(p, first),
-        "sink": weight,
-    }
-    fields = {name: torch.where(wrong, math.nan, x) for name, x in fields.items()}
-    fields |= {"count": count, "argmax": torch.where(some & ~wrong, s.argmax(-1), -1)}
-    return fields if exists is None else fields | {"exists": exists.expand_as(count)}
+    S = s.shape[-1]
+    at_first = _at(s, low, first)
+    hidden = s == -math.inf
+    count = S - hidden.sum(-1)
+    m, argmax = s.max(-1)
+    top = torch.where(count == 0, 0.0, m)[..., None]
+    s -= top
+    weights = s.exp()
+    s.masked_fill_(hidden, 0.0)  # the distance of the maximum: hidden keys then add nothing
+    l = weights.sum(-1)  # noqa: E741
+    h = (weights.unsqueeze(-2) @ s.unsqueeze(-1))[..., 0, 0]
+    e2 = torch.linalg.vector_norm(weights, dim=-1).square()
+    least = torch.where(count == 0, math.inf, top[..., 0] + s.amin(-1))
+    off = s.sum(-1) / count.clamp(min=1)
+    s -= off[..., None]
+    s.masked_fill_(hidden, 0.0)
+    m2 = torch.linalg.vector_norm(s, dim=-1).square()
+    natural = (m, l, h, e2, top[..., 0] + off, m2, least)
+    wrong = torch.isnan(l)
+    columns = [torch.where(wrong, l, x) / unit for x, unit in zip(natural, state.NATURAL, strict=False)]
+    sums = torch.stack([*columns, at_first / state.LN2], -1)
+    return sums, torch.stack([count, torch.where(wrong | (count == 0), -1, argmax + low)], -1)
+
+
+def _at(s: Tensor, low: int, first: Tensor | None) -> Tensor:
+    """s (B, H, T, S), of the keys from `low` on, at one key of each row (B, T); -inf where it has none."""
+    if first is None:
+        return s[..., 0].clone() if low == 0 else s.new_full(s.shape[:-1], -math.inf)
+    key = first - low
+    outside = (key < 0) | (key >= s.shape[-1])
+    chosen = key.clamp(0, s.shape[-1] - 1)[:, None, :, None].expand(-1, s.shape[1], -1, 1)
+    return s.gather(-1, chosen)[..., 0].masked_fill(outside[:, None], -math.inf)
