@@ -1,9 +1,9 @@
 """What the compiler says about the observing kernel, for GPUs that need not be there.
 
 Compiles it for sm_80, sm_90, sm_100 and gfx942, for several widths and sets of options, and reads from the machine
-code: tensor-core instructions, registers, spills, shared memory, and the instructions of the innermost loop per logit. The
-last is compared with a plain FlashAttention forward pass (`flash_forward.py`) compiled for the same GPU. It is an
-estimate of cost: it knows no latencies, no occupancy and no memory. Nothing runs on a device.
+code: tensor-core instructions, registers, spills, shared memory, and the instructions of the loop over tiles per logit.
+The last is set beside that of a plain FlashAttention forward pass (`flash_forward.py`), compiled for the same GPU. It
+is an estimate of cost: it knows no latencies, no occupancy and no memory. Nothing runs on a device.
 
     python bench/device_kernel.py [--sample] [--json FILE]
 """
@@ -26,6 +26,7 @@ from triton.compiler import ASTSource
 from about import machine
 from flash_forward import flash_kernel
 from levelhead.device.kernel import join_kernel, observe_kernel
+from levelhead.device.tally_kernel import tally_kernel
 from levelhead.device.tiles import Tiles, registers, tiles
 
 TARGETS = {
@@ -225,6 +226,8 @@ def main() -> None:
     }
     for target in list(TARGETS)[: 1 if options.sample else None]:
         compiled(join_kernel, target, join, {"BLOCK": 256}, 4, 2)
+        kernel = compiled(tally_kernel, target, tally, {"BLOCK": 256, "SATURATED": 0.99}, 4, 2)
+        assert facts(target, kernel, 1, 1, 4)["spills"] == 0
     if options.json:
         about = machine(1) | {"triton": triton.__version__, "note": "compiled only; nothing ran on a device"}
         Path(options.json).write_text(json.dumps({"about": about, "kernels": found, "flash": peers}, indent=1) + "\n")

@@ -156,9 +156,10 @@ def test_blocks_of_rows(T: int, options: dict[str, Any]) -> None:
     agrees(q.half(), k.half(), options)
 
 
-@pytest.mark.parametrize("S", [1, 31, 32, 33])
+@pytest.mark.parametrize("S", [1, 31, 33, 97])
 def test_tiles_of_keys(S: int) -> None:
     agrees(*tensors((1, 1, 1), T=3, S=S), {"softcap": 2.0})
+    agrees(*tensors((1, 1, 1), T=9, S=S), {"window": (3, 0), "query_start": 0})
 
 
 def test_strides_of_every_kind() -> None:

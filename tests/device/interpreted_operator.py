@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ import levelhead as lh
 from levelhead.device import choice
 from levelhead.device.operator import observe
 from levelhead.errors import LevelheadError
-from levelhead.runs import tally
 from levelhead.watching import measure
 from levelhead.watching.measure import Call, call_of
 from levelhead.watching.watch import Watch
@@ -125,7 +125,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("sample", [None, 4])
-def test_the_tally_is_the_cores(name: str, sample: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tally_is_the_cores(name: str, sample: int | None) -> None:
     made = call(**CALLS[name])
     assert measure._path(made, None) == choice.TRITON
     found, core, plain = (measure.tallied(made, sample=sample, by_torch=x) for x in (None, False, True))
@@ -189,7 +189,7 @@ def test_a_watched_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 2
     want = watched(model, x, plain_torch=True)
     for one, other in zip(found, want, strict=True):
-        for name, values in tally.values(other).items():
+        for name, values in asdict(other).items():
             np.testing.assert_allclose(getattr(one, name), values, rtol=2e-5, atol=2e-5, err_msg=name)
 
 

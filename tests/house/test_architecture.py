@@ -69,7 +69,7 @@ LEARNING = {"lab.training", "lab.transformer", "cluster.measure"}  # imported on
 # The modules that serve the page need a web server; its assets and its export do without one.
 SERVING = {f"page.{name}": {"starlette"} for name in ("bodies", "connections", "guard", "responses", "routes")}
 SERVING |= {"page.server": {"uvicorn"}}
-SERVING |= {f"device.{name}": {"triton"} for name in ("kernel", "launch")}  # imported with the first launch
+SERVING |= {f"device.{name}": {"triton"} for name in ("kernel", "launch", "tally_kernel")}  # with the first launch
 LINES = 450
 WRITTEN = {".py", ".pyi", ".h", ".cpp", ".txt", ".toml", ".md", ".cff", ".js", ".css", ".html"}  # what people write
 NAMED = {"Makefile", "run", ".gitignore"}

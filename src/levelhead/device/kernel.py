@@ -298,9 +298,9 @@ def observe_kernel(
     low = tl.minimum(low, S) // BN * BN
     # Keys from common_low to common_high are seen by every row: tiles of BF keys, which need nothing to hide with.
     common_low = tl.cdiv(tl.maximum(tl.max(tl.where(there, begin, 0), 0), low), BN) * BN
-    common_high = common_low + (tl.minimum(tl.min(tl.where(there, end, FAR), 0), high) - common_low) // BF * BF
     common_low = tl.minimum(common_low, tl.maximum(high, low))
-    common_high = tl.maximum(common_high, common_low)
+    common = tl.minimum(tl.min(tl.where(there, end, FAR), 0), high) - common_low
+    common_high = common_low + tl.maximum(common, 0) // BF * BF
 
     # What they multiply, and what is added.
     factor = tl.load(scale + head)

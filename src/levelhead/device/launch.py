@@ -14,12 +14,14 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
+from levelhead import stats
 from levelhead.call.options import Scoring
 from levelhead.device import tiles
 from levelhead.device.kernel import join_kernel, observe_kernel
+from levelhead.device.tally_kernel import COLUMNS, tally_kernel
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-_JOINED = 256  # rows of a program that joins
+_JOINED = 256  # rows that a program joins, or adds up at a time
 
 
 def observe(
@@ -59,6 +61,17 @@ def observe(
     if n > 1:
         total = B * H * R
         join_kernel[(-(-total // _JOINED),)](*into, sums, counts, total, n, BLOCK=_JOINED)
+
+
+def tallied(sums: Tensor, counts: Tensor, sinks: Tensor | None, used: Tensor | None, places: Tensor | None) -> Tensor:
+    """The tally (B, H, columns) of the states that `observe` wrote; see the kernel."""
+    B, H, R = sums.shape[:3]
+    tallies = sums.new_empty((B, H, COLUMNS.value))
+    seen = None if used is None else used.contiguous().view(torch.uint8)
+    own = None if sinks is None else sinks.to(sums.device, torch.float32).contiguous()
+    arguments = (sums, counts, own, seen, places, tallies, B, H, R)
+    tally_kernel[(H, B)](*arguments, SATURATED=stats.SATURATED_ROW, BLOCK=_JOINED)
+    return tallies
 
 
 @cache

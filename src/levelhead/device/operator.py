@@ -53,6 +53,13 @@ def observe(
     return found
 
 
+def tallied(sums: Tensor, counts: Tensor, sinks: Tensor | None, used: Tensor | None, places: Tensor | None) -> Tensor:
+    """The tally (B, H, columns) of such states, by the kernel beside it: no operator, it is not traced."""
+    from levelhead.device import launch  # imports Triton
+
+    return launch.tallied(sums, counts, sinks, used, places)
+
+
 def _observe(q: Tensor, k: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     scoring, (rows, first_keys, hiding, parts) = _unpacked(arguments)
     _check(q, k, scoring)

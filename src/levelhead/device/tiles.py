@@ -32,7 +32,7 @@ def tiles(D: int, size: int, rows: int, ampere: bool = False) -> Tiles:
         return Tiles(32, 32, 32, width, warps=4, stages=2)
     if ampere:
         return Tiles(64, 16, 32, width if D <= 128 else min(width, 64), warps=2, stages=2)
-    return Tiles(64, 32, 64, width, warps=4, stages=2)
+    return Tiles(64, 32, 64 if D <= 128 else 32, width, warps=4, stages=2)
 
 
 def registers(nvidia: bool) -> dict[str, int]:

@@ -1,9 +1,9 @@
 """From the description of a call to the tally of its heads.
 
 On the CPU the core makes one pass that computes statistics only, on CUDA and ROCm the Triton kernel (`device`);
-elsewhere plain torch does, some rows at a time. On a device nothing waits for it. All give the same fields per query
-row, and `tally.of_rows` sums them up. What hides a key is decided here once for a call: finite numbers that stand in
-for -inf (`torch.masks`), and masks that are functions. Modules and steps are unknown here.
+elsewhere plain torch does, some rows at a time. On a device nothing waits for it. All give the same tally. What hides
+a key is decided here once for a call: finite numbers that stand in for -inf (`torch.masks`), and masks that are
+functions. Modules and steps are unknown here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from levelhead.watching.described import plain as plain
 from levelhead.watching.described import wide
 from levelhead.watching.documents import Layout, layout
 from levelhead.watching.mask_functions import key_range, row_parts, visible
-from levelhead.watching.rows_by_kernel import rows_by_kernel, serves
 from levelhead.watching.rows_by_torch import Fields, as_fields, joined, rows_by_torch
+from levelhead.watching.tallied_by_kernel import serves, tallied_by_kernel
 
 
 def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = None) -> Tensor:
@@ -55,8 +55,9 @@ def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
     if sample is not None and sample < T:
         rows = index = torch.linspace(0, T - 1, sample, device=device).round().long()
         used, first = (None if x is None else x.index_select(1, rows) for x in (used, first))
-    if path == TRITON and (states := rows_by_kernel(call, rows, used, first, below)) is not None:
-        return summed(iter([states]), rows, call, whole)
+    if path == TRITON and (heads := tallied_by_kernel(call, rows, used, first, below)) is not None:
+        fill_squares(heads, call.q, call.k, whole)
+        return heads
     part = call if rows is None else call.of_rows(rows)
     if elsewhere or call.score_mod is not None:
         fields = iter([rows_by_torch(_hidden(part, below), index, used, first, T)])

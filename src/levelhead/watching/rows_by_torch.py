@@ -31,10 +31,12 @@ _AT_A_TIME = 1 << 24
 def rows_by_torch(call: Call, index: Tensor, used: Tensor | None, first: Tensor | None, length: int) -> Fields:
     """The fields of a call's queries, whose places in a sequence of that length are `index`, evenly spread. `used` and
     `first` (B, T): which count, and their first keys."""
-    pieces = list(_pieces(call, index, used, first, length))
+    pieces = list(_pieces(call, index, first, length))
     if not pieces:
-        pieces = [_fields(call.q.new_empty((*call.q.shape[:3], 1)), 0, call.scoring.sinks, None, None)]
-    return joined(pieces)
+        pieces = [_states(call.q.new_empty((*call.q.shape[:3], 1), dtype=wide(call.q)), 0, None)]
+    sums, counts = (torch.cat(x, 2) for x in zip(*pieces, strict=True))
+    sinks, exists = call.scoring.sinks, None if used is None else used[:, None]
+    return as_fields(stats.rows(sums, counts, None if sinks is None else sinks.to(sums), exists), exists)
 
 
 def joined(pieces: list[Fields]) -> Fields:
@@ -42,8 +44,8 @@ def joined(pieces: list[Fields]) -> Fields:
     return {name: torch.cat([piece[name] for piece in pieces], 2) for name in pieces[0]}
 
 
-def _pieces(call: Call, index: Tensor, used: Tensor | None, first: Tensor | None, length: int) -> Iterator[Fields]:
-    """The fields of some rows at a time, from logits (B, H, rows, keys)."""
+def _pieces(call: Call, index: Tensor, first: Tensor | None, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The states of some rows at a time, from logits (B, H, rows, keys)."""
     real, device = wide(call.q), call.q.device
     B, H, T, D = call.q.shape
     G, S = call.k.shape[1], call.k.shape[2]
@@ -52,7 +54,8 @@ def _pieces(call: Call, index: Tensor, used: Tensor | None, first: Tensor | None
     q, k = (functional.normalize(x.to(real), dim=-1) if call.scoring.cosine else x for x in (call.q, call.k))
     whole = replace(call, q=q, k=k, scoring=call.scoring._replace(**tensors), rows=None)
     keys = k.to(real).transpose(-1, -2).unsqueeze(2)
-    step = max(1, _AT_A_TIME // max(B * H * S, 1))
+    ends = call.scoring.causal or call.scoring.left is not None or call.scoring.right is not None
+    step = max(1, _AT_A_TIME // (4 if ends else 1) // max(B * H * S, 1))  # smaller pieces leave more keys out
     for start in range(0, T, step):
         chosen = torch.arange(start, min(T, start + step), device=device)
         low, high = _within_reach(call, start, len(chosen), length)
@@ -67,8 +70,7 @@ def _pieces(call: Call, index: Tensor, used: Tensor | None, first: Tensor | None
         if call.mask_mod is not None:
             shown = visible(call.mask_mod, torch.arange(B, device=device), H, here, j)
             logits = logits.masked_fill(~shown, -math.inf)
-        exists = None if used is None else used[:, None, chosen]
-        yield _fields(logits, low, part.scoring.sinks, exists, None if first is None else first[:, chosen])
+        yield _states(logits, low, None if first is None else first[:, chosen])
 
 
 def _within_reach(call: Call, start: int, rows: int, length: int) -> tuple[int, int]:
@@ -96,14 +98,6 @@ def _of_keys(call: Call, low: int, high: int) -> Call:
     )
 
 
-def _fields(s: Tensor, low: int, sinks: Tensor | None, exists: Tensor | None, first: Tensor | None) -> Fields:
-    """The fields of rows whose logits are s (B, H, T, S), of the keys from `low` on; s is changed. `first` (B, T):
-    their first keys; None: key 0."""
-    sums, counts = _states(s, low, first)
-    rows = stats.rows(sums, counts, None if sinks is None else sinks.to(sums.dtype), exists)
-    return as_fields(rows, exists)
-
-
 def as_fields(rows: stats.Rows, exists: Any) -> Fields:
     """By name, (B, H, T) each; `exists`, broadcastable to that."""
     fields = {name: torch.as_tensor(getattr(rows, name)) for name in NAMES}
@@ -111,7 +105,8 @@ def as_fields(rows: stats.Rows, exists: Any) -> Fields:
 
 
 def _states(s: Tensor, low: int, first: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sums (B, H, T, 8) and counts (B, H, T, 2). Few passes over s, which is changed: each moves all of it."""
+    """Sums (B, H, T, 8) and counts (B, H, T, 2) of rows whose logits are s (B, H, T, S), of the keys from `low` on.
+    `first` (B, T): their first keys; None: key 0. Few passes over s, which is changed: each moves all of it."""
     if s.shape[-1] == 0:
         s = s.new_full((*s.shape[:-1], 1), -math.inf)
     S = s.shape[-1]
