@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreted import IDS, B, H, S, T, described, merged, tensors
+from interpreted import IDS, SWEEP, B, H, S, T, described, merged, tensors
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,7 +37,7 @@ def arguments(names: tuple[str, ...] = (), **further: Any) -> tuple[Any, ...]:
 # ---- the operator
 
 
-@pytest.mark.parametrize("kind", ["plain", "all", "rows", "strides"])
+@pytest.mark.parametrize("kind", ["plain", "all", "rows", "strides"] if SWEEP else ["all", "strides"])
 def test_opcheck(kind: str) -> None:
     given = list(arguments(TOGETHER if kind == "all" else ()))
     if kind == "rows":
@@ -46,7 +46,7 @@ def test_opcheck(kind: str) -> None:
         )
     if kind == "strides":
         given[:2] = (x.transpose(1, 2).contiguous().transpose(1, 2)[..., ::2] for x in given[:2])
-    given[0] = given[0].detach().requires_grad_(kind == "plain")
+    given[0] = given[0].detach().requires_grad_(kind in ("plain", "all"))
     torch.library.opcheck(torch.ops.levelhead.observe.default, tuple(given))
 
 
@@ -65,7 +65,9 @@ def test_compiled_and_exported() -> None:
             return observe(q * 2, k, scoring)[0].amax((0, 2))
 
     want = Seen()(q, k)
-    torch.testing.assert_close(torch.compile(Seen(), fullgraph=True)(q, k), want)
+    torch.testing.assert_close(
+        torch.compile(Seen(), fullgraph=True, backend="inductor" if SWEEP else "aot_eager")(q, k), want
+    )
     exported = torch.export.export(Seen(), (q, k))
     assert "levelhead.observe" in exported.graph_module.code
     torch.testing.assert_close(exported.module()(q, k), want)
