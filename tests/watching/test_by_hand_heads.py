@@ -97,6 +97,20 @@ def test_one_head_after_the_other_is_no_axis_of_heads(B: int, T: int) -> None:
     assert "heads in a loop cannot be told apart" in w.coverage()[0].note
 
 
+def test_a_batch_that_was_padded_is_measured() -> None:
+    class Padded(Laid):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (f(x).unflatten(-1, (HEADS, D)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            self.logits = nn.functional.pad(q @ k.mT, (0, 0) * 3 + (0, 2)).transpose(1, 2)
+            return self.logits.softmax(-1).transpose(1, 2)[: len(x)] @ v
+
+    model = Padded("bhts", told=True)
+    with torch.no_grad(), lh.watch(model, deep=True) as w:
+        model(torch.randn(2, 6, WIDTH))
+    assert w.coverage()[0].note == TOGETHER
+    np.testing.assert_allclose(w.last[""].heads.max_logit, model.logits.max(), rtol=1e-5)
+
+
 class Columns(nn.Module):
     """Attends within the columns of a grid whose rows lie together; `mixed`: no layer has tokens in this order."""
 

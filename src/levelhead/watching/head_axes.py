@@ -71,7 +71,10 @@ def _lost(
     if was is None:
         return together, heads == 1
     if not known.moved and was.dim() == len(shape):
-        before, apart = arranged(replace(known, axes=was), was.shape, keys, heads, ran)
+        try:
+            before, apart = arranged(replace(known, axes=was), was.shape, keys, heads, ran)
+        except RuntimeError:  # more of a batch, say, than the factors have
+            return together, heads == 1
         if before is None or all(was.shape[axis] == shape[axis] for axis in (*before.batch, *before.heads)):
             return before, apart
         return together, heads == 1
