@@ -160,6 +160,7 @@ def _first(n: int, hidden: Tensor) -> Tensor:
         ("mask with the wrong sign", lambda s, hidden: s + hidden * 1e4),
         ("mask without effect", lambda s, hidden: s + (~hidden).float()),
         ("mask without effect", lambda s, hidden: s.masked_fill(hidden, -2.5)),
+        ("mask without effect", lambda s, hidden: s + hidden * 1e-9),
         ("inverted mask", lambda s, hidden: s.masked_fill(hidden.flip(1), -torch.inf)),
         ("causal at the first tokens only", lambda s, hidden: s.masked_fill(_first(8, hidden), -torch.inf)),
         (None, lambda s, hidden: s + hidden * -1e4),

@@ -25,6 +25,7 @@ _SOFTMAX = {"_softmax", "_safe_softmax", "softmax"}
 _PRODUCTS = {"bmm", "baddbmm"}
 _WEIGHTS, _LOGITS, _DROPPED, _NOISE = "weights", "logits", "dropped logits", "noise"
 _NARROW = "logits in float16"
+_FAINT = 1e-3  # own: a mask of 0 and 1 that is added is read from the logits
 _VIEWS = {
     "view",
     "_unsafe_view",
@@ -53,6 +54,7 @@ class Called:
     heads: dict[str, int] = field(default_factory=dict)  # by module: the second size of a softmax of (B, H, T, S)
     twice: str | None = None  # the module that forms a softmax of weights
     dropped: str | None = None  # the module that drops logits
+    faint: str | None = None  # the module that adds a triangle of a number too small to hide anything to logits
     narrowed: str | None = None  # the module that casts logits from float32 to float16
 
 
@@ -80,6 +82,11 @@ class _Mode(TorchDispatchMode):
                 self.called.dropped = self.called.dropped or here
             if kind == _NARROW:
                 self.called.narrowed = self.called.narrowed or here
+        if name in ("add", "add_"):
+            both = [x for x in args[:2] if isinstance(x, Tensor)]
+            added = [x for x in both if self.kinds.get(x) is None]
+            if len(both) == 2 and len(added) == 1 and _LOGITS in map(self.kinds.get, both) and _is_faint(added[0]):
+                self.called.faint = self.called.faint or (self.running[-1] if self.running else "")
         if isinstance(out, Tensor) and (kind := self._kind(name, args, first)) is not None:
             cast = kind == _LOGITS and first is not None and (first.dtype, out.dtype) == (torch.float32, torch.float16)
             self.kinds[out] = _NARROW if cast else kind
@@ -99,6 +106,14 @@ class _Mode(TorchDispatchMode):
         if name in _VIEWS or name in _SCALED:
             return mine if kinds <= {mine, _NOISE} else None
         return mine if name in _MASKED and mine in (_LOGITS, _DROPPED, _NARROW) else None
+
+
+def _is_faint(x: Tensor) -> bool:
+    """Whether one number stands above the diagonal of a square and zero elsewhere, and is next to nothing."""
+    if x.dim() < 2 or not x.is_floating_point() or x.shape[-1] != x.shape[-2] or x.shape[-1] < 3:
+        return False
+    number = float(x.flatten(0, -3)[0, 0, 1]) if x.dim() > 2 else float(x[0, 1])
+    return 0 < abs(number) < _FAINT and torch.equal(x, torch.full_like(x, number).triu(1))
 
 
 def called(batch: Batch, *, training: bool = False) -> Called | None:
@@ -143,6 +158,11 @@ def check(flight: Flight) -> None:
         why += "keys get a share again."
         advice = "Apply one softmax to the masked logits."
         found.append(finding("softmax twice", "error", seen.twice, why, advice))
+    if seen is not None and seen.faint is not None:
+        why = "A causal mask is added to the logits with a number next to zero (1e-9 where -1e9 was meant): it hides "
+        why += "nothing."
+        advice = "Fill later logits with -inf, or torch.finfo(dtype).min."
+        found.append(finding("mask without effect", "error", seen.faint, why, advice))
     if seen is not None and seen.dropped is not None:
         why = "In training, dropout sets logits to zero before the softmax: a dropped logit is not a hidden key, it "
         why += "gets the weight of an average one, and the others grow by 1/(1 - p)."
