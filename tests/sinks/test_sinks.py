@@ -532,6 +532,18 @@ def test_wandb_gets_aggregates_and_histograms(offline: dict[str, Any]) -> None:
     assert set(rows[0]) - set(rows[1]) == extra
 
 
+def test_of_several_ranks_each_has_its_own_curves_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("levelhead.runs.sessions.rank", lambda: 1)
+    sink = TensorBoard(tmp_path, map_every=0)
+    sink(Snapshot(2, (a_record("a", 4),)))
+    sink.close()
+    assert not list(tmp_path.glob("events*")) and events(tmp_path / "rank1").Scalars("attention/all/max_logit")
+    silent = WandB()  # rank 0 has the run
+    silent(Snapshot(2, (a_record("a", 4),)))
+    silent.close()
+    assert silent.run is None
+
+
 def test_wandb_leaves_a_run_that_is_somebodys_to_them(offline: dict[str, Any]) -> None:
     import wandb
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from levelhead import cache, checks
 from levelhead.errors import bad_type
+from levelhead.runs import sessions
 from levelhead.runs.metrics import metrics
 from levelhead.runs.needs import SINKS, need
 from levelhead.runs.record import Snapshot
@@ -19,7 +20,8 @@ from levelhead.sinks.pictures import coloured, entropy_map, histograms
 
 
 class TensorBoard:
-    """Writes to a log directory, or through a `SummaryWriter` that stays its owner's.
+    """Writes to a log directory, or through a `SummaryWriter` that stays its owner's. Of several ranks, each but the
+    first writes to a directory of its own inside.
 
     `map_every` counts snapshots; 0 draws no map. With `heads` every head gets its scalars too.
     """
@@ -32,7 +34,8 @@ class TensorBoard:
         self._own = isinstance(to, str | os.PathLike)
         if self._own:
             module = need("TensorBoard", "torch.utils.tensorboard", install=f"{SINKS} torch")
-            folder = checks.path("to", to)
+            folder, rank = checks.path("to", to), sessions.rank()
+            folder = folder / f"rank{rank}" if rank else folder  # one curve of two ranks would be none
             with cache.writing("to", folder):
                 self.writer = module.SummaryWriter(str(folder))
         elif hasattr(to, "add_histogram_raw"):

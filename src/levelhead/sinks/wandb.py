@@ -21,8 +21,8 @@ from levelhead.sinks.pictures import coloured, entropy_map, histograms
 class WandB:
     """Logs to a run: the one given, the one that is active, or a new one made with `init`.
 
-    Only a run that was made here is finished here. `map_every` and `table_every` count snapshots; 0, the default, sends
-    none.
+    Only a run that was made here is finished here. A rank but the first that has no run sends nothing, unless options
+    of `init` ask for one. `map_every` and `table_every` count snapshots; 0, the default, sends none.
     """
 
     def __init__(
@@ -37,15 +37,21 @@ class WandB:
         if active is not None and init:
             wanted = "no options of wandb.init for a run that is there"
             raise bad_value("init", wanted, ", ".join(init), "Leave them out, or finish that run first")
-        self._own = active is None
+        # Usually the first rank has the run. Another one gets a run if it asks for one.
+        self._silent = active is None and not init and bool(sessions.rank())
+        self._own = active is None and not self._silent
         self.run = self._wandb.init(**init) if self._own else active
         self.prefix, self.map_every, self.table_every = prefix, map_every, table_every
         self._step = f"{prefix}/step"
+        self._snapshots = 0
+        if self._silent:
+            return
         self.run.define_metric(self._step, hidden=True)
         self.run.define_metric(f"{prefix}/*", step_metric=self._step)
-        self._snapshots = 0
 
     def __call__(self, snapshot: Snapshot) -> None:
+        if self._silent:
+            return
         values: dict[str, Any] = dict(metrics(snapshot, heads=False, prefix=self.prefix))
         for name, _, counts, edges in histograms(snapshot):
             values[f"{self.prefix}/{name}/heads"] = self._wandb.Histogram(np_histogram=(counts, edges))
