@@ -25,8 +25,9 @@ void register_torch_team(const char* library);  // the path of PyTorch's libtorc
 void remember_main_thread();
 
 // _fast_call.cpp: computes a plain call, from objects to result. None for any other call: attention.py handles it.
+// as_query: a tensor is laid out in memory as PyTorch's own attention would; otherwise the last axis is the fastest.
 nanobind::object fast_attention(nanobind::handle q, nanobind::handle k, nanobind::handle v, nanobind::handle scale,
-                        nanobind::handle causal, nanobind::handle threads);
+                        nanobind::handle causal, nanobind::handle threads, bool as_query);
 void register_numpy();
 void register_torch(nanobind::handle torch);  // fast_attention then accepts tensors, if C can read them
 

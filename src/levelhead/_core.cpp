@@ -199,7 +199,7 @@ NB_MODULE(_core, m) {
   m.def("backward", backward_arrays, nb::arg("dout"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
         nb::arg("logsumexp"), nb::arg("keywords"));
   m.def("fast_attention", fast_attention, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(),
-        nb::arg("scale").none(), nb::arg("causal").none(), nb::arg("threads").none());
+        nb::arg("scale").none(), nb::arg("causal").none(), nb::arg("threads").none(), nb::arg("as_query") = false);
   m.def("register_torch", register_torch, nb::arg("torch"));
   m.def("finish", finish_arrays, nb::arg("acc"), nb::arg("sums"), nb::arg("sinks").none(), nb::arg("out"));
   m.def("merge", [](nb::handle sums_a, nb::handle counts_a, nb::handle acc_a, nb::handle sums_b, nb::handle counts_b,

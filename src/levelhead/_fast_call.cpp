@@ -4,12 +4,14 @@
 // causality and a number of threads, and a result of moderate size. For any other call fast_attention returns None before
 // any work, and attention.py computes it or explains what is wrong. Both use the same forward() with the same numbers,
 // hence give the same bits. The fast call only saves the microseconds of Python, which are most of the cost of a tiny call.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "_binding.h"
@@ -56,6 +58,41 @@ bool copy_axes(ArrayInfo& info, int rank, const Int* shape, const Int* strides, 
     info.strides[axis] = strides[axis] * unit;
   }
   return true;
+}
+
+// Strides in bytes of a new array of `out`'s shape, the last axis fastest.
+void set_dense_strides(ArrayInfo& out) {
+  std::int64_t stride = item_bytes(out.dtype);
+  for (int axis = out.rank - 1; axis >= 0; --axis) {
+    out.strides[axis] = stride;
+    stride *= out.shape[axis];
+  }
+}
+
+// The strides that torch's empty_like gives an array whose shape and strides are `out`'s: they stay where they leave no
+// gap, else the axes keep their order. Axes of stride 0 have no order, and equal strides put the shorter axis inside.
+void close_gaps(ArrayInfo& out) {
+  int order[most_axes];  // the innermost axis first
+  for (int i = 0; i < out.rank; ++i) order[i] = out.rank - 1 - i;
+  for (int i = 1; i < out.rank; ++i) {
+    for (int outer = i, inner = i - 1; inner >= 0; --inner) {
+      const int a = order[inner], b = order[outer];
+      if (out.strides[a] == 0 || out.strides[b] == 0) continue;
+      if (out.strides[a] < out.strides[b]) break;
+      if (out.strides[a] == out.strides[b] && out.shape[a] <= out.shape[b]) continue;
+      std::swap(order[inner], order[outer]);
+      outer = inner;
+    }
+  }
+  std::int64_t strides[most_axes], stride = item_bytes(out.dtype);
+  bool gaps = false;
+  for (int i = 0; i < out.rank; ++i) {
+    const int axis = order[i];
+    gaps = gaps || (out.shape[axis] != 1 && out.strides[axis] != stride);
+    strides[axis] = stride;
+    stride *= out.shape[axis];
+  }
+  if (gaps) std::copy_n(strides, out.rank, out.strides);
 }
 
 // ---- NumPy ---------------------------------------------------------------------------------------------------
@@ -171,7 +208,8 @@ class Tensors {
     return copy_axes(info, view.rank, view.shape, view.strides, item_bytes(info.dtype));
   }
 
-  // One block of memory holds the numbers and their description; torch frees it with the last tensor that uses it.
+  // Of out's shape and strides. One block of memory holds the numbers and their description; torch frees it with the
+  // last tensor that uses it.
   nb::object fresh(ArrayInfo& out) {
     struct Block {
       dlpack::ManagedTensor managed;
@@ -180,10 +218,9 @@ class Tensors {
     const std::int64_t unit = item_bytes(out.dtype);
     std::int64_t count = 1;
     Block block;
-    for (int axis = out.rank - 1; axis >= 0; --axis) {
+    for (int axis = 0; axis < out.rank; ++axis) {
       block.shape[axis] = out.shape[axis];
-      block.strides[axis] = count;
-      out.strides[axis] = count * unit;
+      block.strides[axis] = out.strides[axis] / unit;
       count *= out.shape[axis];
     }
     void* const memory = std::malloc(sizeof(Block) + line + count * unit);  // aligned_alloc takes 50 ns more
@@ -291,8 +328,14 @@ bool describe(const ArrayInfo& q, const ArrayInfo& k, const ArrayInfo& v, const 
   return true;
 }
 
+// Whether PyTorch's fused kernel would take the call: sdpa.py, lays_out_as_query, for plain calls.
+bool torchs_kernel_serves(const ArrayInfo& q, const ArrayInfo& k, const ArrayInfo& v) {
+  const std::int64_t unit = item_bytes(q.dtype);
+  return q.rank == 4 && v.size(-1) == q.size(-1) && q.strides[3] == unit && k.strides[3] == unit && v.strides[3] == unit;
+}
+
 template <class Family>
-nb::object serve(nb::handle q_, nb::handle k_, nb::handle v_, const Options& options) {
+nb::object serve(nb::handle q_, nb::handle k_, nb::handle v_, const Options& options, bool as_query) {
   Family family;
   ArrayInfo q, k, v;
   Described plain;
@@ -301,6 +344,8 @@ nb::object serve(nb::handle q_, nb::handle k_, nb::handle v_, const Options& opt
     return nb::none();
   ArrayInfo out = q;
   out.shape[out.rank - 1] = plain.problem.E;
+  if (as_query && torchs_kernel_serves(q, k, v)) close_gaps(out);
+  else set_dense_strides(out);
   nb::object fresh = family.fresh(out);
   Result result;
   place(out, result.out);
@@ -318,14 +363,15 @@ nb::object serve(nb::handle q_, nb::handle k_, nb::handle v_, const Options& opt
 
 }  // namespace
 
-nb::object fast_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle scale, nb::handle causal, nb::handle threads) {
+nb::object fast_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle scale, nb::handle causal, nb::handle threads,
+                          bool as_query) {
   PyTypeObject* const kind = Py_TYPE(q.ptr());
   if (Py_TYPE(k.ptr()) != kind || Py_TYPE(v.ptr()) != kind) return nb::none();
   const bool arrays = kind == numpy.array;
   if (!arrays && kind != torch.tensor) return nb::none();
   const auto options = read_options(scale, causal, threads);
   if (!options) return nb::none();
-  return arrays ? serve<Arrays>(q, k, v, *options) : serve<Tensors>(q, k, v, *options);
+  return arrays ? serve<Arrays>(q, k, v, *options, false) : serve<Tensors>(q, k, v, *options, as_query);
 }
 
 void register_numpy() {

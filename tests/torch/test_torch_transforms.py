@@ -71,7 +71,7 @@ def call_of(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
     scale = torch.full((4,), 0.5, dtype=torch.float64, requires_grad=True)
     options = dict(OPTIONS[name])
     threads = options.pop("threads", None)
-    return (q, k, v, *Scoring(scale=scale, **options), threads)
+    return (q, k, v, *Scoring(scale=scale, **options), threads, False)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -82,6 +82,13 @@ def test_opcheck(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck_of_other_dtypes(dtype: torch.dtype) -> None:
     torch.library.opcheck(torch.ops.levelhead.attend.default, call_of("plain", dtype))
+
+
+def test_opcheck_of_an_output_laid_out_as_the_query() -> None:
+    q, _, _, *options, _ = call_of("plain")
+    x = torch.randn(2, 5, 4, 4, dtype=q.dtype).transpose(1, 2).requires_grad_()
+    torch.library.opcheck(torch.ops.levelhead.attend.default, (x, x, x, *options, True))
+    assert torch.ops.levelhead.attend(x, x, x, *options, True)[0].stride() == x.stride()
 
 
 @pytest.mark.parametrize("name", ["plain", "bias", "sinks", "dropout", "segments"])
@@ -285,7 +292,7 @@ def test_what_each_example_has_of_its_own() -> None:
     scale, sinks = torch.rand(6, 3, dtype=torch.float64), torch.randn(6, 3)
 
     def run(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, sinks: Tensor) -> Any:
-        return torch.ops.levelhead.attend(q, k, v, *Scoring(scale=scale, sinks=sinks), None)
+        return torch.ops.levelhead.attend(q, k, v, *Scoring(scale=scale, sinks=sinks), None, False)
 
     found = vmap(run)(q, k, v, scale, sinks)
     for i in range(6):

@@ -46,7 +46,7 @@ def observe(
     first, width = first_keys_of(scoring._asdict()), None if v is None else v.shape[-1]
     state = unwritten(tuple(q.shape[:-1]), width, origin.wide, k.shape[-2], first)
     values = k[..., :0] if v is None else v  # values of no width: statistics only
-    out, logsumexp = _Observe.apply(state, q, k, values, *scoring, team)  # type: ignore[no-untyped-call]
+    out, logsumexp = _Observe.apply(state, q, k, values, *scoring, team, False)  # type: ignore[no-untyped-call]
     sinks = None if scoring.sinks is None else memory(scoring.sinks.detach().to(torch.float64))
     exists = scoring.existing_rows(shape, torch.arange(shape.T))
     observation: Observation[Tensor] = Observation(state, sinks, origin, None if exists is None else exists.numpy())

@@ -22,8 +22,11 @@ from levelhead.errors import bad_value
 from levelhead.torch import operators, second_order
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | None = None) -> tuple[Tensor, Tensor]:
-    """Output and logsumexp, differentiable by q, k, v, scale, a float mask and sinks."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | None = None, as_query: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Output and logsumexp, differentiable by q, k, v, scale, a float mask and sinks. as_query: the output has the
+    query's strides; it must have its shape. Inside `torch.func` strides are free."""
     compiling = torch.compiler.is_compiling()
     transformed: bool = torch._C._are_functorch_transforms_active()
     if scoring.dropout and transformed and forward_ad._current_level >= 0:  # the seed that decides has no number there
@@ -34,7 +37,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | Non
     if in_graph if compiling else _has_tangents(q, k, v, scoring.scale, scoring.mask, scoring.sinks):
         out, logsumexp = second_order.forward_mode(q, k, v, scoring, operators.wide(q.dtype))
         return out.to(q.dtype), logsumexp
-    out, logsumexp = (torch.ops.levelhead.attend if compiling else _attend)(q, k, v, *scoring, threads)
+    out, logsumexp = (torch.ops.levelhead.attend if compiling else _attend)(q, k, v, *scoring, threads, as_query)
     return out, logsumexp
 
 
@@ -91,7 +94,7 @@ def _joined(operator: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Ten
         if x is not None:
             changed[name] = spread(name, x).flatten(0, 1)
     arrays = (spread(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    return operator(*arrays, *scoring._replace(**changed), threads), (0, 0)
+    return operator(*arrays, *scoring._replace(**changed), threads, False), (0, 0)
 
 
 # Functions of torch.func cannot be called from inside the rule of an operator.

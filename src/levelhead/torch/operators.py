@@ -50,8 +50,9 @@ _TYPES = dict.fromkeys((HEADS, MASK, BATCH, TOKENS, SEED), "Tensor?")
 _TYPES |= {FLAG: "bool", INTEGER: "SymInt?", NUMBER: "float?", RATE: "float"}
 TENSORS = len(fields(HEADS, MASK, BATCH, TOKENS, SEED))  # the first fields are tensors
 SCHEMA = ", ".join(f"{_TYPES[KINDS[name]]} {name}" for name in Scoring._fields)
-_ARGUMENTS = f"{SCHEMA}, SymInt? threads"  # threads None: PyTorch's own team
-ARGUMENTS = ("q", "k", "v", *Scoring._fields, "threads")
+# threads None: PyTorch's own team. as_query: the output lies in memory as the query does; contiguous otherwise.
+_ARGUMENTS = f"{SCHEMA}, SymInt? threads, bool as_query"
+ARGUMENTS = ("q", "k", "v", *Scoring._fields, "threads", "as_query")
 WANTED = ("q", "k", "v", "scale", "mask", "sinks")  # what has a gradient, in that order
 
 _library: Any = Library("levelhead", "DEF")  # type: ignore[no-untyped-call]
@@ -149,13 +150,15 @@ def for_core(scoring: Scoring, q: Tensor, k: Tensor, threads: int | None = None)
 
 def unpacked(arguments: Any) -> tuple[Scoring, int | None]:
     """The options in an operator's arguments, and its threads."""
-    *values, threads = arguments
+    *values, threads, _ = arguments
     return Scoring(*values), threads
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, state: State | None, keywords: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, state: State | None, keywords: dict[str, Any], as_query: bool = False
+) -> tuple[Tensor, Tensor]:
     """Output and logsumexp; the core writes the rows' states to `state`."""
-    out, logsumexp = _attend_shapes(q, k, v)
+    out, logsumexp = _attend_shapes(q, k, v, as_query)
     into: dict[str, Any] = {"out": memory(out), "logsumexp": memory(logsumexp)}
     if state is not None:
         into |= {"sums": state.sums, "counts": state.counts, "acc": state.acc}
@@ -173,12 +176,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, T
         real = np.float64 if q.dtype is torch.float64 else np.float32
         state = unwritten(tuple(q.shape[:-1]), None, real, k.shape[-2])
         _observers.stack[-1].append(Pass(q, k, scoring, state.sums, state.counts, keywords.get("sinks")))
-    return forward(q, k, v, state, keywords)
+    return forward(q, k, v, state, keywords, arguments[-1])
 
 
 def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    rows = q.shape[:-1]
-    return q.new_empty((*rows, v.shape[-1])), q.new_empty(rows, dtype=wide(q.dtype))
+    rows, as_query = q.shape[:-1], arguments[-1]
+    out = torch.empty_like(q) if as_query else q.new_empty((*rows, v.shape[-1]))
+    return out, q.new_empty(rows, dtype=wide(q.dtype))
 
 
 def _attend_backward(*inputs: Any) -> tuple[Tensor, ...]:

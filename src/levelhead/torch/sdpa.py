@@ -101,7 +101,8 @@ def extended(
         return ORIGINAL(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if 0.0 < dropout_p < 1.0:
         more |= {"dropout": dropout_p, "seed": torch.randint(_SEEDS, (), dtype=torch.int64, device=q.device)}
-    out, _ = attend(q, k, v, Scoring(factors(scale, q), attn_mask, causal=is_causal, **more))
+    as_query = lays_out_as_query(query, key, value, attn_mask, dropout_p)
+    out, _ = attend(q, k, v, Scoring(factors(scale, q), attn_mask, causal=is_causal, **more), as_query=as_query)
     if dropout_p == 1.0:  # nothing is kept
         out = out * 0.0
     for _ in range(out.dim() - rank):
@@ -144,8 +145,24 @@ def _fast(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None)
         return None
     if torch._C._is_torch_function_mode_enabled() or forward_ad._current_level >= 0:
         return None
-    # The fast call gives no statistics.
-    return None if observed() else cast("Tensor | None", _core.fast_attention(q, k, v, scale, is_causal, None))
+    if observed():  # the fast call gives no statistics
+        return None
+    return cast("Tensor | None", _core.fast_attention(q, k, v, scale, is_causal, None, _flash_is_enabled()))
+
+
+_flash_is_enabled = torch._C._get_flash_sdp_enabled
+
+
+def lays_out_as_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> bool:
+    """Whether PyTorch's fused kernel would serve the call. Its output has the query's strides, so that
+    `out.transpose(1, 2).view(B, T, C)` works; that of the plain formula is contiguous. The rule is PyTorch's own."""
+    if not _flash_is_enabled() or q.is_meta or dropout > 0.0 or not q.dim() == k.dim() == v.dim() == 4:
+        return False
+    if q.shape[-1] != v.shape[-1] or not q.shape[0] == k.shape[0] == v.shape[0] or k.shape[1] != v.shape[1]:
+        return False
+    if mask is not None and (mask.requires_grad or mask.dim() not in (2, 4)):
+        return False
+    return 0 not in (q.shape[-2], k.shape[-2]) and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
 
 
 def _cast(x: Tensor) -> Tensor:

@@ -271,14 +271,14 @@ def _parts(options: dict[str, Any]) -> tuple[int, int]:
 def _operator_over(original: Function) -> Function:
     """Over `functorch.attend`, through which all calls of levelhead's operator in a graph go."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, threads: int | None = None) -> Any:
+    def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, *rest: Any, **how: Any) -> Any:
         frame = current() if torch.compiler.is_compiling() else None
         if frame is None or frame.busy or is_retraced(q):
-            return original(q, k, v, scoring, threads)
+            return original(q, k, v, scoring, *rest, **how)
         lead = (1,) * (4 - q.dim())
         q4, k4 = (x.reshape(*lead, *x.shape) if lead else x for x in (q, k))
         path = f"{frame.via}, levelhead" if frame.via else "levelhead"
-        return run_traced(frame, path, lambda: original(q, k, v, scoring, threads), Call(q4, k4, scoring))
+        return run_traced(frame, path, lambda: original(q, k, v, scoring, *rest, **how), Call(q4, k4, scoring))
 
     return attend
 
