@@ -1,5 +1,5 @@
-"""The kernels compile for GPUs that are not here: two of them here; all targets, widths and sets of options with
-`python bench/device_kernel.py`.
+"""The kernels compile for GPUs that are not here: two of them now, and all targets, widths and sets of options when
+`python bench/device_kernel.py` wrote its committed result.
 """
 
 from __future__ import annotations
@@ -36,3 +36,11 @@ def test_a_sample_compiles(root: Path, tmp_path: Path, monkeypatch: pytest.Monke
     kernels = json.loads((tmp_path / "found").read_text())["kernels"]
     assert len(kernels) == 2
     judged(kernels)
+
+
+def test_the_committed_result_is_whole_and_without_spills(root: Path) -> None:
+    found = json.loads((root / "bench" / "results" / "device-kernel.json").read_text())
+    assert {(x["target"], x["D"]) for x in found["flash"]} == {(t, D) for t in SHARED for D in (64, 128, 256)}
+    of_bf16 = [x for x in found["kernels"] if x["dtype"] == "bf16" and x["D"] in (64, 128, 256)]
+    assert len(of_bf16) == 4 * 3 * 10
+    judged(found["kernels"])

@@ -26,12 +26,12 @@ def tiles(D: int, size: int, rows: int, ampere: bool = False) -> Tiles:
     width = max(16, _power(D))
     if width > fits:
         width = 64 if D % 128 and not D % 64 else fits
-    if rows <= 16:
+    if rows <= 16 or size == 4:  # NVIDIA's tensor cores do not multiply float32 exactly, and threads have few registers
         return Tiles(16, 32, 32, width, warps=4, stages=2)
-    if size == 4:  # which the tensor cores of NVIDIA do not multiply exactly
-        return Tiles(32, 32, 32, width, warps=4, stages=2)
+    if ampere and D > 128:
+        return Tiles(64, 16, 32, min(width, 64), warps=4, stages=2)
     if ampere:
-        return Tiles(64, 16, 32, width if D <= 128 else min(width, 64), warps=2, stages=2)
+        return Tiles(64, 16, 32, width, warps=2, stages=2)
     return Tiles(64, 32, 64 if D <= 128 else 32, width, warps=4, stages=2)
 
 
