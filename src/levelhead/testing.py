@@ -39,7 +39,7 @@ def assert_level(
         expected_scale: the scale that is right for this model, where that is not 1/√d_k.
         deep: also see attention that is written out by hand.
         rows: query rows looked at per call; None: all.
-        preflight: also run `lh.preflight`, some twenty-five passes.
+        preflight: also run `lh.preflight`, some thirty to forty passes.
 
     Raises:
         AssertionError: a finding is a warning or an error; its message holds them.

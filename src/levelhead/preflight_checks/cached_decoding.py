@@ -127,7 +127,7 @@ def _reason(found: Steps, first: int, wrong: _Compared) -> str | None:
     whole = _calls(found, [lambda before: found.batch], [])
     behind = every[marks[-1] :]
     alone = behind and all(call.keys == call.queries for call in behind if not call.call.crossed)
-    if alone and found.cache is None:
+    if alone:
         return None
     pairs = [(old, new) for new in behind if not new.call.crossed for old in whole if old.module == new.module]
     pairs = [(old, new) for old, new in pairs if (old.queries, new.queries) == (found.tokens, 1)]

@@ -55,7 +55,7 @@ def preflight(
 ) -> Preflight:
     """Checks a model's attention before training: changes one thing at a time and says what moved that must not.
 
-    The model runs some twenty-five times, in evaluation mode and without gradients, and is left as it was. Every
+    The model runs some thirty to forty times, in evaluation mode and without gradients, and is left as it was. Every
     module's results are kept meanwhile: a few short rows are enough.
 
     Args:
