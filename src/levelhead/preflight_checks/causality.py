@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from levelhead.errors import LevelheadError
+from levelhead.preflight_checks import expected_causal
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.inputs import Batch
@@ -24,8 +25,9 @@ class Claim:
     modules: frozenset[str] | None = None  # attention modules of which it says so; None: the whole model
 
 
-def causality(flight: Flight, claim: Claim | None, calls: Sequence[SeenCall]) -> None:
-    """Changes a token; earlier outputs must stand still. `claim`: None: nothing says that they should."""
+def causality(flight: Flight, claim: Claim | None, calls: Sequence[SeenCall], *, asked: bool = False) -> None:
+    """Changes a token; earlier outputs must stand still. `claim`: None: nothing says that they should;
+    `asked`: the user says whether they should."""
     name, stream = "causality", flight.batch.stream()
     if stream is None:
         return flight.unknown(name, "a token", "the batch holds no tokens (ids (B, T) or vectors (B, T, C))")
@@ -50,6 +52,15 @@ def causality(flight: Flight, claim: Claim | None, calls: Sequence[SeenCall]) ->
     if not worst.size:
         return flight.passed(name, changed, "no earlier output moved")
     what = f"earlier outputs moved by {worst.size:.2g} of the largest"
+    expected = expected_causal.evidence(flight, calls) if claim is None and not asked else None
+    if expected is not None:
+        why = (
+            f"Later tokens change earlier outputs, although {expected}. If the model predicts the next token, it sees "
+        )
+        why += "in training what it must predict."
+        advice = "Hide later keys; or pass causal=False if tokens may see later ones."
+        found = finding("not causal", "warning", worst.module or "", why, advice, change=worst.size, token=float(at))
+        return flight.failed(name, changed, what, found)
     if claim is None:
         what += "; nothing says that this model should be causal: pass causal=True if it should"
         return flight.unknown(name, changed, what)

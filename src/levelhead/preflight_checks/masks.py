@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from levelhead.preflight_checks import own_key
 from levelhead.preflight_checks.calls import SeenCall
 from levelhead.preflight_checks.causality import Claim
 from levelhead.preflight_checks.flight import Flight
@@ -23,7 +24,7 @@ CAUSAL, NEXT, NOT_SELF, INVERTED = "causal", "sees the next token", "does not se
 FILLED, PLUS, TOP_LEFT = "mask without effect", "mask with the wrong sign", "causal from the first key of a cache"
 START = "causal at the first tokens only"
 _HUGE = 5e3  # own: a logit beyond was filled in or added by a mask
-_NOTHING = 8.0  # own: e^-8; a fill that is no further below the visible logits hides nothing
+_NOTHING = 16.0  # own: e^-16; a fill that is no further below the visible logits leaves them a share
 
 
 class Form(NamedTuple):
@@ -145,7 +146,7 @@ _WHY = {
     ),
     FILLED: (
         "All later logits are filled with one small constant (1e-9 where -1e9 was meant), or get one added (a mask of "
-        "0 and 1 that is no bool): the mask hides nothing.",
+        "0 and 1 that is no bool): the mask does not hide them.",
         "Fill with -inf, or torch.finfo(dtype).min; give scaled_dot_product_attention a bool mask.",
     ),
     PLUS: (
@@ -177,6 +178,8 @@ def forms(flight: Flight, calls: Sequence[SeenCall], meant: bool | None) -> Clai
     found = {seen.module: form(seen).name for seen in calls if seen.square and not seen.call.crossed}
     found |= {seen.module: kind for seen in calls if (kind := _with_cache(seen)) is not None}
     found = _both_directions(found)
+    hidden = [module for module, kind in found.items() if kind == NOT_SELF]
+    found |= dict.fromkeys(own_key.last_resort(flight, hidden), CAUSAL)
     wrong = {module: kind for module, kind in found.items() if kind in _WHY}
     causal = [module for module, kind in found.items() if kind == CAUSAL]
     if wrong:

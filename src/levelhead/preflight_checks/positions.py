@@ -40,7 +40,7 @@ def check(flight: Flight, seen: Sequence[SeenCall]) -> None:
         return flight.unknown(name, changed, "the batch holds no tokens, or too few")
     if any("position" in word for word in flight.batch.names.values()):
         return flight.unknown(name, changed, "the batch brings positions of its own")
-    batch = _constant(flight.batch, stream)
+    batch = constant(flight.batch, stream)
     try:
         tape, calls = taped(batch), seen_calls(batch)[1]
     except LevelheadError as error:
@@ -60,7 +60,8 @@ def check(flight: Flight, seen: Sequence[SeenCall]) -> None:
     return flight.passed(name, changed, f"{len(relative)} modules rotate q and k, both alike")
 
 
-def _constant(batch: Batch, stream: Key) -> Batch:
+def constant(batch: Batch, stream: Key) -> Batch:
+    """The same ordinary token at every place, none of them padding."""
     x = batch[stream]
     if x.is_floating_point():
         first = x[:1] if batch.sequence_first else x[:, :1]

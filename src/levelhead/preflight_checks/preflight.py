@@ -30,9 +30,12 @@ from levelhead.preflight_checks import (
     probed_scales,
     projections,
     repeats,
+    row_order,
     rows,
     scales,
     settings,
+    sums_of_columns,
+    token_mixing,
 )
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.causality import Claim
@@ -92,6 +95,8 @@ def preflight(
         flight.attempt("form of masks", lambda: claims.append(masks.forms(flight, calls, causal)))
         flight.attempt(cross_masks.NAME, lambda: cross_masks.check(flight, calls))
         flight.attempt("use of projections", lambda: projections.check(flight, calls))
+        flight.attempt(token_mixing.NAME, lambda: token_mixing.check(flight, calls))
+        flight.attempt(sums_of_columns.NAME, lambda: sums_of_columns.check(flight, calls))
         flight.attempt("applied weights", lambda: claims.append(_weights(flight, run, calls)))
         flight.attempt("order of key heads", lambda: projections.key_groups(flight, calls))
         flight.attempt("one softmax", lambda: operators.check(flight))
@@ -107,9 +112,10 @@ def preflight(
         keys = {seen.module: seen.keys for seen in calls}
         flight.attempt("batch independence", lambda: rows.batch_independence(flight, keys, independent))
         claim = _claim(model, calls, next(filter(None, claims), None), causal)
-        flight.attempt("causality", lambda: causality.causality(flight, claim, calls))
+        flight.attempt("causality", lambda: causality.causality(flight, claim, calls, asked=causal is not None))
         flight.attempt(cached_decoding.NAME, lambda: cached_decoding.check(flight))
         flight.attempt("padding independence", lambda: padding.padding(flight, modules))
+        flight.attempt(row_order.NAME, lambda: row_order.check(flight, independent))
         runs = [run]
         flight.attempt("effective scale", lambda: runs.append(probed_scales.read(flight, run, calls)))
         run = runs[-1]

@@ -6,7 +6,7 @@ linear in the values, and not in the keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -127,7 +127,7 @@ def groups_finding(module: str, owners: Owners, what: str) -> Finding:
 
 
 @dataclass(frozen=True)
-class _Home:
+class Home:
     """A module with projections of q, k and v."""
 
     name: str
@@ -144,7 +144,7 @@ def check(flight: Flight, calls: Sequence[SeenCall]) -> None:
     name, changed = "use of projections", "noise behind the projections of q, k and v"
     known = {f.module for f in flight.findings}  # a wrong mask may hide all values
     homes = [
-        home for home in _homes(flight, calls) if flight.tape.entries[home.name, 0].outputs and home.name not in known
+        home for home in homes_of(flight, calls) if flight.tape.entries[home.name, 0].outputs and home.name not in known
     ]
     if not homes:
         return flight.unknown(name, changed, "no module with projections of q, k and v")
@@ -165,7 +165,7 @@ def check(flight: Flight, calls: Sequence[SeenCall]) -> None:
     return flight.passed(name, changed, f"values count as values in {len(homes) - len(odd)} of {len(homes)} modules")
 
 
-def _swapped(home: _Home) -> Finding:
+def _swapped(home: Home) -> Finding:
     if home.fused:
         child = home.children["k"][0].rpartition(".")[2]
         why = f"The output is linear in the part of {child} in front of its last part, and not in the last: values are "
@@ -177,7 +177,7 @@ def _swapped(home: _Home) -> Finding:
     return finding(SWAPPED, "warning", home.name, why, "Look at the order of arguments: attention(q, k, v).")
 
 
-def _without_effect(flight: Flight, homes: Sequence[_Home], moves: Mapping[str, _Moves]) -> Iterator[Finding]:
+def _without_effect(flight: Flight, homes: Sequence[Home], moves: Mapping[str, _Moves]) -> Iterator[Finding]:
     """Projections of queries or keys that change nothing, also with noise on the other side: a side that is zero at
     first would hide the noise."""
     for idle, other, what in (("q", "k", "queries"), ("k", "q", "keys")):
@@ -196,7 +196,7 @@ def _without_effect(flight: Flight, homes: Sequence[_Home], moves: Mapping[str, 
 class _Moves:
     """How the outputs of modules move with noise behind one of their projections, and with twice the noise."""
 
-    def __init__(self, flight: Flight, homes: Sequence[_Home], role: str) -> None:
+    def __init__(self, flight: Flight, homes: Sequence[Home], role: str) -> None:
         self._flight, self._homes, self._role = flight, homes, role
         self._once = _moved(flight, homes, role, 1.0)
 
@@ -204,10 +204,10 @@ class _Moves:
     def _twice(self) -> dict[str, Tensor]:
         return _moved(self._flight, self._homes, self._role, 2.0)
 
-    def size(self, home: _Home) -> float:
+    def size(self, home: Home) -> float:
         return _size(self._once[home.name])
 
-    def linear(self, home: _Home) -> bool:
+    def linear(self, home: Home) -> bool:
         once, twice = self._once[home.name], self._twice[home.name]
         return self.size(home) > 0 and _size(twice - 2 * once) < _NEAR * self.size(home)
 
@@ -216,7 +216,8 @@ def _size(move: Tensor) -> float:
     return float(move.abs().max()) if move.numel() else 0.0
 
 
-def _homes(flight: Flight, calls: Sequence[SeenCall]) -> Iterator[_Home]:
+def homes_of(flight: Flight, calls: Sequence[SeenCall]) -> Iterator[Home]:
+    """Modules with projections of all three that ran once."""
     ran = [name for name, _ in flight.tape.entries]
     for name, module in flight.model.named_modules():
         children: dict[str, tuple[str, slice]] = {}
@@ -231,7 +232,7 @@ def _homes(flight: Flight, calls: Sequence[SeenCall]) -> Iterator[_Home]:
             else:
                 children[role] = (path, slice(None))
         if ran.count(name) == 1 and children.keys() == {"q", "k", "v"}:
-            yield _Home(name, children)
+            yield Home(name, children)
 
 
 def _parts(outputs: Sequence[Tensor], role: str, call: SeenCall | None) -> list[slice]:
@@ -247,15 +248,20 @@ def _parts(outputs: Sequence[Tensor], role: str, call: SeenCall | None) -> list[
     return [slice(0, H * D), slice(H * D, F - groups * D), slice(F - groups * D, F)]
 
 
-def _moved(flight: Flight, homes: Sequence[_Home], roles: str, size: float) -> dict[str, Tensor]:
-    """How the first output of every module moves with noise behind these projections; its own numbers are passed on."""
-    modules = dict(flight.model.named_modules())
-    found, handles = {home.name: torch.empty(0) for home in homes}, []
-    for home in homes:
-        for child, columns in (home.children[role] for role in roles):
-            handles.append(modules[child].register_forward_hook(_noisy(columns, size)))
-        kept = flight.tape.entries[home.name, 0].outputs[0]
-        handles.append(modules[home.name].register_forward_hook(compared(home.name, kept, found)))
+def _moved(flight: Flight, homes: Sequence[Home], roles: str, size: float) -> dict[str, Tensor]:
+    """How the first output of every module moves with noise behind these projections."""
+    children = [home.children[role] for home in homes for role in roles]
+    return moves(flight, [home.name for home in homes], [(child, _noisy(part, size)) for child, part in children])
+
+
+def moves(flight: Flight, modules: Iterable[str], hooks: Iterable[tuple[str, Callable[..., Any]]]) -> dict[str, Tensor]:
+    """How the first output of every module moves with these hooks; its own numbers are passed on."""
+    by_name = dict(flight.model.named_modules())
+    found = {name: torch.empty(0) for name in modules}
+    handles = [by_name[child].register_forward_hook(hook) for child, hook in hooks]
+    for name in found:
+        kept = flight.tape.entries[name, 0].outputs[0]
+        handles.append(by_name[name].register_forward_hook(compared(name, kept, found)))
     try:
         run(flight.batch)
     finally:

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from levelhead.diagnosis.findings import Finding
 from levelhead.errors import LevelheadError
+from levelhead.preflight_checks import windows
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.projections import home
@@ -43,8 +43,10 @@ def check(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> None:
     modules = dict(flight.model.named_modules())
     own = {call.module: modules[home(call.module, modules)] for call in calls if call.module in modules}
     caps = {module: cap for module, m in _capped(own).items() if (cap := _number(m, _CAPS)) is not None}
-    found = [*_windows(flight, own, calls), *_caps(flight, caps, calls), *_yarn(own, run)]
-    set_ = [f"window {w:g}" for w in {_number(m, _WINDOWS) for m in own.values()} if w]
+    set_windows = {module: w for module, m in own.items() if (w := _number(m, _WINDOWS)) is not None}
+    exact = {module for module in set_windows if _exact(own[module])}
+    found = [*windows.check(flight, set_windows, exact, calls), *_caps(flight, caps, calls), *_yarn(own, run)]
+    set_ = [f"window {w:g}" for w in set(set_windows.values())]
     set_ += [f"softcap {c:g}" for c in set(caps.values())]
     if found:
         return flight.failed(name, changed, ", ".join(sorted({f.kind for f in found})), *found)
@@ -72,6 +74,11 @@ def _number(module: nn.Module, names: Sequence[str]) -> float | None:
     return float(value) if isinstance(value, int | float) and value and value > 0 else None
 
 
+def _exact(module: nn.Module) -> bool:
+    """Whether the setting's name says how many keys are meant: transformers' `sliding_window`."""
+    return isinstance(getattr(module, _WINDOWS[0], None), int) or not any(hasattr(module, name) for name in _WINDOWS)
+
+
 def _slides(module: nn.Module, config: Any) -> bool:
     """Whether a window is that of this layer: of some layers configurations say that they see everything."""
     if config is None:
@@ -82,37 +89,6 @@ def _slides(module: nn.Module, config: Any) -> bool:
     if kinds is None or not isinstance(layer, int) or layer >= len(kinds):
         return kinds is None
     return str(kinds[layer]).startswith("sliding")
-
-
-# ---- window
-
-
-def _windows(flight: Flight, own: Mapping[str, nn.Module], calls: Sequence[SeenCall]) -> Iterator[Finding]:
-    stream = flight.batch.stream()
-    tokens = flight.grid(stream).tokens if stream is not None else -1
-    for call in calls:
-        window = _number(own[call.module], _WINDOWS) if call.module in own else None
-        shown = call.shown() if window and call.square and call.queries == tokens else None
-        if window is None or shown is None or tokens < window + 2:
-            continue
-        i, j = torch.arange(tokens)[:, None], torch.arange(tokens)[None]
-        back = torch.where(shown.cpu(), i - j, torch.zeros_like(i - j)).amax(1)[int(window) + 1 :]
-        furthest, least = float(back.max()), float(back.min())
-        exact = _exact(own[call.module]) and not bool((shown.cpu() & (j > i)).any())
-        if exact and furthest == least and furthest in (window, window - 2) and window > 2:
-            keys = f"{furthest + 1:g} keys, itself and {furthest:g} before"
-            why = f"A sliding window of {window:g} is set, and a query sees {keys}: the window is off by one."
-            advice = "Show keys with query - key < window, as transformers and FlashAttention's (window - 1, 0) do."
-            yield finding("window off by one", "warning", call.module, why, advice, window=window, furthest=furthest)
-        elif furthest > window:
-            why = f"A window of {window:g} is set, and queries see keys further back: the window is not in the mask."
-            advice = "Hide keys with query - key >= window, or pass the window to the attention function."
-            yield finding("window missing", "warning", call.module, why, advice, window=window, furthest=furthest)
-
-
-def _exact(module: nn.Module) -> bool:
-    """Whether the setting's name says how many keys are meant: transformers' `sliding_window`."""
-    return isinstance(getattr(module, _WINDOWS[0], None), int) or not any(hasattr(module, name) for name in _WINDOWS)
 
 
 # ---- softcap
