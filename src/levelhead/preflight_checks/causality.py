@@ -14,7 +14,7 @@ from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.inputs import Batch
 from levelhead.preflight_checks.passes import Moved, Tape, moved, same, taped, tolerance
 from levelhead.preflight_checks.places import Grid
-from levelhead.preflight_checks.result import finding
+from levelhead.preflight_checks.result import MAY_SEE_LATER, finding
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ def causality(flight: Flight, claim: Claim | None, calls: Sequence[SeenCall], *,
     if not worst.size:
         return flight.passed(name, changed, "no earlier output moved")
     what = f"earlier outputs moved by {worst.size:.2g} of the largest"
-    expected = expected_causal.evidence(flight, calls) if claim is None and not asked else None
+    if claim is None and asked:
+        return flight.unknown(name, changed, f"{what}; {MAY_SEE_LATER}")
+    expected = expected_causal.evidence(flight, calls) if claim is None else None
     if expected is not None:
         why = (
             f"Later tokens change earlier outputs, although {expected}. If the model predicts the next token, it sees "

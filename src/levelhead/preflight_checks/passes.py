@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.errors import LevelheadError, bad_value
+from levelhead.preflight_checks.attributes import Kept
 from levelhead.preflight_checks.inputs import Batch
 
 # What counts as moved, as a share of the tensor's largest number: sums in another order may differ by so much.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-6, torch.float16: 8e-3, torch.bfloat16: 3e-2}
-
-_OF_TORCH = {"training", "_parameters", "_buffers", "_modules"}  # attributes that `held_still` and others put back
 
 Places: TypeAlias = Callable[[Tensor], Tensor | None]  # the numbers that must not move; None: cannot be told
 
@@ -155,14 +154,8 @@ def held_still(model: nn.Module) -> Iterator[None]:
 
 
 def run(batch: Batch, *, seed: int = 0, call: Callable[[], Any] | None = None) -> Any:
-    """One pass, or what `call` does; buffers and what modules keep in plain attributes are put back afterwards."""
-    attributes = [(m, type(m), _copied(vars(m))) for m in batch.model.modules()]
-    kept = [
-        (m, name, x, x.detach().clone())
-        for m in batch.model.modules()
-        for name, x in m._buffers.items()
-        if x is not None
-    ]
+    """One pass, or what `call` does; buffers and what modules keep in attributes are put back afterwards."""
+    kept = Kept(batch.model)
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  the generator that a model may use
@@ -175,31 +168,7 @@ def run(batch: Batch, *, seed: int = 0, call: Callable[[], Any] | None = None) -
         advice = "Give what the model is called with: a mapping, a tuple or one tensor"
         raise bad_value("batch", "one that the model takes", given, advice) from error
     finally:
-        for module, name, x, old in kept:
-            if not torch.equal(x, old):
-                x.copy_(old)
-            module._buffers[name] = x
-        for module, kind, before in attributes:
-            if type(module) is kind:  # a lazy module has become another
-                _put_back(vars(module), before)
-
-
-def _copied(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Attributes and copies of those that a pass may write into: counters, lists and tensors, such as a cache."""
-    return {
-        name: (x, x.clone() if isinstance(x, Tensor) else list(x) if isinstance(x, list) else None)
-        for name, x in attributes.items()
-        if name not in _OF_TORCH and (x is None or type(x) in (int, float, bool, list, tuple) or isinstance(x, Tensor))
-    }
-
-
-def _put_back(attributes: dict[str, Any], before: Mapping[str, tuple[Any, Any]]) -> None:
-    for name, (x, content) in before.items():
-        attributes[name] = x
-        if isinstance(x, list):
-            x[:] = content
-        elif isinstance(x, Tensor) and not torch.equal(x, content):
-            x.copy_(content)
+        kept.put_back()
 
 
 def taped(batch: Batch, *, seed: int = 0) -> Tape:

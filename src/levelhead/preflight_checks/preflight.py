@@ -16,6 +16,7 @@ from levelhead.errors import LevelheadError, bad_type
 from levelhead.preflight_checks import (
     applied_weights,
     attention_sinks,
+    attributes,
     cached_decoding,
     causality,
     cross_masks,
@@ -36,6 +37,7 @@ from levelhead.preflight_checks import (
     settings,
     sums_of_columns,
     token_mixing,
+    zeros,
 )
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.causality import Claim
@@ -84,13 +86,14 @@ def preflight(
         if flag is not None:
             checks.flag(name, flag)
     model = module_stack.unwrapped(model)
+    attributes.check_numbers(model)
     given = inputs.read(model, batch, sequence_first=sequence_first)
     with held_still(model):
         flight = rows.begin(given)
+        attributes.name_unknown(flight.unknown, model)
         run, calls = _seen(flight, expected_scale)
         turned = {record.module for record in run.latest if applied_weights.wrong_axis(record) is not None}
         calls = [seen for seen in calls if seen.module not in turned]  # their logits have other axes
-        modules = {seen.module for seen in calls}
         claims: list[Claim | None] = []
         flight.attempt("form of masks", lambda: claims.append(masks.forms(flight, calls, causal)))
         flight.attempt(cross_masks.NAME, lambda: cross_masks.check(flight, calls))
@@ -109,13 +112,11 @@ def preflight(
         flight.attempt("ALiBi's sign", lambda: distances.check(flight, run, calls))
         flight.attempt("finite outputs", lambda: repeats.finite(flight))
         flight.attempt("dropout off in eval", lambda: repeats.same_twice(flight))
-        keys = {seen.module: seen.keys for seen in calls}
-        flight.attempt("batch independence", lambda: rows.batch_independence(flight, keys, independent))
         claim = _claim(model, calls, next(filter(None, claims), None), causal)
-        flight.attempt("causality", lambda: causality.causality(flight, claim, calls, asked=causal is not None))
-        flight.attempt(cached_decoding.NAME, lambda: cached_decoding.check(flight))
-        flight.attempt("padding independence", lambda: padding.padding(flight, modules))
-        flight.attempt(row_order.NAME, lambda: row_order.check(flight, independent))
+        with zeros.filled(flight) as moving:
+            again = calls if moving is flight else _seen(moving, expected_scale)[1]
+            again = [seen for seen in again if seen.module not in turned]
+            _moved(moving, again, claim, independent, asked=causal is not None)
         runs = [run]
         flight.attempt("effective scale", lambda: runs.append(probed_scales.read(flight, run, calls)))
         run = runs[-1]
@@ -131,6 +132,18 @@ def _seen(flight: Flight, expected_scale: float | str | None) -> tuple[Run, list
         return seen_calls(flight.batch, deep=True, expected_scale=expected_scale)
     except LevelheadError:
         return seen_calls(flight.batch, deep=False, expected_scale=expected_scale)
+
+
+def _moved(
+    flight: Flight, calls: list[SeenCall], claim: Claim | None, independent: bool | None, *, asked: bool
+) -> None:
+    """Checks that change tokens or rows, and look where outputs move."""
+    keys, modules = {seen.module: seen.keys for seen in calls}, {seen.module for seen in calls}
+    flight.attempt("batch independence", lambda: rows.batch_independence(flight, keys, independent))
+    flight.attempt("causality", lambda: causality.causality(flight, claim, calls, asked=asked))
+    flight.attempt(cached_decoding.NAME, lambda: cached_decoding.check(flight))
+    flight.attempt("padding independence", lambda: padding.padding(flight, modules))
+    flight.attempt(row_order.NAME, lambda: row_order.check(flight, independent))
 
 
 def _weights(flight: Flight, run: Run, calls: list[SeenCall]) -> Claim | None:

@@ -11,6 +11,7 @@ from levelhead.diagnosis.findings import Finding, Findings, Severity, counted, g
 Verdict: TypeAlias = Literal["passed", "failed", "not judged"]
 MARKS: Mapping[str, str] = {"passed": "✓", "failed": "✖", "not judged": "?"}
 PAGE = "docs/preflight.md"
+MAY_SEE_LATER = "causal=False says that tokens may see later ones"
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,19 @@ class Preflight:
     def lines(self) -> Iterator[str]:
         """The report."""
         wrong = [finding for finding in self.findings if finding.severity != "note"]
-        yield f"Pre-flight of {self.model}: {counted(wrong)}"
+        yield f"Pre-flight of {self.model}: {counted(wrong)}{self._unjudged()}"
         yield from (f"  {check}" for check in self.checks)
         for group in groups(wrong):
             yield group.title
             yield from group.lines()
+
+    def _unjudged(self) -> str:
+        """What a first line must not leave out: an order of sight that nobody judged."""
+        open_ = [c for c in self.checks if c.name == "causality" and c.verdict == "not judged"]
+        if not open_ or MAY_SEE_LATER in open_[0].moved:
+            return ""
+        advice = "pass causal=True or causal=False" if "causal=True" in open_[0].moved else open_[0].moved
+        return f"; not judged: causality ({advice})"
 
     def to_json(self) -> dict[str, Any]:
         """As what `json` can write."""
