@@ -52,7 +52,10 @@ def _is_call(frame: Frame, scores: Tensor) -> bool:
     watched = frame.watched
     if isinstance(watched.module, nn.MultiheadAttention) or frame.softmax_is_call:
         return True
-    return watched.softmax_by_hand and scores.dim() == 4 and scores.shape[1] == watched.heads
+    if not watched.softmax_by_hand or scores.dim() != 4 or scores.shape[1] != watched.heads:
+        return False
+    # Where every pass is followed, `by_hand` measures it, and knows q and k as well.
+    return torch.compiler.is_compiling() or not frame.watch.probe.follows_all
 
 
 def _by_head(scores: Tensor, heads: int) -> Tensor:

@@ -55,6 +55,11 @@ class Probe:
         return self._deep is not False
 
     @property
+    def follows_all(self) -> bool:
+        """Whether every observed pass is followed, because it was asked for."""
+        return self._deep is True
+
+    @property
     def looked(self) -> bool:
         """Whether a softmax by hand would have been found."""
         return self._looks > 0
