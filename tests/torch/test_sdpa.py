@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.testing import assert_close
 
 import levelhead as lh
-from levelhead.torch import scaled_dot_product_attention
+from levelhead.torch import patch, scaled_dot_product_attention
 
 ORIGINAL = F.scaled_dot_product_attention
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -339,9 +339,14 @@ def test_what_pytorch_refuses_and_we_serve() -> None:
     for given, options, same in (
         ((Q, K, V), {"attn_mask": mask, "is_causal": True}, {"attn_mask": hidden}),
         ((Q, K, V), {"attn_mask": row}, {"attn_mask": row[None]}),
+        ((Q, K, V), {"attn_mask": row[0]}, {"attn_mask": row[:1].expand(1, 7)}),
         (one, {"enable_gqa": True}, {}),
     ):
-        assert isinstance(refusal(*given, **options), RuntimeError | IndexError)
+        theirs = refusal(*given, **options)
+        assert isinstance(theirs, RuntimeError | IndexError)
+        with patch(), pytest.raises(type(theirs), match=r"expected .*, got .*\. .*\.") as ours:  # no drop-in otherwise
+            F.scaled_dot_product_attention(*given, **options)
+        assert isinstance(ours.value, lh.LevelheadError)
         as_pytorch(scaled_dot_product_attention(*given, **options), ORIGINAL(*given, **same))
 
 

@@ -1,8 +1,8 @@
 """`torch.nn.functional.scaled_dot_product_attention` on levelhead: same signature, same meaning.
 
-Dropout's seed comes from PyTorch's generator, so that checkpointing and compile replay it. Beyond PyTorch: a mask and
-`is_causal` together mean both. Jagged nested tensors are served as packed sequences. `patch` puts it in the original's
-place.
+Dropout's seed comes from PyTorch's generator, so that checkpointing and compile replay it. Beyond PyTorch, unless it is
+patched: a mask and `is_causal` together mean both. Jagged nested tensors are served as packed sequences. `patch` puts
+it in the original's place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from levelhead import _core
 from levelhead.call.options import Scoring
 from levelhead.call.scaling import usual
-from levelhead.errors import LevelheadTypeError, bad_type, expected
+from levelhead.errors import LevelheadError, LevelheadTypeError, bad_type, expected
 from levelhead.torch import jagged, multihead_forward
 from levelhead.torch.functorch import attend, seed_is_unknown
 from levelhead.torch.multihead_forward import FAST_PATH_OFF, MULTIHEAD, TRACED_MULTIHEAD
@@ -49,7 +49,7 @@ def scaled_dot_product_attention(
         query: (..., Hq, L, E); key (..., H, S, E); value (..., H, S, Ev).
         attn_mask: bool (True: takes part) or additive, broadcastable to (..., Hq, L, S).
         dropout_p: share of weights dropped, always (there is no training flag here).
-        is_causal: key j is hidden from query i when j > i; together with a mask both count.
+        is_causal: key j is hidden from query i when j > i; together with a mask both count (refused under `patch`).
         scale: 1/√E when None.
         enable_gqa: query heads share key/value heads, Hq / H each.
 
@@ -67,6 +67,8 @@ def scaled_dot_product_attention(
     if has_torch_function(tensors):  # subclasses and modes come first, as in PyTorch
         options: Any = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return handle_torch_function(scaled_dot_product_attention, tensors, *tensors, **options)
+    if patch.active:
+        _refuse_as_torch(tensors, is_causal, enable_gqa)
     return extended(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -176,6 +178,26 @@ def _cast(x: Tensor) -> Tensor:
 
 class UnservedError(LevelheadRuntimeError, NotImplementedError):
     """A dtype, layout or device that PyTorch's own operator has no kernel for, either."""
+
+
+class _TooFewAxesError(LevelheadError, IndexError):
+    """An axis that PyTorch's own operator looks for is missing."""
+
+
+def _refuse_as_torch(tensors: tuple[Any, ...], is_causal: bool, enable_gqa: bool) -> None:
+    """In the original's place: what PyTorch refuses and levelhead could serve."""
+    *qkv, mask = tensors
+    if isinstance(mask, Tensor):
+        if is_causal is True:
+            advice = "Leave one out: PyTorch takes no mask beside is_causal"
+            raise _wrong("attn_mask", "None with is_causal=True", f"a mask of shape {tuple(mask.shape)}", advice)
+        if mask.dim() < 2:
+            shape, advice = tuple(mask.shape), "Write mask[None, :] for one number per key"
+            raise _TooFewAxesError(expected("attn_mask", "at least 2 dimensions", shape, advice))
+    if enable_gqa is True and any(isinstance(x, Tensor) and x.dim() == 2 for x in qkv):
+        shapes = ", ".join(str(tuple(x.shape)) for x in qkv)
+        advice = "Leave enable_gqa out, or add an axis of heads"
+        raise _TooFewAxesError(expected("query, key, value", "an axis of heads with enable_gqa=True", shapes, advice))
 
 
 def _not_a(name: str, wanted: str, given: object) -> LevelheadTypeError:
