@@ -264,6 +264,20 @@ class Routed(nn.Module):
         return self.out(x).softmax(-1)
 
 
+class RoutedByEmbeddings(nn.Module):
+    """A mixture of experts whose router multiplies tokens with projected embeddings of the experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.project = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.names, self.biases = nn.Embedding(4, WIDTH), nn.Parameter(torch.randn(4, WIDTH))
+        self.experts = nn.Parameter(torch.randn(4, WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates = (self.router(x) @ self.project(self.names.weight).T).softmax(-1)
+        return torch.einsum("bte,edf,btd->btf", gates, self.experts, x) + gates @ self.biases
+
+
 class Contrasted(nn.Module):
     """Similarities of two embeddings."""
 
@@ -277,7 +291,7 @@ class Contrasted(nn.Module):
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("kind", [Routed, Contrasted])
+@pytest.mark.parametrize("kind", [Routed, RoutedByEmbeddings, Contrasted])
 def test_routers_classifiers_and_similarities_are_no_attention(kind: Callable[[], nn.Module], half: bool) -> None:
     torch.manual_seed(0)
     model = kind()

@@ -277,7 +277,7 @@ class Deep(TorchDispatchMode):
                 self._columns[out] = layer_columns.of_product(out.shape, -1)
             if with_parameter and not over_keys:
                 self._later[out] = replace(later, axes=None)  # heads that are mixed
-            else:
+            elif not with_parameter:  # else a router or a memory: parameters are no values of tokens
                 later.commit("keys" if over_keys else None if over_keys is None else "queries")
             return True
         if isinstance(later, Exponentials) and later.scores is not None:
