@@ -60,6 +60,19 @@ def test_every_forward_pass_is_a_step_unless_step_says_so() -> None:
     assert [(s.step, rows(s)) for s in w.run().snapshots] == [(n, {ROWS}) for n in range(4)]
 
 
+def test_a_call_without_heads_runs() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(self.project(x), x, x)
+
+    with lh.watch(model := Attention()):
+        assert model(torch.randn(2, 0, 5, 8)).shape == (2, 0, 5, 8)
+
+
 def test_every_third_step_is_looked_at() -> None:
     model = stack(CAUSAL)
     seen: list[Snapshot] = []

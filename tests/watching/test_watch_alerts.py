@@ -145,8 +145,9 @@ def test_passes_after_a_resumed_history_count_on(tmp_path: Path) -> None:
 
 def test_what_is_logged_is_a_number() -> None:
     with lh.watch(stack(sdpa())) as w:
-        with pytest.raises(LevelheadError, match="loss: expected a number"):
-            w.log(loss="low")
+        for bad in ("low", 10**400):
+            with pytest.raises(LevelheadError, match="loss: expected a number"):
+                w.log(loss=bad)
         w.log(loss=torch.tensor(2.0), step=9)
     assert w.run().logged == {"loss": ((9, 2.0),)}
 

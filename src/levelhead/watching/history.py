@@ -86,5 +86,5 @@ def step_number(step: Any) -> int:
 def _float(name: str, x: Any) -> float:
     try:
         return float(x)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise bad_type(name, "a number", checks.short_repr(x), "Pass one number, such as loss.item()") from error

@@ -429,8 +429,8 @@ def _one_number(scale: float | Tensor | None) -> float | None:
     """Waits for the device: for when a step is read."""
     if not isinstance(scale, Tensor):
         return None if scale is None else float(scale)
-    first, *others = scale.detach().flatten().tolist()
-    return float(first) if all(other == first for other in others) else None
+    numbers = set(scale.detach().flatten().tolist())
+    return float(numbers.pop()) if len(numbers) == 1 else None
 
 
 def _numbers(x: Tensor) -> Any:
