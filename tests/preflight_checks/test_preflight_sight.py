@@ -161,3 +161,9 @@ def test_a_model_of_both_directions_is_not_judged() -> None:
     for model in (Model(sdpa), Holding(0, flag=False), Chat(lambda i, j: (j <= i) | (j < 4))):
         result = lh.preflight(model, ids())
         assert wrong(result) == [] and result["causality"].verdict == "not judged"
+
+
+def test_a_mask_of_evaluation_only_is_named() -> None:
+    model = Model(lambda q, k, v: sdpa(q, k, v, is_causal=not model.training))
+    result = lh.preflight(model, ids())
+    assert wrong(result) == ["not causal"] and "training mode" in result["causality"].moved

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from levelhead.errors import LevelheadError
-from levelhead.preflight_checks import expected_causal
+from levelhead.preflight_checks import expected_causal, training_mode
 from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.flight import Flight
-from levelhead.preflight_checks.inputs import Batch
+from levelhead.preflight_checks.inputs import Batch, Key
 from levelhead.preflight_checks.passes import Moved, Tape, moved, same, taped, tolerance
 from levelhead.preflight_checks.places import Grid
 from levelhead.preflight_checks.result import MAY_SEE_LATER, finding
@@ -50,7 +50,7 @@ def causality(flight: Flight, claim: Claim | None, calls: Sequence[SeenCall], *,
     if not worst.compared:
         return flight.unknown(name, changed, "no output has a place for every token, or none moved at all")
     if not worst.size:
-        return flight.passed(name, changed, "no earlier output moved")
+        return _in_training(flight, stream, changed, unpadded)
     what = f"earlier outputs moved by {worst.size:.2g} of the largest"
     if claim is None and asked:
         return flight.unknown(name, changed, f"{what}; {MAY_SEE_LATER}")
@@ -79,6 +79,22 @@ def causality(flight: Flight, claim: Claim | None, calls: Sequence[SeenCall], *,
     why = f"Later tokens change earlier outputs, although {claim.why}: the model sees in training what it must predict."
     advice = "Look at the mask in this module: which keys may query t see? Only 0 … t."
     found = finding("not causal", "error", module, why, advice, change=worst.size, token=float(at))
+    return flight.failed(name, changed, what, found)
+
+
+def _in_training(flight: Flight, stream: Key, changed: str, unpadded: Tensor) -> None:
+    """The same in training mode, of a model that is causal in evaluation."""
+    name, T = "causality", flight.grid(stream).tokens
+    there = training_mode.later_tokens(flight, stream, [T - 1, T // 2], unpadded)
+    if isinstance(there, str):
+        return flight.passed(name, changed, f"no earlier output moved; in evaluation mode: in training {there}")
+    if not there.size:
+        return flight.passed(name, changed, "no earlier output moved, neither in evaluation nor in training mode")
+    why = "In training mode later tokens change earlier outputs, and in evaluation mode they do not: the mask is "
+    why += "applied on one path only, and the model sees in training what it must predict."
+    advice = "Look for self.training in this module: both paths need the mask."
+    found = finding("not causal", "error", there.module or "", why, advice, change=there.size)
+    what = f"in training mode earlier outputs moved by {there.size:.2g} of the largest"
     return flight.failed(name, changed, what, found)
 
 

@@ -130,7 +130,7 @@ def called(batch: Batch, *, training: bool = False) -> Called | None:
     modes = [(module, module.training) for module in batch.model.modules()]
     try:
         for module in batch.model.modules() if training else ():
-            _train(module)
+            train(module)
         with _Mode(found, running):
             run(batch)
     except Exception:
@@ -143,7 +143,7 @@ def called(batch: Batch, *, training: bool = False) -> Called | None:
     return found
 
 
-def _train(module: nn.Module) -> None:
+def train(module: nn.Module) -> None:
     """Training mode, as far as it is dropout: norms over the batch would write into their statistics."""
     module.training = not isinstance(module, nn.modules.batchnorm._NormBase)
 
