@@ -36,13 +36,13 @@ def filled(flight: Flight) -> Iterator[Flight]:
         here = _with_numbers(flight, zeros) if zeros else None
         if here is None:
             for x, old in kept:
-                _write(x, old)
+                write(x, old)
         yield here or flight
         with suppress(LevelheadError):
             _check_dependence(here or flight, before)
     finally:
         for x, old in kept:
-            _write(x, old)
+            write(x, old)
     if here is not None:
         first = next(iter(zeros))
         said = f"with random numbers in {len(zeros)} parameters of zeros (first: {first})"
@@ -67,9 +67,9 @@ def _with_numbers(flight: Flight, zeros: dict[str, Tensor]) -> Flight | None:
     for x in zeros.values():
         sizes = [n for n in x.shape if n > 1]
         if len(sizes) < 2:  # a gate, or the gains of a norm
-            _write(x, torch.rand(x.shape, generator=generator) / 2 + 0.5)
+            write(x, torch.rand(x.shape, generator=generator) / 2 + 0.5)
         else:
-            _write(x, torch.randn(x.shape, generator=generator) * x.shape[-1] ** -0.5)
+            write(x, torch.randn(x.shape, generator=generator) * x.shape[-1] ** -0.5)
     try:
         tape = taped(flight.batch)
     except LevelheadError:
@@ -78,7 +78,8 @@ def _with_numbers(flight: Flight, zeros: dict[str, Tensor]) -> Flight | None:
     return None if broken else Flight(flight.batch, tape, flight.checks, flight.findings)
 
 
-def _write(x: Tensor, numbers: Tensor) -> None:
+def write(x: Tensor, numbers: Tensor) -> None:
+    """Into a parameter; a backward that is still to come does not notice."""
     with torch.inference_mode(x.is_inference()):
         x.data.copy_(numbers)
 
