@@ -63,22 +63,35 @@ def anything_compiled() -> bool:
     return frames is not None and bool(frames.output_codes.seen)
 
 
+# Hooks change lists and frames of a watch while Dynamo traces them, and restore these. Dynamo refuses to trace that
+# inside an activation checkpoint, unless what is traced may stay without effect when backward runs it again.
+_IN_CHECKPOINTS = "skip_fwd_side_effects_in_bwd_under_checkpoint"
+
+
 class Compiler:
     """Reads every graph between `hold` and `release`."""
 
     def __init__(self) -> None:
         self._layer: Layer | None = None
+        self._setting: bool | None = None  # before `hold`; None: torch has none
 
     def hold(self) -> None:
         """Begins, if the compiler is loaded: nothing is compiled before."""
         graphs = sys.modules.get("torch._dynamo.output_graph")
         if graphs is not None and self._layer is None:
             self._layer = Layer(graphs.OutputGraph, "call_user_compiler", _over)
+            self._setting = getattr(torch._dynamo.config, _IN_CHECKPOINTS, None)
+            self._set(True)
 
     def release(self) -> None:
         if self._layer is not None:
             self._layer.undo()
+            self._set(self._setting)
         self._layer = None
+
+    def _set(self, value: bool | None) -> None:
+        if self._setting is not None:
+            setattr(torch._dynamo.config, _IN_CHECKPOINTS, value)
 
 
 COMPILER = Compiler()

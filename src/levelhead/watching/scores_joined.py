@@ -10,7 +10,7 @@ from torch import Tensor
 
 from levelhead.watching import score_axes
 from levelhead.watching.merged_axes import Merged
-from levelhead.watching.scores import Scores, Sink
+from levelhead.watching.scores import Factor, Scores, Sink
 
 NAMES = {"cat", "stack"}
 
@@ -67,6 +67,8 @@ def _beside(parts: list[Tensor], known: list[Any], dim: int) -> Scores | None:
         hidden, filled = (_padded(x, dim, scored[0]) for x in (scores.hidden, scores.filled))
         return replace(scores, sink=sink, before=None, log_over=None, hidden=hidden, filled=filled)
     several = [known[n] for n in scored]
+    if len(several) == len(parts) and (whole := _together_again(several, dim)) is not None:
+        return whole
     joined = _joined(several, dim) if len(several) == len(parts) else None
     if joined is None:
         left = scores.lost()
@@ -74,6 +76,40 @@ def _beside(parts: list[Tensor], known: list[Any], dim: int) -> Scores | None:
         return replace(left, merged=(merged,)) if left is not None and _of_several_queries(several, dim) else left
     same = all(isinstance(x.factor, float) and x.factor == scores.factor for x in several)
     return joined if same else replace(joined, factor=None)
+
+
+def _together_again(parts: list[Scores], dim: int) -> Scores | None:
+    """Neighbouring parts of one product, such as heads of which one was scaled; None: they are none."""
+    first = parts[0]
+    if first.axes is None:
+        return None
+    place, length, strides = first.axes.storage_offset(), 0, first.axes.stride()
+    for part in parts:
+        of_first = part.left is first.left and part.right is first.right and part.softcap == first.softcap
+        if not of_first or part.sink is not None or part.axes is None or part.axes.stride() != strides:
+            return None
+        if part.axes.storage_offset() != place + length * strides[dim]:
+            return None
+        length += part.axes.shape[dim]
+    shape = [length if d == dim else n for d, n in enumerate(first.axes.shape)]
+    axes = first.axes.as_strided(shape, strides, place)
+    masks: dict[str, Any] = {name: _side_by_side(parts, name, dim) for name in ("hidden", "filled")}
+    return replace(first, factor=_factors(parts, dim), axes=axes, before=None, log_over=None, **masks)
+
+
+def _factors(parts: list[Scores], dim: int) -> Factor:
+    """The factor of each, beside each other; one number where they are the same."""
+    numbers = [part.factor for part in parts]
+    if not all(isinstance(x, float) for x in numbers):
+        return None
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    each = [
+        torch.full([part.axes.shape[d] if d == dim else 1 for d in range(part.axes.dim())], part.factor)
+        for part in parts
+        if part.axes is not None and isinstance(part.factor, float)
+    ]
+    return torch.cat(each, dim).to(parts[0].left.device)
 
 
 def _joined(parts: list[Scores], dim: int) -> Scores | None:

@@ -41,7 +41,8 @@ class use:  # noqa: N801  a verb, used as a call and in `with`
     Masks, causality, windows, soft caps, sinks, position biases, grouped heads, scale and dropout are kept; so is
     `attn_implementation`, which must be "sdpa" or "eager". Attention that a module writes out itself is followed and
     served if it is softmax(q kᵀ · scale + bias) v; inside a compiled graph it stays as written. A query that sees no
-    key gets what the model gives it: equal weights under "eager", 0 under "sdpa"; 0 also where eager gives NaN.
+    key gets what the model gives it: equal weights under "eager", 0 under "sdpa"; 0 also where eager gives NaN. Such a
+    query passes gradients on to values alone: a loss over padded tokens gets other gradients than eager's.
     output_attentions=True gives weights of H·T·S numbers per example and layer, before dropout. Other models, and
     copies made of this one, run as before.
 
