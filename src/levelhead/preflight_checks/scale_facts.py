@@ -18,7 +18,7 @@ from levelhead.runs.record import Facts, Run
 from levelhead.watching.mask_functions import scored
 
 _SAME = 5e-3  # own: relative; slopes and scales that differ by less are the same
-_SCORE = 0.25  # own: a small score, where a softcap is still a line
+_SCORE = 0.25  # own: a small score, where a soft cap is still a line
 
 
 def corrected(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> Run:

@@ -31,14 +31,14 @@ class Described:
     shares: tuple[Share, ...] = ()
     why: str = ""  # nothing can be written
     frozen: bool = False  # and nothing should
-    softcap: float | None = None
+    cap: float | None = None  # of its logits
     holders: tuple[int, ...] = ()
     fingerprint: int = 0
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What must not change between two agreements."""
-        return self.module, self.heads, self.why, self.frozen, self.softcap
+        return self.module, self.heads, self.why, self.frozen, self.cap
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Layer:
     shares: dict[int, list[tuple[Share, int]]]  # by head: rows, and the head's place in them
     why: str
     frozen: bool
-    softcap: float | None
+    cap: float | None  # of its logits
     parameters: tuple[str, ...] = ()
 
 
@@ -139,7 +139,7 @@ def _with_others(model: nn.Module, own: Rank, ranks: Sequence[Rank]) -> Rank:
         # What this rank could not tell from its own numbers holds for its copy, too. Of a part, heads may be others.
         alike = mine is not None and not holders and len(mine.heads) == len(layer.heads)
         if mine is None or alike:
-            known: dict[str, Any] = {"heads": layer.heads if alike else (), "softcap": layer.softcap}
+            known: dict[str, Any] = {"heads": layer.heads if alike else (), "cap": layer.cap}
             known |= {"holders": holders, "fingerprint": bits}
             found[layer.module] = Described(layer.module, shares=layer.shares, **known)
     return Rank(own.number, own.parts, tuple(found.values()))
@@ -181,4 +181,4 @@ def _layer(members: Sequence[tuple[int, Described]], label: str) -> Layer:
     why = next((one.why for _, one in members if one.why), "")
     parameters = tuple(sorted({share.parameter for _, one in members for share in one.shares}))
     frozen, ranks = any(one.frozen for _, one in members), frozenset(number for number, _ in members)
-    return Layer(label, first.module, ranks, tuple(sorted(shares)), shares, why, frozen, first.softcap, parameters)
+    return Layer(label, first.module, ranks, tuple(sorted(shares)), shares, why, frozen, first.cap, parameters)

@@ -37,7 +37,7 @@ from levelhead.remedies.remedy import (
 from levelhead.remedies.together import Seen, Together
 from levelhead.runs import tally
 from levelhead.torch.masks import hides
-from levelhead.watching import effective_scale
+from levelhead.watching import amend, effective_scale
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import WatchedModule
 from levelhead.watching.watch import Watch
@@ -124,7 +124,7 @@ class QKClip(Remedy):
     def _called(self, watched: WatchedModule, call: Call, heads: Tensor, q: Tensor, k: Tensor) -> None:
         self.modules[watched.name] = watched.module
         bad_rows = heads[:, tally.INDEX["nan_rows"]].sum()
-        new = Seen(heads[:, tally.LARGEST].detach().clone(), bad_rows, _biased(call), call.scoring.softcap)
+        new = Seen(heads[:, tally.LARGEST].detach().clone(), bad_rows, _biased(call), amend.cap_of(call))
         old = self._seen.get(watched.name)
         if old is not None and old.largest.shape == new.largest.shape:
             new.largest = torch.maximum(old.largest, new.largest)
@@ -154,27 +154,27 @@ class QKClip(Remedy):
         return clipped
 
     def _step(self, seen: dict[str, Seen], own: tuple[Described, ...]) -> Clipped:
-        told = self._together.told(seen, own, self._normed(own), self._probe.misfits, self._writes)
+        exchanged = self._together.exchanged(seen, own, self._normed(own), self._probe.misfits, self._writes)
         self._writes = []
-        flags = told.flags
+        flags = exchanged.flags
         if lost := [name for name, flag in flags.items() if flag["bad_rows"]]:
             raise bad_value("logits", "finite numbers", f"{LOST}{', '.join(map(repr, lost))}", NO_WAY_BACK)
-        over = self._over(told.maxima)
+        over = self._over(exchanged.maxima)
         if over and not self._together.same_bits([layer for layer, _ in over]):
             return self._step(seen, own)  # as other layers
         heads, left = self._write(over, flags)
         label = dict.fromkeys(name for name, _ in heads)
         inexact = tuple(name for name in label if flags[name]["biased"])
         undone = tuple(name for name, flag in flags.items() if flag["undone"])
-        largest = max((max(x.values(), default=-math.inf) for x in told.maxima.values()), default=-math.inf)
+        largest = max((max(x.values(), default=-math.inf) for x in exchanged.maxima.values()), default=-math.inf)
         self._tell(undone, left)
-        return Clipped(heads, largest, inexact, left, told.idle, undone)
+        return Clipped(heads, largest, inexact, left, exchanged.idle, undone)
 
     def _over(self, maxima: dict[str, dict[int, float]]) -> list[tuple[Layer, dict[int, float]]]:
         """Layers with heads above τ: by head, γ."""
         found = []
         for layer in self._together.layers or ():
-            factors = {head: self._factor(x, layer.softcap) for head, x in maxima[layer.label].items()}
+            factors = {head: self._factor(x, layer.cap) for head, x in maxima[layer.label].items()}
             if over := {head: factor for head, factor in factors.items() if factor < 1.0}:
                 found.append((layer, over))
         return found
@@ -211,14 +211,14 @@ class QKClip(Remedy):
                 self._said.add(words)
                 warnings.warn(f"levelhead: QKClip: {words}", stacklevel=4)
 
-    def _factor(self, largest: float, softcap: float | None) -> float:
+    def _factor(self, largest: float, cap: float | None) -> float:
         """γ of one head, of what goes into the cap where there is one."""
         tau = self.tau
         if not largest > tau * (1 + _ROUNDING):
             return 1.0
-        if softcap is not None:
+        if cap is not None:
             almost = 1 - 1e-6  # beyond, the logit itself is not known
-            largest, tau = (math.atanh(min(x / softcap, almost)) for x in (largest, tau))
+            largest, tau = (math.atanh(min(x / cap, almost)) for x in (largest, tau))
         return tau / largest
 
     # ---- what this rank knows
@@ -229,9 +229,9 @@ class QKClip(Remedy):
             before = self._known.get(name)
             found = self._probe.found.get(name)
             heads = len(one.largest)
-            now = (found, heads, one.softcap, self._trained(found))
+            now = (found, heads, one.cap, self._trained(found))
             if before is None or before[0] != now:
-                self._known[name] = (now, self._description(name, heads, one.softcap))
+                self._known[name] = (now, self._description(name, heads, one.cap))
         return tuple(described for _, described in self._known.values())
 
     def _trained(self, found: Sources | None) -> tuple[bool, ...]:
@@ -240,9 +240,9 @@ class QKClip(Remedy):
         modules = [x.module for x in each if isinstance(x, Source)]
         return tuple(x.requires_grad for module in modules for x in module.parameters(recurse=False))
 
-    def _description(self, name: str, heads: int, softcap: float | None) -> Described:
+    def _description(self, name: str, heads: int, cap: float | None) -> Described:
         sources = self._probe.found.get(name)
-        unknown = Described(name, tuple(range(heads)), softcap=softcap)
+        unknown = Described(name, tuple(range(heads)), cap=cap)
         if sources is None:
             return replace(unknown, why="none was seen at first")
         if sources.heads != heads:

@@ -28,10 +28,10 @@ class Seen:
     largest: Tensor  # (H,)
     bad_rows: Tensor
     biased: Tensor
-    softcap: float | None
+    cap: float | None  # of its logits
 
 
-class Told(NamedTuple):
+class Exchanged(NamedTuple):
     """What all ranks know after a step's collective."""
 
     idle: tuple[int, ...]  # ranks without a pass
@@ -48,14 +48,14 @@ class Together:
         self._heads: dict[str, tuple[int, ...]] = {}  # of this rank, by module
         self._agreed_on: tuple[Any, ...] = ()  # the layers of this rank, at that time
 
-    def told(
+    def exchanged(
         self,
         seen: Mapping[str, Seen],
         own: tuple[Described, ...],
         wrong: str,
         misfits: Mapping[str, Tensor],
         writes: list[Any],
-    ) -> Told:
+    ) -> Exchanged:
         """The numbers of all ranks, or the same error on each."""
         undone = written.undone(self.model, writes)
         numbers = [1.0] if self.layers is None else self._largest(seen, own, misfits, undone)
@@ -67,7 +67,7 @@ class Together:
         idle = tuple(place for place in range(self.group.world) if next(values))
         flags = {layer.label: {name: next(values) for name in _FLAGS} for layer in self.layers}
         maxima = {layer.label: {head: next(values) for head in layer.heads} for layer in self.layers}
-        return Told(idle, flags, maxima)
+        return Exchanged(idle, flags, maxima)
 
     def agree(self, seen: Mapping[str, Seen], own: tuple[Described, ...], wrong: str) -> None:
         """Tells the other ranks what this one knows, or why it cannot clip at all."""

@@ -25,6 +25,11 @@ ATTRIBUTE = "_levelhead_amendment"
 _UNSAVED = "_levelhead_unsaved"  # on a module: what remedies changed that its state_dict does not have
 
 
+def cap_of(call: Call) -> float | None:
+    """What bends a call's logits, remedies included."""
+    return call.scoring.softcap
+
+
 @dataclass
 class Amendment:
     """Plain data, so that a copy of the module is remedied as well."""

@@ -64,6 +64,10 @@ class Scores:
         same = self.left.shape == other.left.shape and self.right.shape == other.right.shape
         return known and same and self.softcap == other.softcap
 
+    def is_of_product(self, other: Scores) -> bool:
+        """Whether both are of the same product, under the same cap."""
+        return self.left is other.left and self.right is other.right and self.softcap == other.softcap
+
     def facts(self, hidden: Tensor | None) -> dict[str, Any]:
         """What a record says of logits of which `hidden` are hidden; None: nothing."""
         return {"softcap": self.softcap, "masked": hidden is not None or None}

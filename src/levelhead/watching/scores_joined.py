@@ -85,8 +85,7 @@ def _together_again(parts: list[Scores], dim: int) -> Scores | None:
         return None
     place, length, strides = first.axes.storage_offset(), 0, first.axes.stride()
     for part in parts:
-        of_first = part.left is first.left and part.right is first.right and part.softcap == first.softcap
-        if not of_first or part.sink is not None or part.axes is None or part.axes.stride() != strides:
+        if not part.is_of_product(first) or part.sink is not None or part.axes is None or part.axes.stride() != strides:
             return None
         if part.axes.storage_offset() != place + length * strides[dim]:
             return None
