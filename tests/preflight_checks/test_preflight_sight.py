@@ -167,3 +167,19 @@ def test_a_mask_of_evaluation_only_is_named() -> None:
     model = Model(lambda q, k, v: sdpa(q, k, v, is_causal=not model.training))
     result = lh.preflight(model, ids())
     assert wrong(result) == ["not causal"] and "training mode" in result["causality"].moved
+
+
+def test_rows_of_one_token_have_no_other_token() -> None:
+    class Frames(nn.Module):
+        """One patch in each frame."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.frames = Own(sdpa, None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.frames(x.flatten(0, 1)[:, None]).view(x.shape)
+
+    torch.manual_seed(0)
+    result = lh.preflight(Frames(), torch.randn(2, 16, WIDTH))
+    assert "tokens do not see each other" not in wrong(result)

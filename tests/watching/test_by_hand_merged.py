@@ -55,6 +55,15 @@ def batch_and_keys(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor
     return each.view(HEADS, TOKENS, BATCH, TOKENS).permute(2, 0, 1, 3) @ v
 
 
+def blocks_beside_global_keys(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Every query sees the keys of its block and two that all see."""
+    near_q, near_k, near_v = (x.unflatten(2, (2, TOKENS // 2)) for x in (q, k, v))
+    far = torch.einsum("bhnqd,bhgd->bhnqg", near_q, k[:, :, :2])
+    near = torch.einsum("bhnqd,bhnkd->bhnqk", near_q, near_k)
+    far, near = weights(torch.cat([far, near], -1) / math.sqrt(D)).split([2, TOKENS // 2], -1)
+    return (torch.einsum("bhnqg,bhgd->bhnqd", far, v[:, :, :2]) + near @ near_v).flatten(2, 3)
+
+
 def everything(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights(scores(q, k).flatten(1)).view(BATCH, HEADS, TOKENS, TOKENS) @ v
 
@@ -154,3 +163,10 @@ def test_a_softmax_over_queries_is_named() -> None:
     w = watched(lambda module, q, k, v: weights(scores(q, k), -2) @ v)
     (line,) = w.coverage()
     assert line.note == OVER_QUERIES and w.last.records[0].facts.softmax_axis == "queries"
+
+
+def test_blocks_beside_global_keys_are_keys_of_one_query() -> None:
+    w = watched(blocks_beside_global_keys)
+    assert not any(OTHER_AXIS in seen.note for seen in w.coverage())
+    assert w.last.records[0].facts.softmax_axis == "keys"
+    assert w.last.records[0].heads.max_logit.max() == pytest.approx(float(LOGITS[0].max()))

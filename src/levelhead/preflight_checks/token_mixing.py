@@ -87,7 +87,8 @@ def _fits(flight: Flight, name: str, path: str, part: nn.Module) -> bool:
     made, given = entries[path, 0].outputs, entries[name, 0].outputs
     linear = isinstance(weight, Tensor) and weight.dim() == 2 and bool(made) and made[0].shape[-1] in weight.shape
     lead = made[0].shape[:-1] if made else torch.Size()
-    return linear and bool(given) and given[0].shape[:-1] == lead and lead.numel() >= _FEWEST
+    several = lead.numel() >= _FEWEST and lead[-1] > 1  # one token in a row, as a patch in a frame, has no other
+    return linear and several and bool(given) and given[0].shape[:-1] == lead
 
 
 def _at(n: int, places: int) -> int:

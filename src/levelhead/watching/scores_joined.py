@@ -138,9 +138,15 @@ def _joined(parts: list[Scores], dim: int) -> Scores | None:
 
 
 def _of_several_queries(parts: list[Scores], dim: int) -> bool:
-    """Whether keys of different queries are put beside each other."""
-    keys = all(x.axes is not None and score_axes.origin(x.axes, dim) == "right" for x in parts)
-    return keys and not _equal([x.left for x in parts])
+    """Whether keys of different queries are put beside each other. Products may have the same queries in another form:
+    in blocks beside a global part, say."""
+    queries = []
+    for part in parts:
+        if part.axes is None or score_axes.origin(part.axes, dim) != "right":
+            return False
+        others = [axis for axis in range(part.axes.dim()) if axis != dim]
+        queries.append(score_axes.taken(part.axes, part.left, "left", others))
+    return not _equal(queries)
 
 
 def _side_by_side(parts: list[Scores], name: str, dim: int | None, stacked: int = 0) -> Tensor | None:
