@@ -101,7 +101,7 @@ def _line(run: Training, step: list[int]) -> dict[str, Any]:
 
 def rounded(x: Any, digits: int) -> Any:
     """JSON values with so many digits; null for what is not finite."""
-    return json_value(x, digits=digits, whole="float")
+    return json_value(x, digits=digits)
 
 
 def _numbers(x: Any) -> Any:
