@@ -1,7 +1,7 @@
 """Which path computes a watched call's statistics on a device, and why.
 
 The core serves CPUs, the Triton kernel CUDA and ROCm where Triton is installed, plain torch operations the rest.
-LEVELHEAD_OBSERVE=triton, torch or core chooses by hand; Triton on a CPU needs its interpreter (TRITON_INTERPRET=1).
+LEVELHEAD_OBSERVE=triton or torch chooses by hand; Triton on a CPU needs its interpreter (TRITON_INTERPRET=1).
 A kernel that could not be compiled or launched is not tried again. Nothing is imported here.
 """
 
@@ -17,36 +17,36 @@ VARIABLE = "LEVELHEAD_OBSERVE"
 _failures: list[str] = []
 
 
-class Choice(NamedTuple):
+class PathChoice(NamedTuple):
     path: str  # CORE, TRITON or TORCH
     why: str
 
 
-def choice(device: str) -> Choice:
+def choice(device: str) -> PathChoice:
     """For tensors on a device of this type."""
     wanted = os.environ.get(VARIABLE)
     default = _default(device)
     if wanted == TORCH:
-        return Choice(TORCH, f"{VARIABLE}=torch is set")
+        return PathChoice(TORCH, f"{VARIABLE}=torch is set")
     if wanted == TRITON and device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return _triton(f"{VARIABLE}=triton and TRITON_INTERPRET=1 are set")
     return default
 
 
-def _default(device: str) -> Choice:
+def _default(device: str) -> PathChoice:
     if device == "cpu":
-        return Choice(CORE, "the fused kernel reads CPU tensors")
+        return PathChoice(CORE, "the fused kernel reads CPU tensors")
     if device == "cuda":
         return _triton("one pass on CUDA and ROCm")
-    return Choice(TORCH, f"no kernel for {device}")
+    return PathChoice(TORCH, f"no kernel for {device}")
 
 
-def _triton(why: str) -> Choice:
+def _triton(why: str) -> PathChoice:
     if find_spec("triton") is None:
-        return Choice(TORCH, "triton is not installed")
+        return PathChoice(TORCH, "triton is not installed")
     if _failures:
-        return Choice(TORCH, f"the Triton kernel failed: {_failures[0]}")
-    return Choice(TRITON, why)
+        return PathChoice(TORCH, f"the Triton kernel failed: {_failures[0]}")
+    return PathChoice(TRITON, why)
 
 
 def failed(reason: str) -> None:
@@ -59,8 +59,8 @@ def ignored() -> str | None:
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return None
-    if wanted not in (CORE, TRITON, TORCH):
-        return f"{VARIABLE}={wanted}: ignored, it is none of {CORE}, {TRITON}, {TORCH}"
+    if wanted not in (TRITON, TORCH):
+        return f"{VARIABLE}={wanted}: ignored, it is neither {TRITON} nor {TORCH}"
     if wanted == TRITON and os.environ.get("TRITON_INTERPRET") != "1":
         return f"{VARIABLE}={wanted}: ignored for CPU tensors, TRITON_INTERPRET=1 is not set"
     return None

@@ -2,7 +2,7 @@
 
 Noise in the output of a projection arrives in q multiplied by a factor, whatever else is added there (LoRA, positions);
 rotations keep its length. The factors of q and k times the scale of the product are the effective scale. It is taken
-only if it is a number that somebody writes: none, 1/√d_k, that twice or by half. A mean of two projections is none.
+only if it is a number that code contains: none, 1/√d_k, that twice or by half. A mean of two projections is none.
 """
 
 from __future__ import annotations

@@ -205,14 +205,15 @@ class _Moves:
         return _moved(self._flight, self._homes, self._role, 2.0)
 
     def size(self, home: Home) -> float:
-        return _size(self._once[home.name])
+        return largest(self._once[home.name])
 
     def linear(self, home: Home) -> bool:
         once, twice = self._once[home.name], self._twice[home.name]
-        return self.size(home) > 0 and _size(twice - 2 * once) < _NEAR * self.size(home)
+        return self.size(home) > 0 and largest(twice - 2 * once) < _NEAR * self.size(home)
 
 
-def _size(move: Tensor) -> float:
+def largest(move: Tensor) -> float:
+    """How far an output moved at most."""
     return float(move.abs().max()) if move.numel() else 0.0
 
 

@@ -58,7 +58,7 @@ class Preflight:
             yield from group.lines()
 
     def _unjudged(self) -> str:
-        """What a first line must not leave out: an order of sight that nobody judged."""
+        """What a first line must not leave out: that causality was not judged."""
         open_ = [c for c in self.checks if c.name == "causality" and c.verdict == "not judged"]
         if not open_ or MAY_SEE_LATER in open_[0].moved:
             return ""

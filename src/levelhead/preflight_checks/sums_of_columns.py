@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from levelhead.preflight_checks.calls import SeenCall
 from levelhead.preflight_checks.flight import Flight
-from levelhead.preflight_checks.projections import Home, homes_of, moves
+from levelhead.preflight_checks.projections import Home, homes_of, largest, moves
 from levelhead.preflight_checks.result import finding
 
 NAME, KIND = "columns of q and k", "only the sum of q counts"
@@ -25,8 +25,8 @@ def check(flight: Flight, calls: Sequence[SeenCall]) -> None:
     if not homes:
         return flight.unknown(NAME, _CHANGED, "no module with projections of q, k and v")
     first, second = (_moves(flight, homes, column) for column in (0, 1))
-    judged = [home.name for home in homes if _size(first[home.name]) and _size(second[home.name])]
-    alike = [name for name in judged if _size(first[name] - second[name]) < _NEAR * _size(first[name])]
+    judged = [home.name for home in homes if largest(first[home.name]) and largest(second[home.name])]
+    alike = [name for name in judged if largest(first[name] - second[name]) < _NEAR * largest(first[name])]
     if not judged:
         return flight.unknown(NAME, _CHANGED, "no output moved")
     if not alike:
@@ -56,7 +56,3 @@ def _raised(column: int) -> Callable[..., Any]:
         return changed
 
     return hook
-
-
-def _size(move: Tensor) -> float:
-    return float(move.abs().max()) if move.numel() else 0.0

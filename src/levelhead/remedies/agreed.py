@@ -19,7 +19,13 @@ from levelhead.errors import bad_value
 from levelhead.remedies import rows
 from levelhead.remedies.rows import Share
 
-PARTS = ("replicas", "pipeline")
+NOTHING_RAN = "none yet"
+LOST = "NaN or infinite ones in "
+NO_WAY_BACK = "No factor brings them back: return to an earlier checkpoint"
+DIFFERENT = (
+    "Pass parts='pipeline' if ranks are stages or hold heads of their own, parts='replicas' if they are copies that"
+    " drifted apart, or group= with the copies of this rank's layers"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +58,7 @@ class Rank:
 
 
 @dataclass(eq=False)
-class Layer:
+class AgreedLayer:
     """A layer that ranks agreed on."""
 
     label: str  # its name, with the rank in front where others have a layer of that name
@@ -66,7 +72,7 @@ class Layer:
     parameters: tuple[str, ...] = ()
 
 
-class Group:
+class Processes:
     """The processes of a group, or this one alone."""
 
     def __init__(self, group: Any) -> None:
@@ -95,7 +101,7 @@ class Group:
         return found
 
 
-def agree(group: Group, model: nn.Module, own: Rank) -> tuple[list[Layer], dict[str, tuple[int, ...]]]:
+def agree(group: Processes, model: nn.Module, own: Rank) -> tuple[list[AgreedLayer], dict[str, tuple[int, ...]]]:
     """The layers of all ranks, the same list on every rank; and the heads of this one, by module."""
     ranks: list[Rank] = group.gathered(own)
     wrong = {rank.number: rank.wrong for rank in ranks if rank.wrong}
@@ -120,11 +126,6 @@ def agree(group: Group, model: nn.Module, own: Rank) -> tuple[list[Layer], dict[
     return _joined(ranks, own.parts), {each.module: each.heads for each in own.layers}
 
 
-NOTHING_RAN = "none yet"
-LOST = "NaN or infinite ones in "
-NO_WAY_BACK = "No factor brings them back: return to an earlier checkpoint"
-
-
 def _with_others(model: nn.Module, own: Rank, ranks: Sequence[Rank]) -> Rank:
     """A rank's layers, and those of others that it has under the same names without having run them."""
     found = {layer.module: layer for layer in own.layers}
@@ -145,8 +146,8 @@ def _with_others(model: nn.Module, own: Rank, ranks: Sequence[Rank]) -> Rank:
     return Rank(own.number, own.parts, tuple(found.values()))
 
 
-def _joined(ranks: Sequence[Rank], parts: str | None) -> list[Layer]:
-    layers: list[Layer] = []
+def _joined(ranks: Sequence[Rank], parts: str | None) -> list[AgreedLayer]:
+    layers: list[AgreedLayer] = []
     by_name: dict[str, list[tuple[int, Described]]] = {}
     for rank in ranks:
         for each in rank.layers:
@@ -166,13 +167,7 @@ def _joined(ranks: Sequence[Rank], parts: str | None) -> list[Layer]:
     return layers
 
 
-DIFFERENT = (
-    "Pass parts='pipeline' if ranks are stages or hold heads of their own, parts='replicas' if they are copies that"
-    " drifted apart, or group= with the copies of this rank's layers"
-)
-
-
-def _layer(members: Sequence[tuple[int, Described]], label: str) -> Layer:
+def _layer(members: Sequence[tuple[int, Described]], label: str) -> AgreedLayer:
     first = next(one for _, one in members if one.heads)
     shares: dict[int, list[tuple[Share, int]]] = {}
     for _, one in members:
@@ -181,4 +176,4 @@ def _layer(members: Sequence[tuple[int, Described]], label: str) -> Layer:
     why = next((one.why for _, one in members if one.why), "")
     parameters = tuple(sorted({share.parameter for _, one in members for share in one.shares}))
     frozen, ranks = any(one.frozen for _, one in members), frozenset(number for number, _ in members)
-    return Layer(label, first.module, ranks, tuple(sorted(shares)), shares, why, frozen, first.cap, parameters)
+    return AgreedLayer(label, first.module, ranks, tuple(sorted(shares)), shares, why, frozen, first.cap, parameters)

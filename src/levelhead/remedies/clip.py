@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from levelhead.errors import bad_value
 from levelhead.remedies import rows, shards, written
-from levelhead.remedies.agreed import LOST, NO_WAY_BACK, PARTS, Described, Layer
+from levelhead.remedies.agreed import LOST, NO_WAY_BACK, AgreedLayer, Described
 from levelhead.remedies.clipped import Clipped
 from levelhead.remedies.probe import Probe
 from levelhead.remedies.projections import Source, Sources
@@ -34,12 +34,13 @@ from levelhead.remedies.remedy import (
     run,
     uncompiled,
 )
-from levelhead.remedies.together import Seen, Together
+from levelhead.remedies.together import Maxima, Together
 from levelhead.runs import tally
 from levelhead.torch.masks import hides
 from levelhead.watching import amend, effective_scale
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import WatchedModule
+from levelhead.watching.ranks import check_parts
 from levelhead.watching.watch import Watch
 
 TAU = 100.0  # Kimi K2's
@@ -86,8 +87,7 @@ class QKClip(Remedy):
     ) -> None:
         self.tau = positive("tau", tau, "Kimi K2 uses 100")
         self._name = f"QKClip {self.tau:g}"
-        if parts is not None and parts not in PARTS:
-            raise bad_value("parts", "'replicas', 'pipeline' or None", repr(parts), "Pass pipeline for stages")
+        check_parts(parts)
         self._watches = not isinstance(watched, Watch)
         if isinstance(watched, Watch):
             if watched.rows is not None:
@@ -103,7 +103,7 @@ class QKClip(Remedy):
             raise bad_value("model", "weights that keep their shape", "FSDP1, which makes flat pieces of them", advice)
         super().__init__(model, {})
         self._together = Together(self.watch.model, group, parts)
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, Maxima] = {}
         self._known: dict[str, tuple[Any, Described]] = {}
         self._writes: list[Any] = []
         self._said: set[str] = set()
@@ -124,7 +124,7 @@ class QKClip(Remedy):
     def _called(self, watched: WatchedModule, call: Call, heads: Tensor, q: Tensor, k: Tensor) -> None:
         self.modules[watched.name] = watched.module
         bad_rows = heads[:, tally.INDEX["nan_rows"]].sum()
-        new = Seen(heads[:, tally.LARGEST].detach().clone(), bad_rows, _biased(call), amend.cap_of(call))
+        new = Maxima(heads[:, tally.LARGEST].detach().clone(), bad_rows, _biased(call), amend.cap_of(call))
         old = self._seen.get(watched.name)
         if old is not None and old.largest.shape == new.largest.shape:
             new.largest = torch.maximum(old.largest, new.largest)
@@ -153,7 +153,7 @@ class QKClip(Remedy):
         self._probe.misfits.clear()
         return clipped
 
-    def _step(self, seen: dict[str, Seen], own: tuple[Described, ...]) -> Clipped:
+    def _step(self, seen: dict[str, Maxima], own: tuple[Described, ...]) -> Clipped:
         exchanged = self._together.exchanged(seen, own, self._normed(own), self._probe.misfits, self._writes)
         self._writes = []
         flags = exchanged.flags
@@ -170,7 +170,7 @@ class QKClip(Remedy):
         self._tell(undone, left)
         return Clipped(heads, largest, inexact, left, exchanged.idle, undone)
 
-    def _over(self, maxima: dict[str, dict[int, float]]) -> list[tuple[Layer, dict[int, float]]]:
+    def _over(self, maxima: dict[str, dict[int, float]]) -> list[tuple[AgreedLayer, dict[int, float]]]:
         """Layers with heads above τ: by head, γ."""
         found = []
         for layer in self._together.layers or ():
@@ -180,7 +180,7 @@ class QKClip(Remedy):
         return found
 
     def _write(
-        self, over: list[tuple[Layer, dict[int, float]]], flags: dict[str, dict[str, float]]
+        self, over: list[tuple[AgreedLayer, dict[int, float]]], flags: dict[str, dict[str, float]]
     ) -> tuple[dict[tuple[str, int], float], dict[tuple[str, int], str]]:
         heads: dict[tuple[str, int], float] = {}
         left: dict[tuple[str, int], str] = {}
@@ -223,7 +223,7 @@ class QKClip(Remedy):
 
     # ---- what this rank knows
 
-    def _described(self, seen: dict[str, Seen]) -> tuple[Described, ...]:
+    def _described(self, seen: dict[str, Maxima]) -> tuple[Described, ...]:
         """The layers that this rank has ever seen; described again where a pass has shown something new."""
         for name, one in seen.items():
             before = self._known.get(name)
@@ -257,7 +257,7 @@ class QKClip(Remedy):
         return replace(unknown, heads=first, shares=shares, holders=holders, fingerprint=found)
 
     def _normed(self, own: tuple[Described, ...]) -> str:
-        """The QK-norms in the way of what cannot be written."""
+        """The QK-norms of layers that cannot be written."""
         for each in own:
             norms = effective_scale.qk_norms(self.modules[each.module]) if each.why and not each.frozen else []
             if norms:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from levelhead.remedies.projections import Parts, Ran, Source, source
+from levelhead.remedies.projections import Parts, RanProjection, Source, source
 from levelhead.watching import effective_scale
 
 
-def in_parts(module: nn.Module, ran: Sequence[Ran], q: Tensor, k: Tensor) -> Parts | None:
+def in_parts(module: nn.Module, ran: Sequence[RanProjection], q: Tensor, k: Tensor) -> Parts | None:
     """Both parts of a module's heads and where they come from; None: there are none, or not all sources are known."""
     if q.shape[-1] != k.shape[-1]:
         return None

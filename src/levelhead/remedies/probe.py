@@ -1,7 +1,7 @@
-"""Listens to a watched model, and knows which projections its queries and keys come from.
+"""Hooks on a watched model that find which projections its queries and keys come from.
 
 The first passes show it; every later one is compared with it, because what fitted once may not for ever: an adapter
-begins by adding nothing. Inside a compiled graph nothing is listened to.
+begins by adding nothing. A compiled graph runs no hook.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from levelhead.remedies import shards
 from levelhead.remedies.parts import in_parts
-from levelhead.remedies.projections import Ran, Source, Sources, Unknown, misfit, outputs, source, torchs_own
+from levelhead.remedies.projections import RanProjection, Source, Sources, Unknown, misfit, outputs, source, torchs_own
 from levelhead.watching.effective_scale import NOT_FOLLOWED
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import WatchedModule
@@ -22,7 +22,7 @@ _TRIES = 3  # calls of a module, until what is unknown stays so
 
 
 class Probe:
-    """Listens to a watch until `close`: finds the sources of every module, then compares them with every pass."""
+    """Attached to a watch until `close`: finds the sources of every module, then compares them with every pass."""
 
     def __init__(self, watch: Any) -> None:
         self.found: dict[str, Sources] = {}
@@ -85,7 +85,7 @@ class Probe:
             return Sources(module.num_heads, module.head_dim, *torchs_own(module))
         inside = set(module.modules())
         unchanged = [(child, *ran) for child, ran in self._ran.items() if _version(ran[0]) == ran[1]]
-        ran = [Ran(self._names.get(child, ""), child, shards.local(out), x) for child, out, _, x in unchanged]
+        ran = [RanProjection(self._names.get(child, ""), child, shards.local(out), x) for child, out, _, x in unchanged]
         # Projections may also belong to the module around the one that makes the call.
         ran = [x for x in ran if x.module in inside] or ran
         of_q, of_k = source("q", module, ran, q), source("k", module, ran, k)

@@ -4,7 +4,7 @@ Layouts of joint projections differ, and names do not show them. So the output o
 and k as they reached the softmax, token by token and head by head, by norm: rotations keep it, a constant factor is
 allowed, and any other layout misses it. If nothing fits (a norm in between, a cache, an adapter that adds to the
 projection) or two layouts fit, the result is `Unknown` with a reason, never wrong rows. torch's own module is known by
-its definition. `probe` listens to a model and asks here.
+its definition. `probe` calls this for the modules of a model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Unknown(NamedTuple):
     why: str
 
 
-class Ran(NamedTuple):
+class RanProjection(NamedTuple):
     """A projection that ran since the last attention call."""
 
     name: str
@@ -118,13 +118,15 @@ class _Fit(NamedTuple):
     columns: Tensor
 
 
-def source(role: str, module: nn.Module, ran: Sequence[Ran], x: Tensor, part: bool = False) -> Source | Unknown:
+def source(
+    role: str, module: nn.Module, ran: Sequence[RanProjection], x: Tensor, part: bool = False
+) -> Source | Unknown:
     """Where x (B, heads, T, D) of an attention module, as it reached the softmax, came from; `part`: it is a part of
     every head."""
     limit = _limit(x)
     named = [one for one in ran if role in (effective_scale.role(one.name) or "")]
     others = [one for one in ran if all(one is not other for other in named)]
-    fits: list[tuple[_Fit, Ran]] = []
+    fits: list[tuple[_Fit, RanProjection]] = []
     for some in (named, others):  # numbers decide; names only set the order
         if not fits:
             fits = [

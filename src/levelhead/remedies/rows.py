@@ -29,7 +29,7 @@ class Share:
 
 
 class RefusedError(Exception):
-    """Why rows cannot be written; `frozen`: because nobody wants them changed."""
+    """Why rows cannot be written; `frozen`: because they must not change."""
 
     def __init__(self, why: str, frozen: bool = False) -> None:
         super().__init__(why)

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from levelhead.errors import bad_value
 from levelhead.remedies import rows, written
-from levelhead.remedies.agreed import DIFFERENT, LOST, NOTHING_RAN, Described, Group, Layer, Rank, agree
+from levelhead.remedies.agreed import DIFFERENT, LOST, NOTHING_RAN, AgreedLayer, Described, Processes, Rank, agree
 
 _FLAGS = ("bad_rows", "misfit", "biased", "undone")  # of a layer, beside its heads' maxima
 
 
 @dataclass
-class Seen:
+class Maxima:
     """What a module's calls have come to since the last step; read once, then."""
 
     largest: Tensor  # (H,)
@@ -43,14 +43,14 @@ class Together:
     """The ranks of a group, or this process alone."""
 
     def __init__(self, model: nn.Module, group: Any, parts: str | None) -> None:
-        self.model, self.group, self.parts = model, Group(group), parts
-        self.layers: list[Layer] | None = None  # that ranks agreed on
+        self.model, self.group, self.parts = model, Processes(group), parts
+        self.layers: list[AgreedLayer] | None = None  # that ranks agreed on
         self._heads: dict[str, tuple[int, ...]] = {}  # of this rank, by module
         self._agreed_on: tuple[Any, ...] = ()  # the layers of this rank, at that time
 
     def exchanged(
         self,
-        seen: Mapping[str, Seen],
+        seen: Mapping[str, Maxima],
         own: tuple[Described, ...],
         wrong: str,
         misfits: Mapping[str, Tensor],
@@ -69,8 +69,8 @@ class Together:
         maxima = {layer.label: {head: next(values) for head in layer.heads} for layer in self.layers}
         return Exchanged(idle, flags, maxima)
 
-    def agree(self, seen: Mapping[str, Seen], own: tuple[Described, ...], wrong: str) -> None:
-        """Tells the other ranks what this one knows, or why it cannot clip at all."""
+    def agree(self, seen: Mapping[str, Maxima], own: tuple[Described, ...], wrong: str) -> None:
+        """Sends the other ranks what this one knows, or why it cannot clip at all."""
         wrong = wrong or ("" if own else NOTHING_RAN)
         if lost := [name for name, one in seen.items() if one.bad_rows]:
             wrong = f"{LOST}{', '.join(map(repr, lost))}"
@@ -88,7 +88,7 @@ class Together:
 
     def _largest(
         self,
-        seen: Mapping[str, Seen],
+        seen: Mapping[str, Maxima],
         own: tuple[Described, ...],
         misfits: Mapping[str, Tensor],
         undone: Mapping[str, bool],
@@ -117,7 +117,7 @@ class Together:
             maxima.append(largest)
         return self.group.largest(torch.cat([*pieces, *maxima]))
 
-    def same_bits(self, layers: Sequence[Layer]) -> bool:
+    def same_bits(self, layers: Sequence[AgreedLayer]) -> bool:
         """Whether ranks that clip a layer alike still hold the same: stages may have begun with equal numbers. If not,
         they have to agree again, or the ranks are refused."""
         if not self.group.several or self.parts == "replicas":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.remedies import rows, shards
-from levelhead.remedies.agreed import Layer
+from levelhead.remedies.agreed import AgreedLayer
 from levelhead.remedies.rows import Share
 
 _SAMPLED = 64  # numbers of a parameter that are compared
@@ -39,7 +39,7 @@ class Writes:
         self._model = model
         self._factors: dict[int, tuple[str, str, int, Tensor]] = {}
 
-    def scale(self, layer: Layer, factors: Mapping[int, float]) -> None:
+    def scale(self, layer: AgreedLayer, factors: Mapping[int, float]) -> None:
         """Rows of these heads get the powers of their factors; a row of several, the smallest."""
         of_shares: dict[Share, dict[int, float]] = {}  # places of heads in them
         for head, factor in factors.items():

@@ -91,7 +91,7 @@ def wandb_alert(run: Any = None) -> Callable[[Any], None]:
 
     def alert(finding: Any) -> None:
         active = run if run is not None else wandb.run
-        if active is None and sessions.rank():  # the first rank has the run, and tells
+        if active is None and sessions.rank():  # the first rank has the run, and logs
             return
         if active is None:
             advice = "Call wandb.init first, or pass a run"

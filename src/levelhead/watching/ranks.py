@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from levelhead.errors import bad_value
-from levelhead.runs import tally
+from levelhead.runs import sessions, tally
 from levelhead.runs.record import Record, Snapshot
 
 HEADS, PARTS = ("same", "split"), ("replicas", "pipeline")
@@ -75,6 +75,11 @@ def gathered(
 def _check(heads: str, parts: str | None) -> None:
     if heads not in HEADS:
         raise bad_value("heads", "'same' or 'split'", repr(heads), "Pass split where heads are spread over ranks")
+    check_parts(parts)
+
+
+def check_parts(parts: str | None) -> None:
+    """How ranks relate, as `gather` and QK-clip take it."""
     if parts is not None and parts not in PARTS:
         raise bad_value("parts", "'replicas', 'pipeline' or None", repr(parts), "Pass pipeline for stages")
 
@@ -94,13 +99,12 @@ class Gathering:
     def __init__(self, gather: bool | str) -> None:
         self._heads = "split" if gather == "split" else "same"
         self._parts = str(gather) if gather in PARTS else None
-        dist = torch.distributed
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        self.active = several and gather is not False
-        self.first = not self.active or dist.get_rank() == 0  # who writes
+        rank = sessions.rank()
+        self.active = rank is not None and gather is not False
+        self.first = not self.active or rank == 0  # who writes
 
     def __call__(self, snapshot: Snapshot | None, step: int, model: nn.Module) -> Snapshot | None:
-        """Every rank calls it, also one that recorded nothing; None: nobody did."""
+        """Every rank calls it, also one that recorded nothing; None: no rank recorded anything."""
         if not self.active:
             return snapshot
         known = fingerprint(model) if self._parts is None else None

@@ -140,7 +140,7 @@ observing: dict[int, Callable[[], bool]] = {}  # of every attached watch, whethe
 def _rows(output: Tensor) -> Tensor:
     if any(now() for now in observing.values()):
         return rows(output)
-    return output.new_empty((SAMPLE, output.shape[-1]))  # nobody reads it
+    return output.new_empty((SAMPLE, output.shape[-1]))  # its numbers are not read
 
 
 _library.impl("rows", _rows, "CompositeExplicitAutograd")

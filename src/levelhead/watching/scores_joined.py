@@ -98,17 +98,15 @@ def _together_again(parts: list[Scores], dim: int) -> Scores | None:
 
 def _factors(parts: list[Scores], dim: int) -> Factor:
     """The factor of each, beside each other; one number where they are the same."""
-    numbers = [part.factor for part in parts]
-    if not all(isinstance(x, float) for x in numbers):
+    numbers = [part.factor for part in parts if isinstance(part.factor, float)]
+    if len(numbers) < len(parts):
         return None
     if len(set(numbers)) == 1:
         return numbers[0]
-    each = [
-        torch.full([part.axes.shape[d] if d == dim else 1 for d in range(part.axes.dim())], part.factor)
-        for part in parts
-        if part.axes is not None and isinstance(part.factor, float)
-    ]
-    return torch.cat(each, dim).to(parts[0].left.device)
+    axes = [part.axes for part in parts if part.axes is not None]
+    lengths = torch.tensor([x.shape[dim] for x in axes])
+    each = torch.tensor(numbers).repeat_interleave(lengths).to(parts[0].left.device)
+    return each.view([-1 if d == dim else 1 for d in range(axes[0].dim())])
 
 
 def _joined(parts: list[Scores], dim: int) -> Scores | None:
