@@ -1,9 +1,10 @@
 """What the compiler says about the observing kernel, for GPUs that need not be there.
 
-Compiles it for sm_80, sm_90, sm_100 and gfx942, for several widths and sets of options, and reads from the machine
-code: tensor-core instructions, registers, spills, shared memory, and the instructions of the loop over tiles per logit.
-The last is set beside that of a plain FlashAttention forward pass (`flash_forward.py`), compiled for the same GPU. It
-is an estimate of cost: it knows no latencies, no occupancy and no memory. Nothing runs on a device.
+Compiles it for sm_80, sm_90, sm_100 and gfx942, for several widths and sets of options, and for further GPUs that
+people have, for a few of these. Reads from the machine code: tensor-core instructions, registers, spills, shared
+memory, and the instructions of the loop over tiles per logit. The last is set beside that of a plain FlashAttention
+forward pass (`flash_forward.py`), compiled for the same GPU. It is an estimate of cost: it knows no latencies, no
+occupancy and no memory. Nothing runs on a device.
 
     python bench/device_kernel.py [--sample] [--json FILE]
 """
@@ -25,9 +26,11 @@ from triton.compiler import ASTSource
 
 from about import machine
 from flash_forward import flash_kernel
+from levelhead.device.hiding_kernel import hiding_kernel
 from levelhead.device.kernel import join_kernel, observe_kernel
 from levelhead.device.tally_kernel import tally_kernel
-from levelhead.device.tiles import Tiles, registers, tiles
+from levelhead.device.tiles import Tiles, registers, tiles, unit
+from levelhead.torch.masks import FLOOR, UNDERFLOW
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -35,10 +38,18 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-SHARED = {"sm_80": 166_912, "sm_90": 232_448, "sm_100": 232_448, "gfx942": 65_536}  # bytes a block may have
-# CUDA C Programming Guide, table of compute capabilities; AMD CDNA3 ISA guide, local data share
-TENSOR = re.compile(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma")
-IN_LOOP = re.compile(r"HMMA|QGMMA|HGMMA|UTC\w*MMA|FFMA|v_mfma")
+FURTHER = {  # RTX 20 and T4; RTX 30, 40 and 50; MI200; RX 7000 and 9000
+    "sm_75": GPUTarget("cuda", 75, 32),
+    "sm_86": GPUTarget("cuda", 86, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx90a": GPUTarget("hip", "gfx90a", 64),
+    "gfx1100": GPUTarget("hip", "gfx1100", 32),
+    "gfx1201": GPUTarget("hip", "gfx1201", 32),
+}
+ALL = TARGETS | FURTHER
+TENSOR = re.compile(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma|v_wmma")
+IN_LOOP = re.compile(r"HMMA|QGMMA|HGMMA|UTC\w*MMA|FFMA|v_mfma|v_wmma")
 
 POINTERS = {  # argument -> type of what it points to; q's own type where None
     "q": None,
@@ -72,7 +83,7 @@ OPTIONS["all"] = {name: x for options in OPTIONS.values() for name, x in options
 
 def observing(target: str, D: int, dtype: str, options: dict[str, Any], rows: int = 4096) -> tuple[Any, Tiles]:
     """The kernel compiled as `launch` would for contiguous tensors with 4 query heads to a key head."""
-    block = tiles(D, 4 if dtype == "fp32" else 2, rows, target == "sm_80")
+    block = tiles(D, 4 if dtype == "fp32" else 2, rows, unit(*architecture(target)))
     names = observe_kernel.arg_names
     constants = dict(
         GROUP=4, PACK=1 if rows >= 64 else 4, D=D, BM=block.rows, BN=block.keys, BF=block.full, BD=block.width
@@ -95,6 +106,12 @@ def observing(target: str, D: int, dtype: str, options: dict[str, Any], rows: in
     return compiled(observe_kernel, target, types, constants, block.warps, block.stages), block
 
 
+def architecture(target: str) -> tuple[bool, int]:
+    """Whether it is NVIDIA's, and its major version."""
+    arch = ALL[target].arch
+    return isinstance(arch, int), arch // 10 if isinstance(arch, int) else int(arch[3:-2])
+
+
 def compiled(
     kernel: Any, target: str, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int
 ) -> Any:
@@ -109,8 +126,8 @@ def compiled(
     }
     attributes = {place: x for place, x in attributes.items() if names[place[0]] in types}
     source = ASTSource(kernel, signature, values, attributes)
-    options = {"num_warps": warps, "num_stages": stages} | registers(TARGETS[target].backend == "cuda")
-    return triton.compile(source, target=TARGETS[target], options=options)
+    options = {"num_warps": warps, "num_stages": stages} | registers(ALL[target].backend == "cuda")
+    return triton.compile(source, target=ALL[target], options=options)
 
 
 def flash(target: str, D: int) -> tuple[Any, int, int, int]:
@@ -151,7 +168,7 @@ def facts(target: str, kernel: Any, rows: int, keys: int, warps: int, pieces: in
         }
     body = _tile_loop(code.splitlines(), pieces)
     if body:
-        found["instructions per logit"] = round(body * warps * TARGETS[target].warp_size / (rows * keys), 1)
+        found["instructions per logit"] = round(body * warps * ALL[target].warp_size / (rows * keys), 1)
     return found
 
 
@@ -189,18 +206,22 @@ def _tile_loop(lines: list[str], pieces: int) -> int | None:
 
 def cases(sample: bool) -> Iterator[tuple[str, int, str, str, int]]:
     if sample:
-        yield from (("sm_80", 64, "bf16", "causal", 4096), ("gfx942", 128, "bf16", "all", 4096))
+        yield from ((target, 64, "bf16", "causal", 4096) for target in ("sm_80", "sm_120"))
+        yield "gfx942", 128, "bf16", "all", 4096
         return
     for target in TARGETS:
         yield from ((target, D, "bf16", name, 4096) for D in (64, 128, 256) for name in OPTIONS)
         yield from ((target, D, "fp32", "causal", 4096) for D in (64, 128, 256))
         yield from ((target, D, "bf16", "causal", 4096) for D in (16, 192, 576))
         yield from ((target, 128, "fp16", "causal", rows) for rows in (1, 4096))
+    for target in FURTHER:
+        half = "fp16" if target == "sm_75" else "bf16"
+        yield from ((target, D, half, name, 4096) for D in (64, 128, 256) for name in ("causal", "bias"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="what the compiler says about the observing kernel")
-    parser.add_argument("--sample", action="store_true", help="two kernels instead of all")
+    parser.add_argument("--sample", action="store_true", help="three kernels instead of all")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     found = []
@@ -219,9 +240,12 @@ def main() -> None:
     whole = dict.fromkeys(("rows", "parts", "B", "H", "R"), "i32")
     further = dict.fromkeys(("part_sums", "sums", "sinks", "tallies"), "*fp32") | {"used": "*u8"}
     further |= dict.fromkeys(("part_counts", "counts", "places"), "*i64") | whole
+    further |= dict.fromkeys(("reach", "before", "after"), "*fp64") | {"values": "*bf16", "n": "i32", "programs": "i32"}
+    further |= dict.fromkeys(("found_before", "found"), "*fp32")
     for target in list(TARGETS)[: 1 if options.sample else None]:
-        for kernel in (join_kernel, tally_kernel):
-            small = compiled(kernel, target, further, {"BLOCK": 256, "SATURATED": 0.99}, 4, 2)
+        for kernel in (join_kernel, tally_kernel, hiding_kernel):
+            constants = {"BLOCK": 256, "SATURATED": 0.99, "FLOOR": FLOOR, "UNDERFLOW": UNDERFLOW, "MOST_PROGRAMS": 512}
+            small = compiled(kernel, target, further, constants, 4, 2)
             assert facts(target, small, 1, 1, 4)["spills"] == 0
     if options.json:
         about = machine(1) | {"triton": triton.__version__, "note": "compiled only; nothing ran on a device"}

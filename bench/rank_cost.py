@@ -3,7 +3,7 @@
 Processes of this machine over gloo, so the figures are those of pickling, copying and agreeing, not of a network. A
 step's records are made up, of the sizes of real models: (layers, heads). For a clip, the maxima of all heads are there
 and a step is `step()`: with nothing above the bound (one collective), and with every head above it (a second one, and
-all q and k weights written). Medians of steps on the first rank, after a warm-up that contains the agreement.
+all q and k weights written). Steps of the first rank, after a warm-up that contains the agreement.
 
     python bench/rank_cost.py [--json FILE] [--ranks 2]
 """
@@ -25,12 +25,13 @@ import torch.nn.functional as F  # noqa: N812  the usual name
 from torch import Tensor, nn
 
 import levelhead as lh
-from about import machine
+from about import machine, versions
 from levelhead.remedies import QKClip
 from levelhead.runs.record import Snapshot
 
 SIZES = {"12 layers of 12 heads": (12, 12), "32 layers of 32 heads": (32, 32)}
-STEPS, D = 9, 8
+STEPS, D = 25, 8
+CLIPS = {"QK-clip, nothing above the bound": 1e6, "all heads above": 1e-9}
 
 
 class Attention(nn.Module):
@@ -43,31 +44,31 @@ class Attention(nn.Module):
         return x + F.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2)
 
 
-def median(step: Callable[[], Any]) -> float:
+def taken(step: Callable[[], Any]) -> dict[str, float]:
     """Milliseconds of a step."""
-    taken = []
+    each = []
     for n in range(STEPS + 1):
         torch.distributed.barrier()
         started = time.perf_counter()
         step()
         if n:
-            taken.append(time.perf_counter() - started)
-    return round(1e3 * statistics.median(taken), 3)
+            each.append(1e3 * (time.perf_counter() - started))
+    return {"best": round(min(each), 3), "median": round(statistics.median(each), 3)}
 
 
-def measured(layers: int, heads: int) -> dict[str, float]:
+def measured(layers: int, heads: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(*(Attention(heads) for _ in range(layers)))
     x = torch.randn(1, 8, D * heads)
-    found = {}
+    found: dict[str, Any] = {}
     with torch.no_grad(), lh.watch(model, gather=True, history=2) as w:
         model(x)
         records = w.last.records
         w.step()
         gather = w._gathering
-        found["gather"] = median(lambda: gather(Snapshot(1, records), 1, model))
+        found["gather"] = taken(lambda: gather(Snapshot(1, records), 1, model))
     found["bytes of a rank"] = float(sum(record.tally.nbytes for record in records))
-    for name, tau in (("clip, nothing above", 1e6), ("clip, all heads above", 1e-9)):
+    for name, tau in CLIPS.items():
         with torch.no_grad(), QKClip(model, tau) as clip:
             model(x)
             seen = dict(clip._seen)
@@ -76,7 +77,7 @@ def measured(layers: int, heads: int) -> dict[str, float]:
                 clip._seen = dict(seen)
                 clip.step()
 
-            found[name] = median(step)
+            found[name] = taken(step)
     return found
 
 
@@ -91,6 +92,16 @@ def rank(number: int, world: int, port: int, answers: Any) -> None:
     torch.distributed.destroy_process_group()
 
 
+def table(found: dict[str, dict[str, Any]], ranks: int) -> list[str]:
+    columns = ("gather", *CLIPS)
+    lines = [f"| {ranks} ranks, ms of a step: best (median) | `gather=True` | {' | '.join(CLIPS)} |", "|---" * 4 + "|"]
+    return [*lines, *(f"| {name} | {' | '.join(map(_span, map(x.get, columns)))} |" for name, x in found.items())]
+
+
+def _span(milliseconds: Any) -> str:
+    return f"{milliseconds['best']:.3g} ({milliseconds['median']:.3g})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json")
@@ -99,6 +110,7 @@ def main() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    load = round(os.getloadavg()[0], 1)  # of other work, before any of this
     context = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
     ranks = [context.Process(target=rank, args=(n, options.ranks, port, answers)) for n in range(options.ranks)]
@@ -107,12 +119,14 @@ def main() -> None:
     found = answers.get()
     for process in ranks:
         process.join()
-    print(f"milliseconds of a step, {options.ranks} ranks")
-    for name, values in found.items():
-        print(f"  {name}: " + ", ".join(f"{what} {x:g}" for what, x in values.items()))
+    lines = table(found, options.ranks)
+    print("\n".join(lines))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"machine": machine(1), "ranks": options.ranks, "milliseconds": found}, file, indent=1)
+            about = {**machine(1), "load": load, "versions": versions()}
+            json.dump(
+                {"about": about, "ranks": options.ranks, "found": found, "tables": {"step": lines}}, file, indent=1
+            )
             file.write("\n")
 
 

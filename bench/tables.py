@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import device_tables
 from cluster import paper_tables
 from cluster import tables as cluster_tables
 from levelhead.bench.bars import Bar
@@ -24,7 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DOCUMENTS = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("kernel.md", "health.md", "lab.md", "scaling.md", "statistics.md", "watch.md")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("gpu", "kernel", "health", "lab", "remedies", "scaling", "statistics", "watch")
+    ),
 )
 SHOWN = (  # in the README, with all that a peer won
     "dense-d64-1024",
@@ -56,7 +60,7 @@ def table(file: str, name: str) -> str:
         return "\n".join(verdicts(RESULTS / f"{file}.jsonl")) + "\n"
     result = json.loads((RESULTS / f"{file}.json").read_text())
     computed = {"families": families, "cells": cells, "memory": memory, "some": some}
-    computed |= {"added": added} | cluster_tables.TABLES | paper_tables.TABLES
+    computed |= {"added": added} | cluster_tables.TABLES | paper_tables.TABLES | device_tables.TABLES
     lines = computed[name](result) if name in computed else result["tables"][name]
     return "\n".join(lines) + "\n"
 

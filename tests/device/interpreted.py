@@ -6,6 +6,7 @@ of options alone, in every type; without, sets of four in which every pair occur
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from typing import Any
 
@@ -37,7 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window": (12, 3)},
     "bool mask": {"mask": RNG.random((1, H, T, S)) < 0.4},
     "bias": {"mask": BIAS},
-    "soft cap": {"softcap": 1.5},
+    "soft cap": {"softcap": 3.0},  # at which no two logits round to the same number
     "sinks": {"sinks": [0.5, -np.inf]},
     "ALiBi": {"alibi": True},
     "key lengths": {"key_lengths": [33, 0]},
@@ -184,6 +185,14 @@ def test_masks_by_stride(shape: tuple[int, ...], adds: bool) -> None:
     agrees(*tensors(), {"mask": np.where(values < -1, -np.inf, values).astype(np.float32) if adds else values > -0.5})
 
 
+def test_a_stretched_mask_of_float64_is_read_where_its_copy_is() -> None:
+    q, k = tensors()
+    mask = torch.randn(B, H, 1, 1, dtype=torch.float64).expand(B, H, T, S)
+    scoring = described(q, k, {})
+    got = observe(q, k, scoring._replace(mask=mask))[0]
+    torch.testing.assert_close(got, observe(q, k, scoring._replace(mask=mask.float().contiguous()))[0])
+
+
 # ---- what hides, and what must not matter
 
 
@@ -245,6 +254,26 @@ def test_huge_logits_and_biases_near_the_lowest_number() -> None:
     np.testing.assert_allclose(sums[..., :5], want[..., :5], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", [*OPTIONS] if SWEEP else ["causal", "bias", "log-n"])
+@pytest.mark.parametrize("where", ["a query", "a key", "a tile", "everywhere"])
+def test_a_product_of_minus_infinity_is_no_key(where: str, name: str) -> None:
+    """As in the core: it weighs nothing, and no NaN comes of it."""
+    q, k = tensors()
+    if where == "a query":
+        q[0, 0, 3, 0] = math.inf
+    elif where == "a key":
+        k[0, 0, 20, 0] = -math.inf
+    else:
+        q, k[:, :, : 32 if where == "a tile" else S, 0] = q.abs(), -math.inf
+    agrees(q, k, OPTIONS[name])
+
+
+def test_numbers_at_the_end_of_float32() -> None:
+    q, k = tensors()
+    assert np.isinf(rows_of(states(q * 1e10, k * 1e10, {}), {}).var).all()  # as the core's, of logits near 1e20
+    agrees(q, k, {"softcap": 3e38})
+
+
 def test_numbers_that_stand_in_for_minus_infinity() -> None:
     q, k = tensors()
     hard = np.where(np.isinf(BIAS), -np.inf, 0.0).astype(np.float32)
@@ -291,6 +320,12 @@ def test_some_rows_by_their_places() -> None:
         got = states(q, k, options, rows=places)
         np.testing.assert_allclose(got.sums, want.sums[:, :, places], rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(got.counts, want.counts[:, :, places])
+    own = torch.stack([places + b for b in range(B)]).clamp(max=39)
+    got = states(q, k, {"scale": "log-n", "causal": True}, rows=own)
+    for b in range(B):
+        truth = states(q, k, {"scale": "log-n", "causal": True})
+        np.testing.assert_array_equal(got.counts[b], truth.counts[b][:, own[b]])
+        np.testing.assert_allclose(got.sums[b], truth.sums[b][:, own[b]], rtol=1e-5, atol=1e-5)
 
 
 def test_first_keys_are_read_where_they_are() -> None:

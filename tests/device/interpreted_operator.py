@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -16,12 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from triton.runtime.errors import OutOfResources
 
 import levelhead as lh
-from levelhead.device import choice
-from levelhead.device.operator import observe
+from levelhead.device import choice, launch
+from levelhead.device.operator import hiding, observe
 from levelhead.errors import LevelheadError
-from levelhead.watching import measure
+from levelhead.torch import masks
+from levelhead.watching import measure, taken_rows
 from levelhead.watching.measure import Call, call_of
 from levelhead.watching.watch import Watch
 
@@ -130,9 +134,33 @@ CALLS: dict[str, dict[str, Any]] = {
 def test_the_tally_is_the_cores(name: str, sample: int | None) -> None:
     made = call(**CALLS[name])
     assert measure._path(made, None) == choice.TRITON
-    found, core, plain = (measure.tallied(made, sample=sample, by_torch=x) for x in (None, False, True))
+    rows = None if sample is None else taken_rows.places(B, T, sample, 0, made.q.device)
+    found, core, plain = (measure.tallied(made, rows=rows, by_torch=x) for x in (None, False, True))
     torch.testing.assert_close(found.double(), core.double(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.double(), plain.double(), rtol=1e-5, atol=1e-5)
+    assert measure._path(made, None) == choice.TRITON, "it failed, and plain torch served"
+
+
+NUMBERS: dict[str, Tensor] = {
+    "-1e4": torch.where(MASK, 0.0, -1e4),
+    "-1e9 of bfloat16": torch.where(MASK, 0.0, -1e9).bfloat16(),
+    "two stand-ins": torch.where(MASK, torch.randn(T, T), torch.where(torch.rand(T, T) < 0.5, -1e4, -1e9)),
+    "the floor, of bfloat16": torch.where(MASK, 0.0, -5000.0).bfloat16(),
+    "slopes": -30.0 * torch.arange(3000.0)[None] + torch.arange(3.0)[:, None],
+    "the lowest of float16": torch.where(MASK, 0.0, -65504.0).half(),
+    "nan and inf": torch.tensor([0.0, math.nan, math.inf, -math.inf, -1e9]),
+    "all hidden": torch.full((3, 4), -1e9),
+    "nothing hidden": torch.zeros(5),
+    "stretched": torch.tensor([0.0, -1e9]).expand(7, 2),
+    "a slice": torch.where(torch.arange(40.0).view(4, 10) > 30, -1e9, 0.0)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("reach", [0.0, 3000.0])
+def test_the_kernel_finds_what_hides(name: str, reach: float) -> None:
+    found = hiding(NUMBERS[name], torch.tensor(reach, dtype=torch.float64))
+    assert found == masks.hiding(NUMBERS[name], reach, wait=False)
 
 
 def test_functions_and_float64_take_another_path() -> None:
@@ -164,11 +192,11 @@ class Model(nn.Module):
 
 
 class NoWaiting(TorchDispatchMode):
-    """Refuses to read a number from a tensor, which would wait for a device."""
+    """Refuses to read a number from a tensor, or to make one of the host's numbers: both wait for a device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "is_nonzero", "item", "nonzero"), name
+        assert name not in ("_local_scalar_dense", "is_nonzero", "item", "nonzero", "lift_fresh"), name
         return func(*args, **(kwargs or {}))
 
 
@@ -204,6 +232,44 @@ def test_a_kernel_that_fails_is_said_once_and_replaced(monkeypatch: pytest.Monke
     torch.testing.assert_close(found, measure.tallied(made, by_torch=True))
     assert measure._path(made, None) == choice.TORCH
     assert "the Triton kernel failed: ZeroDivisionError" in repr(lh.info())
+
+
+def test_a_kernel_that_does_not_fit_is_replaced_for_such_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_misfits", {})
+
+    def launched(*given: Any) -> None:
+        raise OutOfResources(120_000, 101_376, "shared memory")
+
+    made, wider = call(), call_of(*tensors(S=T, D=32), 0.3)
+    with monkeypatch.context() as changed:
+        changed.setattr("levelhead.device.launch.observe", launched)
+        with pytest.warns(UserWarning, match="statistics of float32 of width 16 by plain torch.*OutOfResources"):
+            found = measure.tallied(made)
+    torch.testing.assert_close(found, measure.tallied(made, by_torch=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch.testing.assert_close(measure.tallied(made), found)
+        measure.tallied(wider)  # by the kernel
+    assert "plain torch for float32 of width 16: OutOfResources" in lh.info().watched["cpu"]
+
+
+def test_many_batch_rows_and_far_strides() -> None:
+    """No axis of a grid but the first has more than 65535 programs; offsets inside a tile have 32 bits."""
+    grids: list[Any] = []
+
+    class Grid:
+        def __getitem__(self, grid: Any) -> Any:
+            grids.append(grid)
+            return lambda *given, **meta: None
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(launch, "tally_kernel", Grid())
+        launch.tallied(torch.empty(70_000, 2, 1, 8), torch.empty(70_000, 2, 1, 2), None, None, None)
+    assert grids == [(140_000,)]
+    far = torch.empty(1, 1, 64, 16, device="meta")
+    for strides in ((1, 1, 1 << 25, 1), (1, 1, 1, 1 << 27)):
+        assert launch._within_32_bits(far.as_strided(far.shape, strides)).is_contiguous()
+    assert launch._within_32_bits(far.mT.contiguous().mT).stride(3) == 64
 
 
 def test_info_names_the_path() -> None:

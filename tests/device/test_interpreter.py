@@ -17,7 +17,7 @@ needs_triton = pytest.mark.needs("the Triton kernel", None if find_spec("triton"
 @pytest.mark.timeout(600)
 def test_under_the_interpreter() -> None:
     here = Path(__file__).parent
-    files = [str(here / name) for name in ("interpreted.py", "interpreted_operator.py")]
+    files = [str(here / name) for name in ("interpreted.py", "interpreted_operator.py", "interpreted_sight.py")]
     chosen = {"TRITON_INTERPRET": "1", "LEVELHEAD_OBSERVE": "triton", "PYTHONPATH": str(here)}
     own = os.environ | chosen | {"PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]

@@ -2,7 +2,8 @@
 
 The core serves CPUs, the Triton kernel CUDA and ROCm where Triton is installed, plain torch operations the rest.
 LEVELHEAD_OBSERVE=triton or torch chooses by hand; Triton on a CPU needs its interpreter (TRITON_INTERPRET=1).
-A kernel that could not be compiled or launched is not tried again. Nothing is imported here.
+A kernel that could not be compiled or launched is not tried again: for the type and width of that call where Triton
+says that it does not fit, for all calls where it does not work at all. Nothing is imported here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ CORE, TRITON, TORCH = "core", "triton", "torch"
 VARIABLE = "LEVELHEAD_OBSERVE"
 
 _failures: list[str] = []
+_misfits: dict[str, str] = {}  # type and width -> why
 
 
 class PathChoice(NamedTuple):
@@ -42,16 +44,32 @@ def _default(device: str) -> PathChoice:
 
 
 def _triton(why: str) -> PathChoice:
-    if find_spec("triton") is None:
+    if not installed("triton"):
         return PathChoice(TORCH, "triton is not installed")
     if _failures:
         return PathChoice(TORCH, f"the Triton kernel failed: {_failures[0]}")
-    return PathChoice(TRITON, why)
+    but = "".join(f"; plain torch for {calls}: {reason}" for calls, reason in _misfits.items())
+    return PathChoice(TRITON, why + but)
 
 
-def failed(reason: str) -> None:
-    """The kernel cannot run here; from now on plain torch does."""
-    _failures.append(reason)
+def installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # a finder refuses it, or a module by that name was put in by hand
+        return False
+
+
+def failed(reason: str, calls: str | None = None) -> None:
+    """The kernel cannot run here; from now on plain torch does: for such calls, or for all."""
+    if calls is None:
+        _failures.append(reason)
+    else:
+        _misfits[calls] = reason
+
+
+def fits(calls: str) -> bool:
+    """Whether the kernel did not fail for such calls."""
+    return calls not in _misfits
 
 
 def ignored() -> str | None:

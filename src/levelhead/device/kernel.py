@@ -52,6 +52,16 @@ def joined(a, b):
 
 
 @triton.jit
+def without(state, first, lost):
+    """The state and the first logits, or no key yet where it is lost."""
+    m, l, h, e, mean, m2, low, n, at = state  # noqa: E741
+    m, l, h = tl.where(lost, NONE, m), tl.where(lost, 0.0, l), tl.where(lost, 0.0, h)  # noqa: E741
+    e, mean, m2 = tl.where(lost, 0.0, e), tl.where(lost, 0.0, mean), tl.where(lost, 0.0, m2)
+    low, n, at = tl.where(lost, MOST, low), tl.where(lost, 0, n), tl.where(lost, -1, at)
+    return (m, l, h, e, mean, m2, low, n, at), tl.where(lost, NONE, first)
+
+
+@triton.jit
 def stored(state, first, sums, counts, at, plane, there):
     """Writes rows to columns of `plane` numbers each. A visible NaN, or +inf, leaves no number of its row but the
     first logit and the count."""
@@ -74,6 +84,7 @@ def join_kernel(part_sums, part_counts, sums, counts, rows, parts, BLOCK: tl.con
     """Joins the states of `parts` key ranges, in their order."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < rows
+    rows = tl.cast(rows, tl.int64)  # times 8 and parts, it may exceed 32 bits
     state = nothing(BLOCK)
     first = tl.zeros((BLOCK,), tl.float32) + NONE
     for part in range(parts):
@@ -122,7 +133,8 @@ def summed(s, seen, key, HIDE: tl.constexpr, WILD: tl.constexpr):
         m2 = tl.sum(away * away, 1)
     else:  # in a tile of n keys (max - mean)² is at most (n - 1) variances (Samuelson 1968): little is cancelled
         off = tl.sum(d, 1) * share
-        m2 = tl.maximum(tl.sum(d * d, 1) - off * off * n.to(tl.float32), 0.0)
+        square = tl.sum(d * d, 1)
+        m2 = tl.where(square < MOST, tl.maximum(square - off * off * n.to(tl.float32), 0.0), square)
     return (m, l, h, e2, top + off, m2, top + low, n, at), d
 
 
@@ -215,6 +227,8 @@ def walked(
             s = s * factor[:, None]
             if cap is not None:
                 s = tanh(s) * (cap * LOG2_E)
+            elif hide:  # a product of -inf is no key, as in the core; the caller looks for it where nothing is hidden
+                seen = seen & (s != NONE)
             if slope is not None:
                 away = (position - start).to(tl.float32)
                 s = s - slope[:, None] * tl.abs(away[:, None] - n.to(tl.float32)[None, :])
@@ -249,8 +263,8 @@ def observe_kernel(
 ):  # fmt: skip
     """The states of R rows of every head, over `span` keys per program.
 
-    PACK: so many heads that share keys lie in the rows one after another. `rows` (R,): places of the rows in q; None:
-    all T. scale, alibi (H,); lengths, query_start (B,); segments (B, T), (B, S); row_factors, first_keys (B, R).
+    PACK: so many heads that share keys lie in the rows one after another. `rows` (B, R): places of the rows in q;
+    None: all T. scale, alibi (H,); lengths, query_start (B,); segments (B, T), (B, S); row_factors, first_keys (B, R).
     """
     blocks = tl.cdiv(PACK * R, BM)
     packs = H // PACK
@@ -272,7 +286,7 @@ def observe_kernel(
     head, row = tl.where(there, head, 0), tl.where(there, row, 0)
     place = row.to(tl.int64)
     if rows is not None:
-        place = tl.load(rows + row, mask=there, other=0).to(tl.int64)
+        place = tl.load(rows + b * R + row, mask=there, other=0).to(tl.int64)
     position = place
     if query_start is not None:
         position = place + tl.load(query_start + b)
@@ -356,6 +370,10 @@ def observe_kernel(
             first_key, first_low, first_high, None, None, None, k_head, None, None, None, cap, S, stride_qd, stride_ks,
             stride_kd, stride_ms, D, BF, BD, False, False, WIDEN,
         )  # fmt: skip
+        # A logit of -inf hides its key, which the walk above does not look for: then all are walked again, with care.
+        lost = tl.max(((state[6] == NONE) | (state[1] != state[1])).to(tl.int32), 0) > 0
+        common_high = tl.where(lost, low, common_high)
+        state, first = without(state, first, lost)
         state, first = walked(
             state, first, common_high, high, block, q_rows, there, begin, end, position, factor, slope, first_key,
             first_low, first_high, None, None, None, k_head, None, None, None, cap, S, stride_qd, stride_ks, stride_kd,

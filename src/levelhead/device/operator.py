@@ -1,8 +1,10 @@
 """`levelhead::observe`: the state of every query row as a PyTorch operator, without values and without gradients.
 
 The Triton kernel runs behind it, on CUDA and ROCm tensors; on CPU tensors under Triton's interpreter. The operator is
-opaque to the compiler: it stays one node of a graph, and the kernel is chosen when the graph runs. Registered are the
-kernel, shapes for tracing, the absence of gradients, and `vmap`. Triton is imported with the first launch.
+opaque to the compiler: it stays one node of a graph, and the kernel is chosen when the graph runs. `triton_op` would
+show the kernel to inductor, which has nothing to fuse with it (q and k are outputs of products, its own outputs a few
+numbers per row), and would fix block sizes, path and fallback while tracing. Registered are the kernel, shapes for
+tracing, the absence of gradients, and `vmap`. Triton is imported with the first launch.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def observe(
     Args:
         q, k: (B, H, T, D) and (B, G, S, D), float32, float16 or bfloat16, of any strides.
         scoring: the options, of tensors on q's device; dropout and sinks are no part of a state.
-        rows: (R,) the rows of q that are wanted, by their places; None: all.
+        rows: (B, R) the rows of q that are wanted, by their places, or (R,) of every batch row; None: all.
         first_keys: (B, R) the first key of each row's document, -1 for none; None: key 0.
         hiding: the largest number of an additive mask that hides a key, one number; None: -inf alone.
         parts: into how many ranges of keys the work is divided; 0: as many as keep the device busy.
@@ -58,6 +60,13 @@ def tallied(sums: Tensor, counts: Tensor, sinks: Tensor | None, used: Tensor | N
     from levelhead.device import launch  # imports Triton
 
     return launch.tallied(sums, counts, sinks, used, places)
+
+
+def hiding(mask: Tensor, reach: Tensor) -> Tensor:
+    """`masks.hiding` of a mask of a type that the kernels read."""
+    from levelhead.device import launch  # imports Triton
+
+    return launch.hiding(mask, reach)
 
 
 def _observe(q: Tensor, k: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -77,7 +86,7 @@ def _observe(q: Tensor, k: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
 def _shapes(q: Tensor, k: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """Memory for the states: a column after another, seen as (B, H, R, columns)."""
     rows = arguments[_FIELDS] if len(arguments) > _FIELDS else None
-    lead = (*q.shape[:2], q.shape[2] if rows is None else rows.shape[0])
+    lead = (*q.shape[:2], q.shape[2] if rows is None else rows.shape[-1])
     sums = q.new_empty((len(SUMS), *lead), dtype=torch.float32)
     counts = q.new_empty((len(COUNTS), *lead), dtype=torch.int64)
     return sums.permute(1, 2, 3, 0), counts.permute(1, 2, 3, 0)
@@ -131,7 +140,8 @@ def _mapped(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tupl
     B = _front(*given["q"], V).shape[1]
     found = []
     for name, (x, d) in given.items():
-        if name in ("q", "k", "first_keys") or KINDS.get(name) in (BATCH, TOKENS):
+        whole = name == "rows" and x is not None and d is None and x.dim() == 2
+        if whole or name in ("q", "k", "first_keys") or KINDS.get(name) in (BATCH, TOKENS):
             found.append(None if x is None else _front(x, d, V).flatten(0, 1))
         elif KINDS.get(name) == MASK and d is not None:
             moved = x.movedim(d, 0)

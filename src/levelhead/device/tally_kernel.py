@@ -28,8 +28,8 @@ def tally_kernel(
     sums, counts, sinks, used, places, tallies, B, H, R, SATURATED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Writes `tallies` (B, H, COLUMNS) of states (B, H, R, ...), a column after another. sinks (H,), used (B, R) bool,
-    places (R,); None: no sinks, all rows count, row i is at place i."""
-    head, b = tl.program_id(0), tl.program_id(1)
+    places (B, R); None: no sinks, all rows count, row i is at place i."""
+    head, b = tl.program_id(0) % H, tl.program_id(0) // H  # one axis: a second one ends at 65535
     plane = (b.to(tl.int64) * 0 + B) * H * R
     base = (b.to(tl.int64) * H + head) * R
     zero = tl.zeros((BLOCK,), tl.float32)
@@ -135,7 +135,7 @@ def tally_kernel(
     key = tl.load(counts + plane + base + row, mask=found, other=-1).to(tl.float32)
     place = row
     if places is not None:
-        place = tl.load(places + row).to(tl.int32)
+        place = tl.load(places + b.to(tl.int64) * R + row).to(tl.int32)
     tl.store(out + PLACES, tl.where(found, b, -1).to(tl.float32))
     tl.store(out + PLACES + 1, tl.where(found, place, -1).to(tl.float32))
     tl.store(out + PLACES + 2, key)
