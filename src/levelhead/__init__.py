@@ -77,7 +77,8 @@ _FUNCTIONS = {  # and where each lives
 old_paths.install()
 front_ends.register("torch", "attention", lambda: import_module("levelhead.torch.autograd"))
 front_ends.register("torch", "additive", lambda: import_module("levelhead.torch.additive"))
-front_ends.register("run", "html", lambda: import_module("levelhead.show.html"))
+front_ends.register("torch", "row states", lambda: import_module("levelhead.watching.row_states"))
+front_ends.register("notebook", "html", lambda: import_module("levelhead.show.notebook"))
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,18 @@ import numpy as np
 from levelhead import _core, front_ends
 from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
-from levelhead.call.options import DEFAULTS, Options, Shape, SlowOptions, describe, documented, known, shape_of
+from levelhead.call.dropout import SEEDS
+from levelhead.call.options import (
+    DEFAULTS,
+    Options,
+    Shape,
+    SlowOptions,
+    describe,
+    documented,
+    known,
+    logit_cap,
+    shape_of,
+)
 from levelhead.call.prepare import described, first_keys_of, for_core, team_for
 from levelhead.chosen_weights import row_indices, weights_of_rows
 from levelhead.observation import ArrayT, Observation, Unpack
@@ -65,6 +76,7 @@ def attention(
             return cast(ArrayT, result)
     options: Options = {"scale": scale, "causal": causal, **others}
     known("attention", options)
+    options = _replayed(q, options)
     if _is_differentiated(q, k, v, options):
         serving = front_ends.serving("torch", "attention")
         return cast(ArrayT, serving.attention(q, k, v, options, threads=threads, out=out))
@@ -113,6 +125,7 @@ def observe(
     array([1, 2, 3])
     """
     known("observe", options)
+    options = _replayed(q, options)
     if _is_differentiated(q, k, v, options):
         serving = front_ends.serving("torch", "attention")
         return cast("Observation[ArrayT]", serving.observe(q, k, v, options, threads=threads, weights=weights))
@@ -128,7 +141,7 @@ def observe(
     rows: Sizes = q_view.shape[:-1]
     first = first_keys_of(keywords)
     state = unwritten(rows, sizes.E, origin.wide, sizes.S, first)
-    observation: Observation[ArrayT] = Observation(state, keywords.get("sinks"), origin, exists)
+    observation: Observation[ArrayT] = Observation(state, keywords.get("sinks"), origin, exists, logit_cap(keywords))
     out = None if sizes.E is None else np.empty((*rows, sizes.E), origin.storage)
     into: dict[str, Any] = {"out": out, "sums": state.sums, "counts": state.counts, "acc": state.acc}
     _core.forward(q_view, k_view, v_view, first_keys=first, **into, **team, **keywords)
@@ -149,6 +162,15 @@ def _is_differentiated(q: Any, k: Any, v: Any, options: Options) -> bool:
     if tensors and torch.compiler.is_compiling():
         return True
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _replayed(q: Any, options: Options) -> Options:
+    """With a seed from PyTorch's generator for tensors: checkpointing replays that one, and drops the same weights."""
+    torch = sys.modules.get("torch")
+    rate = options.get("dropout")
+    if torch is None or not isinstance(rate, float) or not rate or options.get("seed") is not None:
+        return options
+    return {**options, "seed": int(torch.randint(SEEDS, ()))} if isinstance(q, torch.Tensor) else options
 
 
 def _are_defaults(options: SlowOptions) -> bool:

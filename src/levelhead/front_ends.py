@@ -1,4 +1,4 @@
-"""Which code serves what a lower layer cannot: arrays that differentiate, a run as HTML. The layers above register.
+"""Which code serves what a lower layer cannot: arrays that differentiate, results in a notebook. Layers above register.
 
 So `attention.py` and `additive.py` import nothing above them, and a front end is loaded when its arrays first arrive.
 """
@@ -12,8 +12,8 @@ _LOADERS: dict[tuple[str, str], Callable[[], ModuleType]] = {}
 
 
 def register(family: str, function: str, load: Callable[[], ModuleType]) -> None:
-    """`load` imports the module that serves `function` ("attention", "additive", "html") for a `family` of arrays, or a
-    "run"."""
+    """`load` imports the module that serves `function` ("attention", "additive", "row states", "html") for a `family`
+    of arrays, or for a "notebook"."""
     _LOADERS[family, function] = load
 
 

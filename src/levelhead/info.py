@@ -10,14 +10,13 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from levelhead import _core
 from levelhead._version import __version__
-from levelhead.device.choice import choice, ignored
+from levelhead.device.choice import choice, ignored, installed
 
 # package -> what levelhead does with it
 _FRONT_ENDS = {
@@ -82,7 +81,7 @@ def info() -> Info:
         threads=core["threads"],
         numpy=np.__version__,
         front_ends=front_ends,
-        watched={device: "{} ({})".format(*choice(device)) for device in ("cpu", "cuda")},
+        watched={device: "{} ({})".format(*choice(device)) for device in ("cpu", "cuda", "mps", "xpu")},
         off=tuple(_reasons(core["isa"], core["available"], core["built"], front_ends)),
     )
 
@@ -112,7 +111,7 @@ def installed_version(package: str) -> str | None:
     """Of a package, without importing it; None: it is not installed."""
     from importlib import metadata  # slow to import, and rarely needed
 
-    if find_spec(package) is None:
+    if not installed(package):
         return None
     try:
         return metadata.version(package)

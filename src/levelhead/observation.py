@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, cast
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead import _core, stats
+from levelhead import _core, front_ends, stats
 from levelhead.call.arrays import Origin
 from levelhead.errors import bad_type, bad_value
 from levelhead.state import FIRST, State, first_of, identity
@@ -56,6 +57,7 @@ class Observation(Generic[ArrayT]):
     sinks: NDArray[np.float64] | None  # (H,), applied when a result is read off
     origin: Origin  # the family and dtype of q, which results have again
     exists: NDArray[np.bool_] | None = None  # rows that exist, broadcastable to (..., H, T); None: all
+    cap: float | None = None  # of the call's logits, for `diagnose`; those of the state are capped already
 
     @property
     def keys(self) -> int:
@@ -98,7 +100,8 @@ class Observation(Generic[ArrayT]):
         """No key observed, of this observation's kind: merging it on either side changes nothing."""
         sums, acc = self.state.sums, self.state.acc
         width = None if acc is None else acc.shape[-1]
-        return Observation(identity(sums.shape[:-1], width, sums.dtype), self.sinks, self.origin, self.exists)
+        empty = identity(sums.shape[:-1], width, sums.dtype)
+        return Observation(empty, self.sinks, self.origin, self.exists, self.cap)
 
     def __repr__(self) -> str:
         lines = _lines(self.heads, self.sinks is not None)
@@ -106,16 +109,10 @@ class Observation(Generic[ArrayT]):
         return "\n".join([self._title(), *text[: SHOWN + 1], *_rest(lines)])
 
     def _repr_html_(self) -> str:
-        from html import escape  # slow to import, and for notebooks only
-
-        lines = _lines(self.heads, self.sinks is not None)
-        body = [
-            "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>"
-            for tag, line in zip(["th"] + ["td"] * SHOWN, lines, strict=False)
-        ]
-        rest = "".join(f"<p>{escape(line)}</p>" for line in _rest(lines))
-        title = f"<caption>{escape(self._title())}</caption>"
-        return f'<table style="white-space: pre">{title}{"".join(body)}</table>{rest}'
+        shown: Any = front_ends.serving("notebook", "html")
+        lines = _lines(self.heads, self.sinks is not None, draw=shown.gauge)
+        table: str = shown.table(self._title(), lines, _rest(lines), SHOWN)
+        return table
 
     def _title(self) -> str:
         lead = self.state.sums.shape[:-1]
@@ -153,7 +150,7 @@ def merge(a: Observation[ArrayT], b: Observation[ArrayT]) -> Observation[ArrayT]
     _core.merge(*parts, first.keys, sums, counts, acc)
     sums[..., FIRST], first_keys = first_of(first, second, first.keys)
     state = State(sums, counts, acc, first.keys + second.keys, first_keys)
-    return Observation(state, a.sinks, a.origin, a.exists)
+    return Observation(state, a.sinks, a.origin, a.exists, a.cap)
 
 
 def _describe(part: Observation[Any]) -> dict[str, Any]:
@@ -165,6 +162,7 @@ def _describe(part: Observation[Any]) -> dict[str, Any]:
         "shape of rows (..., heads, queries)": part.state.sums.shape[:-1],
         "width of values": None if acc is None else acc.shape[-1],
         "sinks": None if sinks is None else sinks.tolist(),
+        "soft cap": part.cap,
         "queries that exist": None if part.exists is None else _Lengths(part.exists.sum(-1).ravel().tolist()),
     }
 
@@ -178,8 +176,10 @@ class _Lengths(list[int]):
     __str__ = __repr__
 
 
-def _lines(heads: stats.Heads, with_sinks: bool) -> list[tuple[str, ...]]:
-    """The titles, then one line of cells per head."""
+def _lines(
+    heads: stats.Heads, with_sinks: bool, draw: Callable[[float, stats.Level], str] = stats.gauge
+) -> list[tuple[str, ...]]:
+    """The titles, then one line of cells per head; `draw` makes a gauge."""
     some, several = heads.rows > 0, heads.rows + heads.empty_rows > heads.lone_rows
     entropy = _over_batch(heads.normalised_entropy, several)
     saturated = _over_batch(heads.saturated, several)
@@ -187,7 +187,7 @@ def _lines(heads: stats.Heads, with_sinks: bool) -> list[tuple[str, ...]]:
     levels = [stats.level(*pair) for pair in zip(entropy, saturated, strict=True)]
     columns: dict[str, list[str]] = {
         "head": [str(h) for h in range(len(entropy))],
-        "gauge": [stats.gauge(*pair) for pair in zip(entropy, levels, strict=True)],
+        "gauge": [draw(*pair) for pair in zip(entropy, levels, strict=True)],
         "level": [str(level) for level in levels],
         "H/ln n": [number(x) for x in entropy],
         "top-1": [number(x) for x in _over_batch(heads.mean_top1, some)],

@@ -244,8 +244,7 @@ def score(scoring: Scoring, products: Any, index: Any, j: Any) -> Any:
     if scoring.log_n:
         n = seen.sum(-1)[..., None]
         s = s * xp.log(xp.asarray(n + (n == 0), dtype=s.dtype))
-    if scoring.softcap is not None:
-        s = scoring.softcap * xp.tanh(s / scoring.softcap)
+    s = capped(scoring, s)
     if scoring.alibi is not None:
         s = s - scoring.alibi[:, None, None] * by_head(abs(scoring.positions(index)[:, :, None] - j))
     if scoring.mask is not None and str(scoring.mask.dtype).endswith("bool"):
@@ -253,6 +252,11 @@ def score(scoring: Scoring, products: Any, index: Any, j: Any) -> Any:
     elif scoring.mask is not None:
         s, seen = s + scoring.mask, seen & (scoring.mask != -np.inf)
     return xp.where(seen, s, -np.inf)  # selected, never added: a hidden NaN must not survive
+
+
+def capped(scoring: Scoring, s: Any) -> Any:
+    """Scaled logits within the call's bound, if it has one."""
+    return s if scoring.softcap is None else scoring.softcap * namespace(s).tanh(s / scoring.softcap)
 
 
 def _first_keys(scoring: Scoring, j: Array) -> Array | None:

@@ -178,6 +178,7 @@ def level(normalised_entropy: float, saturated: float) -> Level:
 # never leaves the cells of its level.
 CELLS: dict[Level, tuple[int, int]] = {"flat": (0, 1), "level": (2, 5), "sharp": (6, 7), "saturated": (8, 8)}
 ENTROPIES, PLACES = (0.0, SATURATED, SHARP, 0.9, FLAT, 1.0), (8.0, 7.5, 5.5, 4.0, 1.5, 0.0)
+LEVEL_ENDS = (1.5, 5.5)  # places where the cells of "level" begin and end; drawings have their marks there
 
 
 def bubble(normalised_entropy: float, level: Level) -> float | None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import clipped_ranks
 import levelhead as lh
 from levelhead.distributed import Split
 from ranks import Ranks
@@ -152,3 +153,11 @@ def flat(rank: int) -> tuple[tuple[int, ...], bool]:
 
 def test_one_head_without_its_axis(ranks: Ranks) -> None:
     assert ranks.run(flat) == [((5, 8), True)] * max(WORLDS)
+
+
+def test_a_clip_over_both_dimensions_of_a_mesh(ranks: Ranks) -> None:
+    """FSDP2 over tensor parallelism writes what one process does; here, since it takes four ranks."""
+    wanted, wanted_said = clipped_ranks.alone()
+    for found, said in ranks.run(clipped_ranks.both_ways):
+        clipped_ranks.same(found, wanted)
+        clipped_ranks.same_clips(said, wanted_said)

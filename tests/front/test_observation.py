@@ -8,8 +8,8 @@ import dataclasses
 import functools
 import itertools
 import pickle
-from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import levelhead as lh
-from levelhead import reference
+from levelhead import reference, stats
 
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
 
@@ -230,30 +230,25 @@ def test_a_nan_is_shown_and_not_averaged_away() -> None:
 
 
 def test_the_notebook_table_is_well_formed_and_self_contained() -> None:
-    class Cells(HTMLParser):
-        def __init__(self) -> None:
-            super().__init__()
-            self.open: list[str] = []
-            self.rows: list[list[str]] = []
+    seen = lh.observe(*qkv())
+    page = ElementTree.fromstring(seen._repr_html_())
+    assert all(name not in ("src", "href") for part in page.iter() for name in part.attrib)
+    rows = [[cell.text for cell in row] for row in page.iter("tr")]
+    printed = [line.split() for line in str(seen).splitlines()[2:]]
+    assert [row[0] for row in rows] == ["head", "0", "1", "2"] and {len(row) for row in rows} == {10}
+    assert [row[2:] for row in rows[1:]] == [line[-8:] for line in printed]
 
-        def handle_starttag(self, tag: str, attrs: Any) -> None:
-            assert all(name not in ("src", "href") for name, _ in attrs)
-            self.open.append(tag)
-            if tag == "tr":
-                self.rows.append([])
 
-        def handle_endtag(self, tag: str) -> None:
-            assert self.open.pop() == tag
-
-        def handle_data(self, data: str) -> None:
-            if self.open[-1] in ("td", "th"):
-                self.rows[-1].append(data)
-
-    parser = Cells()
-    parser.feed(lh.observe(*qkv())._repr_html_())
-    assert parser.open == []
-    assert [len(row) for row in parser.rows] == [10] * 4
-    assert parser.rows[0][0] == "head"
+def test_a_notebook_draws_gauges_where_text_has_characters() -> None:
+    """Runs of spaces collapse in HTML: a gauge of characters would say nothing."""
+    q, k, _ = qkv(lead=(3,), T=24, S=24)
+    q *= np.array([0.01, 1.0, 60.0], np.float32)[:, None, None]
+    seen = lh.observe(q, k)
+    page = ElementTree.fromstring(seen._repr_html_())
+    levels = [stats.level(*pair) for pair in zip(seen.heads.normalised_entropy, seen.heads.saturated, strict=True)]
+    assert [svg.get("aria-label") for svg in page.iter("svg")] == levels
+    flat, level, saturated = (float(bubble.get("cx", "nan")) for bubble in page.iter("ellipse"))
+    assert flat < level < saturated and "●" not in seen._repr_html_()
 
 
 def test_a_strange_family_name_is_escaped() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,18 +21,10 @@ from torch.testing import assert_close
 import levelhead as lh
 from levelhead.torch import patch, scaled_dot_product_attention
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 ORIGINAL = F.scaled_dot_product_attention
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    """The same numbers every time; one thread, since thousands of tiny calls gain nothing from more."""
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def as_pytorch(found: Tensor, want: Tensor) -> None:

@@ -5,7 +5,7 @@ gradient, second derivatives, and precision against PyTorch's own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 import levelhead as lh
 from levelhead.torch import scaled_dot_product_attention
+
+pytestmark = pytest.mark.usefixtures("alone")
 
 ORIGINAL = F.scaled_dot_product_attention
 B, H, G, T, S, D, E = 2, 4, 2, 3, 5, 2, 3
@@ -50,16 +53,6 @@ SHARED += [(B, 1, 1, S), (B, 1, T, S), (B, H, 1, 1), (B, H, T, 1), (1, 1, 1, 1)]
 PAIRS = [
     (a, b) for a, b in itertools.combinations(FEATURES, 2) if not FEATURES[a].keys() & FEATURES[b].keys() - {"causal"}
 ]
-
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    """The same numbers every time; one thread, since thousands of tiny calls gain nothing from more."""
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def problem() -> tuple[Tensor, Tensor, Tensor]:
@@ -412,3 +405,30 @@ def test_half_types_a_bias_that_is_constant_along_keys_has_no_gradient(dtype: to
     bias = torch.zeros(4, 64, 1, requires_grad=True)
     lh.attention(q, k, v, mask=bias).float().square().sum().backward()
     assert bias.grad is not None and bias.grad.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_dropout_without_a_seed_drops_the_same_weights_under_checkpointing(reentrant: bool) -> None:
+    """A recomputed pass would else drop others, and the gradients belong to no forward pass."""
+    q = torch.randn(1, 2, 16, 8, requires_grad=True)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return lh.attention(x, x, x, dropout=0.5)
+
+    found = []
+    for run in (attend, lambda x: checkpoint(attend, x, use_reentrant=reentrant)):
+        torch.manual_seed(1)
+        q.grad, out = None, run(q)
+        out.square().sum().backward()
+        found.append((out, q.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    torch.manual_seed(2)
+    assert not torch.equal(attend(q), found[0][0])
+
+
+@pytest.mark.parametrize("call", [lh.attention, lh.observe])
+def test_an_option_without_gradients_is_not_learned_in_vain(call: Callable[..., Any]) -> None:
+    q, slopes = torch.ones(2, 3, 4, requires_grad=True), torch.ones(2, requires_grad=True)
+    with pytest.raises(lh.LevelheadError, match=r"alibi: expected a tensor that needs no gradient"):
+        call(q, q, q, alibi=slopes)
+    call(q, q, q, alibi=slopes.detach())

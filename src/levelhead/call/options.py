@@ -153,8 +153,10 @@ class Scoring(NamedTuple):
         return present
 
     def positions(self, index: Any) -> Any:
-        """Where queries with these indices in their sequence (T,) sit, (B, T); (1, T) if all rows start at 0."""
-        return index[None] if self.query_start is None else self.query_start[:, None] + index
+        """Where queries with these indices in their sequence, (T,) or (B, T), sit, (B, T); (1, T) if all rows start
+        at 0."""
+        index = index if index.ndim == 2 else index[None]
+        return index if self.query_start is None else self.query_start[:, None] + index
 
     def reach(self, index: Any) -> tuple[Any, Any]:
         """The first and last key positions that queries (T,) may see, (B, T) each; last < first where there is none."""
@@ -276,6 +278,12 @@ def _parameter(name: str) -> inspect.Parameter:
     kind = Options.__annotations__[name]
     annotation = getattr(kind, "__forward_arg__", kind)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=annotation)
+
+
+def logit_cap(options: Mapping[str, Any]) -> float | None:
+    """What bounds the logits of a call, from its options or its fields."""
+    cap = options.get("softcap")
+    return None if cap is None else float(cap)
 
 
 def known(function: str, options: Mapping[str, Any], only: Collection[str] = NAMES) -> None:

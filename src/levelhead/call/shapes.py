@@ -30,9 +30,25 @@ class Shape:
 
 @lru_cache(256)
 def shape_of(q_shape: tuple[int, ...], k_shape: tuple[int, ...], v_shape: tuple[int, ...] | None) -> Shape:
-    """The sizes, or an error that names the array that does not fit."""
-    q, k = tuple(q_shape), tuple(k_shape)
-    v = None if v_shape is None else tuple(v_shape)
+    """The sizes, or an error that names the array that does not fit, or is too large."""
+    shape = fitting(tuple(q_shape), tuple(k_shape), None if v_shape is None else tuple(v_shape))
+    rows = (*shape.batch, shape.H, shape.T)
+    sizes = {
+        "q": q_shape,
+        "k": k_shape,
+        "v": v_shape or (),
+        "q and k (as logits)": (*rows, shape.S),
+        "q and v (as state)": (*rows, max(shape.E or 0, len(SUMS))),
+    }
+    for name, sides in sizes.items():  # views with stride 0 can be larger than memory
+        if math.prod(n for n in sides if n) >= _MOST:
+            advice = "Split the call over batch rows, heads or queries"
+            raise bad_value(name, "fewer than 2**60 elements", f"shape {tuple(sides)}", advice)
+    return shape
+
+
+def fitting(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...] | None) -> Shape:
+    """The same without the check for size, which PyTorch's compiler cannot trace."""
     if len(q) < 2:
         advice = "Use (..., heads, tokens, d), or (tokens, d) for one head"
         raise bad_value("q", "at least 2 dimensions", f"shape {q}", advice)
@@ -56,16 +72,4 @@ def shape_of(q_shape: tuple[int, ...], k_shape: tuple[int, ...], v_shape: tuple[
     if v is not None and v[-2] != k[-2]:
         raise bad_value("v", f"{k[-2]} keys as in k of shape {k}", f"{v[-2]} in shape {v}", "Every key needs one value")
     E = None if v is None else v[-1]
-    rows = (*q[:-3], H, q[-2])
-    sizes = {
-        "q": q,
-        "k": k,
-        "v": v or (),
-        "q and k (as logits)": (*rows, k[-2]),
-        "q and v (as state)": (*rows, max(E or 0, len(SUMS))),
-    }
-    for name, sides in sizes.items():  # views with stride 0 can be larger than memory
-        if math.prod(n for n in sides if n) >= _MOST:
-            advice = "Split the call over batch rows, heads or queries"
-            raise bad_value(name, "fewer than 2**60 elements", f"shape {sides}", advice)
     return Shape(q[:-3], math.prod(q[:-3]), H, G, T=q[-2], S=k[-2], D=q[-1], E=E, lead=q[:-2])

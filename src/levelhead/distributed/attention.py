@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from levelhead.call.options import Options, documented, known
+from levelhead.call.options import Options, documented, known, logit_cap
 from levelhead.distributed import call as calls
 from levelhead.distributed import decode, gathered, ring, ulysses
 from levelhead.distributed.agree import agree, mark
@@ -122,7 +122,9 @@ def look(
     parts: tuple[Any, ...] = (state.sums, state.counts, None if v is None else state.acc, first, agreement.exists)
     sums, counts, acc, first, exists = (x[0] if q.dim() == 2 and x is not None else x for x in parts)
     states = State(sums, counts, acc, agreement.keys.n, first)
-    observation: Observation[Tensor] = Observation(states, agreement.rows.sink_logits(), agreement.origin, exists)
+    sinks = agreement.rows.sink_logits()  # may be the caller's own memory
+    sinks = None if sinks is None else sinks.copy()
+    observation: Observation[Tensor] = Observation(states, sinks, agreement.origin, exists, logit_cap(options))
     vars(observation)["logsumexp"] = logsumexp
     if v is not None:
         vars(observation)["output"] = out

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from levelhead.multihead import KeyValueCache
 from levelhead.torch import flops as flops
 from levelhead.torch.nn import MultiHeadAttention
+from levelhead.torch.observed import observed_attention
 from levelhead.torch.sdpa import patch, scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from levelhead.torch import huggingface
 
-__all__ = ["KeyValueCache", "MultiHeadAttention", "huggingface", "patch", "scaled_dot_product_attention"]
+__all__ = ["KeyValueCache", "MultiHeadAttention", "huggingface", "observed_attention", "patch"]
+__all__ += ["scaled_dot_product_attention"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -6,6 +6,7 @@ is, so that gradients reach it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from levelhead.call import arrays
 from levelhead.call.arrays import Origin
-from levelhead.call.options import BATCH, HEADS, MASK, TOKENS, Options, Scoring, Shape, fields, shape_of
+from levelhead.call.options import BATCH, HEADS, MASK, TOKENS, Options, Scoring, Shape, fields, logit_cap, shape_of
 from levelhead.call.prepare import described, first_keys_of, for_core, team_for
 from levelhead.chosen_weights import row_indices
 from levelhead.errors import bad_type, bad_value
@@ -24,6 +25,8 @@ from levelhead.torch import operators
 from levelhead.torch.functorch import attend, untraced
 from levelhead.torch.operators import memory
 from levelhead.torch.weights import weights as weights_of
+
+_LEARNED = ("scale", "mask", "sinks")  # options that gradients reach
 
 
 @untraced
@@ -47,9 +50,10 @@ def observe(
     state = unwritten(tuple(q.shape[:-1]), width, origin.wide, k.shape[-2], first)
     values = k[..., :0] if v is None else v  # values of no width: statistics only
     out, logsumexp = _Observe.apply(state, q, k, values, *scoring, team, False)  # type: ignore[no-untyped-call]
-    sinks = None if scoring.sinks is None else memory(scoring.sinks.detach().to(torch.float64))
+    sinks = None if scoring.sinks is None else memory(scoring.sinks.detach().to(torch.float64, copy=True))
     exists = scoring.existing_rows(shape, torch.arange(shape.T))
-    observation: Observation[Tensor] = Observation(state, sinks, origin, None if exists is None else exists.numpy())
+    seen = None if exists is None else exists.numpy()
+    observation: Observation[Tensor] = Observation(state, sinks, origin, seen, logit_cap(scoring._asdict()))
     vars(observation)["logsumexp"] = logsumexp
     if chosen is not None:
         vars(observation)["weights"] = weights_of(q, k, scoring, chosen)
@@ -73,6 +77,19 @@ class _Observe(torch.autograd.Function):
         return operators.backward(ctx, dout, dlogsumexp, names=("state", *operators.ARGUMENTS))
 
 
+def tensors_in(x: Any) -> list[Tensor]:
+    """The tensors of an option, which may be a pair or a list."""
+    return [part for part in (x if isinstance(x, tuple | list) else (x,)) if isinstance(part, Tensor)]
+
+
+def refuse_gradients(options: Mapping[str, Any]) -> None:
+    """An option that requires gradients and has none would be learned in vain."""
+    for name, x in options.items():
+        if name not in _LEARNED and any(part.requires_grad for part in tensors_in(x)) and torch.is_grad_enabled():
+            wanted = "a tensor that needs no gradient"
+            raise bad_value(name, wanted, "requires_grad=True", "There is no gradient by it: pass it detached")
+
+
 def scoring_of(
     q: Tensor, k: Tensor, v: Tensor | None, threads: int | None, options: Options
 ) -> tuple[Scoring, Shape, Origin, int | None]:
@@ -82,6 +99,7 @@ def scoring_of(
         kinds = ", ".join(type(x).__name__ for x in tensors)
         wanted = "torch tensors, as an option requires gradients"
         raise bad_type("q, k, v", wanted, kinds, "Convert them with torch.from_numpy, or detach the option")
+    refuse_gradients(options)
     with torch.no_grad():  # the checks are not differentiated
         *views, origin = arrays.take_pair(q, k) if v is None else arrays.take(q, k, v)
         shape = shape_of(*(view.shape for view in views), *([None] if v is None else []))

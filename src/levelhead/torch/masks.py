@@ -20,13 +20,20 @@ FLOOR = -5000.0
 UNDERFLOW = 88.0
 _AT_A_TIME = 1 << 24  # numbers: 64 MiB of float32
 _STEPS = 24  # each at least doubles the floor, where numbers reach it without a gap; nearly always one is enough
-_STEPS_UNREAD = 4  # where no step can be read, so all are made
+STEPS_UNREAD = 4  # where no step can be read, so all are made
 
 
-def hides(mask: Tensor) -> Tensor:
+def hides(mask: Tensor, below: Tensor | None = None) -> Tensor:
     """Where an additive mask hides a key. Models write the lowest number of a type instead of -inf, and masks are made
-    in one type, added up and cast to another: half of the lowest number hides, too."""
-    return mask <= torch.finfo(mask.dtype).min / 2
+    in one type, added up and cast to another: half of the lowest number hides, too. `below`: what `hiding` found, for
+    statistics."""
+    return mask <= limit(mask, below)
+
+
+def limit(mask: Tensor, below: Tensor | None) -> Tensor | float:
+    """The largest number that hides by either rule."""
+    lowest: float = torch.finfo(mask.dtype).min / 2
+    return lowest if below is None else below.clamp(min=lowest)
 
 
 def hiding(values: Tensor, reach: Tensor | float = 0.0, *, wait: bool = True) -> Tensor:
@@ -45,7 +52,7 @@ def hiding(values: Tensor, reach: Tensor | float = 0.0, *, wait: bool = True) ->
     found = torch.full((), -math.inf, dtype=torch.float64, device=values.device)
     floor = torch.full_like(found, FLOOR)
     done = torch.zeros_like(found, dtype=torch.bool)
-    for _ in range(_STEPS if wait else _STEPS_UNREAD):
+    for _ in range(_STEPS if wait else STEPS_UNREAD):
         top, low, next_lower = _around(values, floor)
         gap = low - next_lower
         wide = (gap >= top - low) & (gap >= UNDERFLOW + 2 * reach) & (next_lower > -math.inf)

@@ -118,8 +118,7 @@ class MultiHeadAttention(nn.Module):
         v = self._heads(self.v_proj(value), self.kv_heads)
         q, k, v = continued(q, k, v, cache, self.rotary, torch)
         drops = self.dropout if self.training else 0.0
-        seed = int(torch.randint(2**62, ())) if drops else None
-        own = {**self.options, "sinks": self.sinks, "dropout": drops, "seed": seed}
+        own = {**self.options, "sinks": self.sinks, "dropout": drops}
         out: Tensor = attention(q, k, v, **own, **options)
         out = self.out_proj(out.transpose(-3, -2).flatten(-2))
         out = out if absent is None else out.masked_fill(absent, 0.0)

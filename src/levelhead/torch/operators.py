@@ -103,6 +103,12 @@ def observing() -> Iterator[list[Pass]]:
         _observers.stack.pop()
 
 
+def report(q: Tensor, k: Tensor, scoring: Scoring, state: State, keywords: dict[str, Any]) -> None:
+    """Appends a pass to the list of the observer, if one is active."""
+    if observed():
+        _observers.stack[-1].append(Pass(q, k, scoring, state.sums, state.counts, keywords.get("sinks")))
+
+
 def describe_as(q: Tensor, mask: Tensor | None) -> None:
     """The latest pass stands for a call with these queries and this mask: a front end had changed some rows of them."""
     if observed() and _observers.stack[-1]:
@@ -175,7 +181,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, T
     if observed():
         real = np.float64 if q.dtype is torch.float64 else np.float32
         state = unwritten(tuple(q.shape[:-1]), None, real, k.shape[-2])
-        _observers.stack[-1].append(Pass(q, k, scoring, state.sums, state.counts, keywords.get("sinks")))
+        report(q, k, scoring, state, keywords)
     return forward(q, k, v, state, keywords, arguments[-1])
 
 

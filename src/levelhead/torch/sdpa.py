@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from levelhead import _core
+from levelhead.call.dropout import SEEDS
 from levelhead.call.options import Scoring
 from levelhead.call.scaling import usual
 from levelhead.errors import LevelheadError, LevelheadTypeError, bad_type, expected
@@ -29,7 +30,6 @@ from levelhead.torch.operators import LevelheadRuntimeError, observed, uniform
 from levelhead.torch.swap import Function, Swap
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_SEEDS = 2**62
 
 
 def scaled_dot_product_attention(
@@ -90,8 +90,8 @@ def extended(
     dropout_p = _number("dropout_p", dropout_p)
     _check_kind(query, key, value, attn_mask)
     if torch.is_autocast_enabled("cpu"):
-        query, key, value = _cast(query), _cast(key), _cast(value)
-        attn_mask = None if attn_mask is None else _cast(attn_mask)
+        query, key, value = cast_as_torch(query), cast_as_torch(key), cast_as_torch(value)
+        attn_mask = None if attn_mask is None else cast_as_torch(attn_mask)
     _check_numbers(query, key, value, attn_mask, dropout_p)
     rank = max(query.dim(), key.dim(), value.dim())
     q, k, v = broadcast(query, key, value, enable_gqa)
@@ -102,7 +102,7 @@ def extended(
             raise _wrong("dropout_p", f"0 with {', '.join(more)} in compiled torch.func", dropout_p, advice)
         return ORIGINAL(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if 0.0 < dropout_p < 1.0:
-        more |= {"dropout": dropout_p, "seed": torch.randint(_SEEDS, (), dtype=torch.int64, device=q.device)}
+        more |= {"dropout": dropout_p, "seed": torch.randint(SEEDS, (), dtype=torch.int64, device=q.device)}
     as_query = lays_out_as_query(query, key, value, attn_mask, dropout_p)
     out, _ = attend(q, k, v, Scoring(factors(scale, q), attn_mask, causal=is_causal, **more), as_query=as_query)
     if dropout_p == 1.0:  # nothing is kept
@@ -167,10 +167,10 @@ def lays_out_as_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, drop
     return 0 not in (q.shape[-2], k.shape[-2]) and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
 
 
-def _cast(x: Tensor) -> Tensor:
+def cast_as_torch(x: Tensor, device: str = "cpu") -> Tensor:
     """What autocast makes of it: float64 and what is no float stay."""
     eligible = x.is_floating_point() and x.dtype is not torch.float64
-    return x.to(torch.get_autocast_dtype("cpu")) if eligible else x
+    return x.to(torch.get_autocast_dtype(device)) if eligible else x
 
 
 # ---- what may come in
