@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import levelhead as lh
 from levelhead.runs.record import Facts
+from levelhead.watching import origins
 from scale_layouts import LAYOUTS, NOPE, ROPE, Core, Latent, WithCore, rotated
 from watched import one_thread
 from wrong_scale import D_K, HEADS, WIDTH, join, split
@@ -207,3 +209,119 @@ def test_a_norm_over_all_heads_is_a_norm() -> None:
 
     torch.manual_seed(0)
     assert facts(Wide()).scale_reading == "normalised"
+
+
+def searches(monkeypatch: pytest.MonkeyPatch, model: nn.Module, passes: int, x: Tensor) -> list[int]:
+    """The numbers of the passes after which origins were looked for."""
+    searched: dict[int, None] = {}
+    find = origins.find
+    with torch.no_grad(), lh.watch(model) as w, monkeypatch.context() as patched:
+        for n in range(1, passes + 1):
+            model(x)
+            patched.setattr(origins, "find", lambda *args, n=n: (searched.update({n: None}), find(*args))[1])
+            w.step()
+    return [*searched]
+
+
+class SequenceFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3 * HEADS, -1)).permute(1, 2, 0, 3).chunk(3, 1)
+        return functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_origins_are_looked_for_once_and_what_has_none_at_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    assert searches(monkeypatch, SequenceFirst(), 5, tokens().transpose(0, 1)) == [1]
+    gated = Through(lambda module, x, q: q * split(module.gate(x)))
+    assert searches(monkeypatch, gated, 9, tokens()) == [1, 2, 4, 8]
+
+
+def test_a_norm_that_is_gone_is_noticed_at_once() -> None:
+    def until(module: Through, x: Tensor, q: Tensor) -> Tensor:
+        return functional.normalize(q + split(module.gate(x)), dim=-1) if normalised else q
+
+    torch.manual_seed(0)
+    model, normalised = Through(until), True
+    with torch.no_grad(), lh.watch(model) as w:
+        for _ in range(5):
+            model(tokens())
+            w.step()
+            assert w.last.records[0].facts.scale_reading == "normalised"
+        normalised = False
+        model(tokens())
+        assert w.last.records[0].facts.effective_scale == pytest.approx(D_K**-0.5, rel=1e-5)
+
+
+class OwnCode(nn.MultiheadAttention):
+    """Inherits the weights of torch's module, and attends by itself."""
+
+    def heads(self, x: Tensor) -> list[Tensor]:
+        return [split(y) for y in functional.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)]
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        q, k, v = self.heads(x)
+        return join((q @ k.mT * WIDTH**-0.5).softmax(-1) @ v)
+
+
+class ScaledTwice(OwnCode):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        q, k, v = self.heads(x)
+        return join(functional.scaled_dot_product_attention(q * D_K**-0.5, k, v))
+
+
+class TorchsCode(nn.MultiheadAttention):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "reading"),
+    [
+        (OwnCode, WIDTH**-0.5, "projections"),
+        (ScaledTwice, 1 / D_K, "projections"),
+        (TorchsCode, D_K**-0.5, "torch's own module"),
+    ],
+)
+def test_code_of_its_own_under_torchs_weights_is_read(kind: type[nn.Module], scale: float, reading: str) -> None:
+    torch.manual_seed(0)
+    got = facts(kind(WIDTH, HEADS, batch_first=True), passes=3)
+    assert (got.d_k, got.scale_reading) == (D_K, reading)
+    assert got.effective_scale == pytest.approx(scale, rel=1e-5)
+
+
+class Flex(nn.Module):
+    def __init__(self, score_mod: Any) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.score_mod = score_mod
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(w(x)) for w in (self.q, self.k, self.v))
+        shown = create_block_mask(lambda b, h, i, j: i >= j, None, None, x.shape[1], x.shape[1], device="cpu")
+        return join(flex_attention(q, k, v, score_mod=self.score_mod, block_mask=shown))
+
+
+SCORE_MODS: list[tuple[Any, tuple[float, ...] | None]] = [
+    (lambda s, b, h, i, j: s * D_K**-0.5, (1 / D_K,)),
+    (lambda s, b, h, i, j: s + (j - i) * 0.1, (D_K**-0.5,)),
+    (lambda s, b, h, i, j: 30 * torch.tanh(s / 30), (D_K**-0.5,)),
+    (lambda s, b, h, i, j: s * torch.where(j > i, 5.0, 2.0), (2 * D_K**-0.5,)),  # the mask hides the others
+    (lambda s, b, h, i, j: torch.where(i >= j, s * (1 + h), -torch.inf), tuple(n * D_K**-0.5 for n in (1, 2, 3, 4))),
+    (lambda s, b, h, i, j: s * (1 + j), None),
+]
+
+
+@pytest.mark.parametrize(("score_mod", "expected"), SCORE_MODS)
+def test_a_function_of_the_scores_is_part_of_the_scale(score_mod: Any, expected: tuple[float, ...] | None) -> None:
+    torch.manual_seed(0)
+    got = facts(Flex(score_mod))
+    if expected is None:
+        assert (got.effective_scale, got.scale_reading) == (None, "a score_mod changes it")
+        return
+    assert got.scale_reading == "projections"
+    each = got.effective_scales or (got.effective_scale,)
+    assert each == pytest.approx(expected, rel=1e-4)

@@ -20,7 +20,7 @@ import levelhead as lh
 from levelhead import reference
 from levelhead.runs import tally
 from levelhead.torch import masks
-from levelhead.watching import mask_functions, measure
+from levelhead.watching import mask_functions, measure, taken_rows
 from levelhead.watching.measure import Call, call_of
 from levelhead.watching.rows_by_torch import NAMES
 
@@ -35,7 +35,8 @@ def inputs(T: int = T, S: int | None = None, seed: int = 0) -> tuple[Tensor, Ten
 
 
 def measured(call: Call, by_torch: bool, sample: int | None = None) -> dict[str, Any]:
-    return asdict(tally.read(measure.tallied(call, by_torch=by_torch, sample=sample).double().numpy()))
+    rows = None if sample is None else taken_rows.places(B, call.q.shape[2], sample, 3, call.q.device)
+    return asdict(tally.read(measure.tallied(call, by_torch=by_torch, rows=rows).double().numpy()))
 
 
 def defined(call: Call, used: Tensor | None = None, first: Tensor | None = None, **options: Any) -> dict[str, Any]:

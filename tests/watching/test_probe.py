@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -277,3 +278,22 @@ def test_a_part_called_by_itself_is_followed_too() -> None:
         for _ in range(2):
             model["encoder"](batch())
     assert len(w.last.records) == HEADS
+
+
+def test_no_call_is_missed_while_another_thread_is_still_looking() -> None:
+    threads = 4
+    together = threading.Barrier(threads)
+
+    class Waiting(Mixed):
+        def by_hand(self) -> bool:
+            together.wait(60)  # all passes have begun, and none has ended
+            return True
+
+    model = Waiting()
+    with lh.watch(model) as w:
+        running = [threading.Thread(target=model, args=(batch(),)) for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    assert [line.calls for line in w.coverage()] == [threads]

@@ -90,3 +90,21 @@ def test_a_step_that_ends_inside_a_transformation_is_read() -> None:
     for snapshot in (first, last):
         (record,) = snapshot.records
         assert record.tally == pytest.approx(wanted.tally, rel=1e-4, abs=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize("deep", [None, False])
+def test_what_is_read_inside_a_transformation_is_said_exactly(deep: bool | None) -> None:
+    torch.manual_seed(2)
+    model = Convolved()
+    weights = dict(model.named_parameters())
+    with lh.watch(model) as plain:
+        model(X)
+    with lh.watch(model, deep=deep) as w:
+        grad(lambda p: functional_call(model, p, (X,)).square().mean())(weights)
+    (line,) = w.coverage()
+    if deep is False:
+        assert not line.seen and "whose numbers cannot be read" in line.how
+        return
+    assert line.seen and "measured below it" in line.note and "cannot be read" not in line.note
+    assert w.last.records[0].heads.mean_entropy == pytest.approx(plain.last.records[0].heads.mean_entropy)
+    assert w.last.records[0].facts.effective_scale is None

@@ -24,7 +24,7 @@ import levelhead as lh
 from levelhead.distributed import Split
 from levelhead.runs import tally
 from levelhead.runs.record import Record, Snapshot
-from levelhead.watching.ranks import Given, fingerprint, joined
+from levelhead.watching.ranks import Given, fingerprint, gathered, joined
 from watched import BATCH, TOKENS, Attend, batch, sdpa, stack
 
 WORLD = 2
@@ -76,6 +76,25 @@ def alike_or_not(differ: bool, rank: int) -> dict[str, Any]:
                 found["own stage"] = w.last
                 found["bad on one"] = said(w.gather, heads=("same", "both")[rank])
             found["live"] = live(rank)
+    return found | uneven(rank) if differ else found
+
+
+def uneven(rank: int) -> dict[str, Any]:
+    """One model, whose second layer has no pass on rank 0; then a rank that measures other steps."""
+    found: dict[str, Any] = {}
+    model = stack(sdpa(), depth=2)
+    if rank == 0:
+        model.blocks[1].forward = lambda x: x
+    with lh.watch(model, gather=True) as w:
+        model(batch())
+        w.step()
+        found["skipping"] = w.last
+    with lh.watch(model, gather="split") as w:
+        model(batch())
+        found["skipping split"] = said(w.step)
+    with lh.watch(model, gather=True, every=2 + rank) as w:
+        model(batch())
+        found["every"] = said(w.step)
     return found
 
 
@@ -149,7 +168,25 @@ def test_ranks_add_up_to_what_one_process_would_have_seen(tmp_path: Path) -> Non
 
 def test_ranks_with_different_models_are_refused_on_every_rank(tmp_path: Path) -> None:
     for found in run(tmp_path, differ=True):
-        assert found["error"].startswith("ranks: expected the same modules everywhere, got 4 heads")
+        wanted = "the same modules everywhere, got in 'blocks.1.attn' nothing on rank 0, 4 heads of width"
+        assert wanted in found["error"] and found["error"].startswith("ranks: ")
+        assert "every: expected the same" in found["every"] and "got 2 on rank 0, 3 on rank 1" in found["every"]
+        assert [r.module for r in found["skipping"].records] == ["blocks.0.attn", "blocks.1.attn"]
+        assert [int(r.heads.rows[0]) // (BATCH * TOKENS) for r in found["skipping"].records] == [2, 1]
+        assert "in 'blocks.1.attn' nothing on rank 0" in found["skipping split"]
+
+
+def test_a_rank_that_waits_for_one_that_has_ended_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    answers = {"is_initialized": True, "get_world_size": 2, "get_rank": 0}
+    for name, answer in answers.items():
+        monkeypatch.setattr(dist, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(dist, "all_gather_object", closed)
+    wanted = "in the gathering of step 3, got on rank 0, .*Connection closed by peer. Another rank has ended"
+    with pytest.raises(lh.LevelheadError, match=wanted):
+        gathered(Snapshot(3, ()))
 
 
 # ---- one model over ranks, by its tokens or by its heads

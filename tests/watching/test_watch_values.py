@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import levelhead as lh
 from levelhead import reference, stats
+from levelhead.runs import row_sample
 from levelhead.runs.record import Record
-from levelhead.watching import measure, rows_by_torch
+from levelhead.watching import measure, rows_by_torch, taken_rows
 from levelhead.watching.measure import Call, call_of
 from levelhead.watching.watch import Watch
 from tiny_models import HEADS, MODELS
@@ -220,7 +221,8 @@ def test_plain_torch_gives_the_cores_tally(
 ) -> None:
     monkeypatch.setattr(rows_by_torch, "_AT_A_TIME", at_a_time)
     call = _call(**dict(OPTIONS[name]))
-    core, plain = (measure.tallied(call, sample=sample, by_torch=x) for x in (False, True))
+    rows = None if sample is None else taken_rows.places(*call.q.shape[::2][:2], sample, 3, call.q.device)
+    core, plain = (measure.tallied(call, rows=rows, by_torch=x) for x in (False, True))
     torch.testing.assert_close(plain.double(), core.double(), rtol=1e-5, atol=1e-5)
 
 
@@ -291,10 +293,12 @@ def test_a_sample_of_rows_is_marked_and_its_maximum_a_lower_bound() -> None:
     for record in sampled.last.records:
         all_rows = whole.last[record.module]
         assert record.facts.sampled and not all_rows.facts.sampled
-        assert (record.heads.rows == 2 * 8).all()
+        assert (record.heads.rows == 2 * 50).all() and row_sample.measured(record) == 2 * 8
         assert (record.heads.max_logit <= all_rows.heads.max_logit).all()
         assert (record.heads.max_logit < all_rows.heads.max_logit).any()
-        assert set(record.heads.max_query) <= {0, 7, 14, 21, 28, 35, 42, 49}
+        rows = taken_rows.places(2, 50, 8, 0, x.device).tolist()
+        found = zip(record.heads.max_batch, record.heads.max_query, strict=True)
+        assert all(int(query) in rows[int(sequence)] for sequence, query in found)
     with Watch(model, rows=50) as enough, torch.no_grad():
         model(x)
     assert not any(record.facts.sampled for record in enough.last.records)

@@ -16,14 +16,13 @@ from levelhead.preflight_checks.causality import Claim
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.operators import called
 from levelhead.preflight_checks.projections import SWAPPED, UNUSED, Owners, groups_finding
-from levelhead.preflight_checks.result import PAGE, finding
+from levelhead.preflight_checks.result import finding
 from levelhead.preflight_checks.value_probe import Site, heads_out, sites
 from levelhead.runs.record import Record, Run
 
 _GROUPS = 6  # key/value heads that are tried at most
 _COLUMNS = 6  # keys that are tried at most
 _NEAR = 5e-3
-_AXIS = "softmax-over-the-wrong-axis"
 
 
 @dataclass(frozen=True)
@@ -312,7 +311,7 @@ def _joint(one: Applied, flight: Flight) -> list[Finding]:
 def _over(module: str, words: str, **evidence: float) -> Finding:
     why = f"The weights sum to 1 over the {words}, not over the keys of a query: the softmax runs along the wrong axis."
     advice = "Use softmax(dim=-1) on logits (..., queries, keys)."
-    return Finding("softmax over the wrong axis", "error", module, None, evidence, why, advice, f"{PAGE}#{_AXIS}")
+    return finding("softmax over the wrong axis", "error", module, why, advice, None, **evidence)
 
 
 def _rotated(one: Applied) -> list[Finding]:

@@ -85,7 +85,7 @@ def seen_calls(
         copies = q.detach().clone(), k.detach().clone()  # of a cache that the model keeps, which is put back
         found.append(SeenCall(watched.name, call, *copies, _logits(call)))
 
-    with watch(batch.model, deep=deep, **options) as watching:
+    with watch(batch.model, deep=deep, rows=None, **options) as watching:
         watching.listeners.append(listen)
         handles = around()
         try:

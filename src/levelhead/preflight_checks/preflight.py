@@ -120,7 +120,7 @@ def preflight(
             _moved(moving, again, claim, independent, asked=causal is not None)
         runs = [run]
         flight.attempt("effective scale", lambda: runs.append(probed_scales.read(flight, run, calls)))
-        flight.attempt("effective scale", lambda: runs.append(scale_facts.corrected(flight, runs[-1], calls)))
+        flight.attempt("effective scale", lambda: runs.append(scale_facts.corrected(flight, runs[-1])))
         run = runs[-1]
         judged = scales.named(flight, run, diagnose(run)) if run.latest else []
         if earlier is not None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from levelhead import documentation
 from levelhead.diagnosis.findings import Finding, Findings, Severity, counted, groups
 
 Verdict: TypeAlias = Literal["passed", "failed", "not judged"]
 MARKS: Mapping[str, str] = {"passed": "✓", "failed": "✖", "not judged": "?"}
-PAGE = "docs/preflight.md"
 MAY_SEE_LATER = "causal=False says that tokens may see later ones"
 
 
@@ -86,5 +86,4 @@ def finding(
     **evidence: float,
 ) -> Finding:
     """A finding of a check; its kind is a section of the page."""
-    link = f"{PAGE}#{kind.lower().replace(' ', '-').replace('/', '')}"
-    return Finding(kind, severity, module, head, evidence, why, advice, link)
+    return Finding(kind, severity, module, head, evidence, why, advice, documentation.link("preflight", kind))

@@ -4,6 +4,7 @@
     attention/{module}/{statistic}             every head of a module
     attention/{module}/head_{h}/{statistic}    one head
     attention/{module}/{projection}/grad_norm  where gradients are watched
+    attention/{module}/sampled_rows            of each head, where not all were measured: maxima are lower bounds
 
 Statistics are named as in `tally.Heads`. What holds for several heads is read off their joined tally, so a maximum is
 the maximum, a mean runs over all their query rows, and a share is a share of those rows. A statistic that nothing was
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from levelhead.runs import tally
+from levelhead.runs import row_sample, tally
 from levelhead.runs.record import Record, Snapshot
 from levelhead.runs.tally import LEVELS, Floats, Heads
 
@@ -90,6 +91,8 @@ def _together(records: Iterable[Record]) -> Iterator[tuple[str, float]]:
     joined = tally.over_heads(np.concatenate([record.tally for record in records]))
     columns = statistics(tally.read(joined))
     yield from _at(0, columns, any(record.facts.sinks for record in records))
+    if sampled := [row_sample.measured(record) for record in records if record.facts.sampled]:
+        yield "sampled_rows", float(min(sampled))
     levels = Counter(level for record in records for level in record.heads.levels)
     yield from ((f"heads_{level}", float(levels[level])) for level in LEVELS)
 

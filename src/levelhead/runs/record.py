@@ -61,7 +61,15 @@ class Facts:
     # Of a softmax by hand: over "keys", as its weights are used, or over "queries" or a "batch" axis, which is a bug.
     softmax_axis: str | None = None
     learned_scale: str = ""  # the parameter of the module that the scale is; "": it is none
+    # The least and the largest number of rows that a measured one stands for, by the calls; (): each for itself alone.
+    row_weights: tuple[float, ...] = ()
     scale_call: int = 0  # of added-up calls with different scales: whose scale this is, from 1 on within a pass
+
+    def with_rows_of(self, other: Facts) -> Facts:
+        """These facts, of the rows of both."""
+        weights = [*(self.row_weights or (1.0,)), *(other.row_weights or (1.0,))]
+        joined = (min(weights), max(weights)) if max(weights) > 1.0 else ()
+        return replace(self, sampled=self.sampled or other.sampled, row_weights=joined)
 
     @property
     def product_scale(self) -> float | None:
@@ -105,6 +113,10 @@ class Record:
         """The statistics, (H,) each."""
         return tally.read(self.tally)
 
+    def _repr_html_(self) -> str:
+        shown: str = front_ends.serving("notebook", "html").record(self)
+        return shown
+
     def merged(self, later: Record) -> Record:
         """Both, as one longer step."""
         rules = {
@@ -112,7 +124,8 @@ class Record:
             for rule, mine in self.counterfactual.items()
             if rule in later.counterfactual
         }
-        return replace(later, tally=tally.merge(self.tally, later.tally), counterfactual=rules)
+        facts = later.facts.with_rows_of(self.facts)
+        return replace(later, facts=facts, tally=tally.merge(self.tally, later.tally), counterfactual=rules)
 
 
 @dataclass(frozen=True)
@@ -134,6 +147,10 @@ class Snapshot:
         for record in self.records:
             for head in range(len(record.tally)):
                 yield record, head
+
+    def _repr_html_(self) -> str:
+        shown: str = front_ends.serving("notebook", "html").snapshot(self)
+        return shown
 
     def merged(self, later: Snapshot) -> Snapshot:
         """Both, under the step of this one."""
@@ -182,7 +199,7 @@ class Run:
         return tuple(by_module.values())
 
     def _repr_html_(self) -> str:
-        shown: str = front_ends.serving("run", "html").notebook_of(self)
+        shown: str = front_ends.serving("notebook", "html").run(self)
         return shown
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -287,7 +304,7 @@ def _facts_out(facts: Facts) -> dict[str, Any]:
     return {name: x for name, x in asdict(facts).items() if name not in newer or x != newer[name]}
 
 
-_NEWER = ("scale_call", "learned_scale")
+_NEWER = ("scale_call", "learned_scale", "row_weights")
 
 
 def _record_in(content: Mapping[str, Any]) -> Record:
@@ -296,7 +313,7 @@ def _record_in(content: Mapping[str, Any]) -> Record:
     required = {f.name for f in fields(Facts) if f.default is MISSING}  # an older version wrote fewer of the others
     if strange := (facts.keys() - known) | (required - facts.keys()):
         raise ValueError(f"facts {sorted(strange)}")
-    for name in {"norms_present", "norms_idle", "effective_scales", "head_parts"} & set(facts):
+    for name in {"norms_present", "norms_idle", "effective_scales", "head_parts", "row_weights"} & set(facts):
         facts[name] = tuple(facts[name])
     for name in {"scale", "effective_scale", "softcap", "configured_scale"} & set(facts):
         facts[name] = None if facts[name] is None else float(facts[name])

@@ -1,7 +1,7 @@
 """An `Observation` as the `Run` of one module in one step, so that `diagnose` takes it.
 
-An observation has the statistics of one call and nothing about a model: d_k, scale and mask are not known, so checks
-that need them do not apply.
+An observation has the statistics of one call and its soft cap, and nothing about a model: d_k, scale and mask are not
+known, so checks that need them do not apply.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def as_run(observation: Observation) -> Run:
         dtype=observation.origin.dtype,
         scale=None,
         scale_reading="not kept by an observation",
+        softcap=observation.cap,
         causal=True,
         masked=True,  # either is possible, and these are the careful readings
         sinks=observation.sinks is not None,

@@ -79,6 +79,13 @@ def merge(a: Any, b: Any, xp: Any = np) -> Any:
     return xp.concatenate(parts, 1)
 
 
+def weigh(tally: Any, times: float) -> None:
+    """Makes each measured row stand for so many, in place. Rows with a NaN stay those that were found; the columns of
+    q, k and gradients are of all rows."""
+    tally[:, : INDEX["nan_rows"]] *= times
+    tally[:, INDEX["mean"] : INDEX["q_squares"]] *= times
+
+
 _MEANS = ("mean", "var", "max", "logsumexp", "entropy", "top1", "sum_p2", "first", "sink")  # of rows
 _EXTREMES = {
     "min_logit": "min",
@@ -97,7 +104,7 @@ def of_rows(rows: Mapping[str, Any], xp: Any = np, *, length: int | None = None,
     Args:
         rows: the fields of `stats.Rows` by name, (B, H, T) each; `exists`, where some rows do not count.
         length: of a sequence, if several of them lie one after another along T.
-        positions: of the rows, if they are only some of their sequence.
+        positions: of the rows, if they are only some of their sequence, (T,) or (B, T).
     """
     count, wrong = rows["count"], xp.isnan(rows["logsumexp"])
     real_rows = ~wrong
@@ -128,7 +135,9 @@ def of_rows(rows: Mapping[str, Any], xp: Any = np, *, length: int | None = None,
     at = by_head(xp.where(some, rows["max"], -np.inf)).argmax(1)
     batch, row = at // (length or T), at % (length or T)
     head = xp.cumsum(xp.ones_like(at), 0) - 1  # on the device of the arrays
-    place = (batch, row if positions is None else positions[row], by_head(rows["argmax"])[head, at])
+    if positions is not None:
+        row = positions[row] if positions.ndim == 1 else positions[batch, row]
+    place = (batch, row, by_head(rows["argmax"])[head, at])
     seen = by_head(some).any(1)
     columns |= {name: xp.where(seen, x, -1) * ones[0, :, 0] for name, x in zip(PLACES, place, strict=True)}
     nothing = xp.zeros_like(columns["rows"])
@@ -176,7 +185,7 @@ def read(tally: Floats) -> Heads:
 
         extremes = ("min_logsumexp", "max_logsumexp", "min_entropy", "max_entropy", "max_top1")
         return Heads(
-            **{name: column[name].astype(np.int64) for name in _WHOLE},
+            **{name: np.rint(column[name]).astype(np.int64) for name in _WHOLE},
             **{name: np.where(column["rows"] > 0, column[name], np.nan) for name in extremes},
             **{name: mean(name, "several") for name in ("saturated", "normalised_entropy", "effective_keys")},
             **{f"{name}_norm": np.sqrt(mean(f"{name}_squares", "gradients")) for name in ("dq", "dk", "dv")},

@@ -69,7 +69,7 @@ class Alerts:
     def __init__(self, tell: Sequence[Listener], expected_scale: float | str | None, history: int) -> None:
         self._tell, self._expected, self._history = tell, expected_scale, history
         self._newest: list[Snapshot] = []
-        self._points: dict[str, list[tuple[int, Any]]] = {}
+        self._points: logit_growth.Points = {}
         self._gravity: dict[tuple[str, str, int | None], int] = {}
 
     def __call__(self, snapshot: Snapshot) -> None:
@@ -104,7 +104,7 @@ class Alerts:
             *diagnose.of_the_moment(run, self._expected),
             *logit_growth.judged(logit_growth.curves_of(self._points)),
         ]
-        for finding in sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity)):
+        for finding in sorted(diagnose.bounded(findings, run), key=lambda finding: -SEVERITIES.index(finding.severity)):
             gravity = SEVERITIES.index(finding.severity)
             heads = finding.head if isinstance(finding.head, tuple) else (finding.head,)
             places = [(finding.kind, finding.module, head) for head in heads]

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from levelhead.watching import (
     compiler_graphs,
@@ -38,7 +37,9 @@ from levelhead.watching.measure import plain
 from levelhead.watching.module_stack import Frame, Recorder, current
 from levelhead.watching.observe_call import cannot_be_read
 from levelhead.watching.parameters import Parameters
+from levelhead.watching.score_axes import Origin
 from levelhead.watching.scores import VIEWS, Scores
+from levelhead.watching.tensor_table import TensorTable
 from levelhead.watching.undisturbed import undisturbed
 
 PATHS = (PATH, fused_operators.PATH)  # seen in passes that are followed only
@@ -55,6 +56,10 @@ NO_PRODUCT = (
 IN_SEGMENTS = "a softmax over segments (exp, and sums that are scattered), which is not measured"
 OVERWRITTEN = "a softmax whose logits are overwritten by its result, which cannot be measured"
 NO_SOFTMAX = "weights that are an activation of a product of queries and keys (ReLU …), which are not measured"
+MIXTURE = (
+    "a softmax over learned keys whose weights mix tensors of every query's own (a mixture of experts): not counted as "
+    "attention"
+)
 NO_VALUES = "a softmax over a product of two activations whose weights meet no values: not counted as attention"
 
 
@@ -71,11 +76,11 @@ class Deep(TorchDispatchMode):
     def __init__(self, watch: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
-        self._scores: Any = WeakIdKeyDictionary()  # tensor -> Scores
-        self._later: Any = WeakIdKeyDictionary()  # tensor -> Weights, Exponentials or Reduced
-        self._logarithms: Any = WeakIdKeyDictionary()  # log_softmax of no scores -> its axis, and columns
-        self._columns: Any = WeakIdKeyDictionary()  # tensor -> Columns
-        self._columns_of_both: Any = WeakIdKeyDictionary()  # product entry by entry -> Columns
+        self._scores: TensorTable[Any] = TensorTable()  # tensor -> Scores
+        self._later: TensorTable[Any] = TensorTable()  # tensor -> Weights, Exponentials or Reduced
+        self._logarithms: TensorTable[Any] = TensorTable()  # log_softmax of no scores -> its axis, and columns
+        self._columns: TensorTable[Any] = TensorTable()  # tensor -> Columns
+        self._columns_of_both: TensorTable[Any] = TensorTable()  # product entry by entry -> Columns
         self._buffers = Buffers()
         self._parameters = Parameters(watch.model)
         self._compiled = opaque_operators.CompiledProducts()
@@ -110,7 +115,7 @@ class Deep(TorchDispatchMode):
         """Names what did not become attention."""
         for pending in self._pending:
             if not pending.done:
-                pending.frame.watched.not_observed[NO_VALUES] = None
+                pending.frame.watched.not_observed[MIXTURE if pending.mixes else NO_VALUES] = None
 
     def _see(self, frame: Frame, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if name in _SOFTMAX or name in _UNREADABLE or name == "_masked_softmax":
@@ -201,7 +206,7 @@ class Deep(TorchDispatchMode):
         if not isinstance(x, Tensor):
             return
         if found is None:
-            self._scores.pop(x, None)
+            self._scores.drop(x)
             return
         self._scores[x] = found
         whole = None if name in VIEWS else self._buffers.whole(x)
@@ -217,13 +222,13 @@ class Deep(TorchDispatchMode):
         if name == "embedding":
             self._columns[out] = layer_columns.of_product(out.shape, -1)
             return
-        known = [self._columns.get(x) if isinstance(x, Tensor) else None for x in inputs]
+        known: list[Any] = [self._columns.get(x) if isinstance(x, Tensor) else None for x in inputs]
         if not any(x is not None for x in known):
             return
         if (both := layer_columns.in_both(name, known, args, out)) is not None:
             self._columns_of_both[out] = both
         if name == "sum" and (both := self._columns_of_both.get(args[0])) is not None:
-            found: Any = layer_columns.summed(both, self._columns[args[0]], args, out)
+            found: Any = layer_columns.summed(both, known[0], args, out)
         else:
             found = layer_columns.after(func, name, args, kwargs, known, out)
         for x, each in zip(out, found, strict=True) if isinstance(found, list) else ((out, found),):
@@ -238,7 +243,7 @@ class Deep(TorchDispatchMode):
         first = _PRODUCTS[name]
         a, b = args[first], args[first + 1]
         for x, axis, other in ((a, a.dim() - 1, b), (b, max(b.dim() - 2, 0), a)):
-            if (later := self._later.get(x)) is not None and self._meets(frame, later, axis, other, out):
+            if (later := self._later.get(x)) is not None and self._meets(frame, later, x, axis, other, out):
                 return
         tracked, other, axis = (self._known(a), b, -1)
         if tracked is None:
@@ -250,10 +255,14 @@ class Deep(TorchDispatchMode):
             frame.watched.not_observed[NO_SOFTMAX] = None
         if name in ("bmm", "baddbmm") and self._compiled.is_second(frame, func, a, out):
             frame.watched.not_observed[opaque_operators.IN_FUNCTION] = None
-        found = scores.product(a, b, float(kwargs.get("alpha", 1)), out.shape)
+        found = scores.product(a, b, float(kwargs.get("alpha", 1)), out.shape, self._learned_factor(a, b))
         if first and kwargs.get("beta", 1) and args[0].dim() and found.axes is not None:
             found = scores.hidden_by(found, args[0], out.shape)
         self._keep(name, out, found)
+
+    def _learned_factor(self, a: Tensor, b: Tensor) -> Origin | None:
+        left, right = self._parameters.learned(a), self._parameters.learned(b)
+        return None if left == right else "left" if left else "right"
 
     def _projected(self, frame: Frame, a: Tensor, b: Tensor, tracked: Scores | None, axis: int, out: Tensor) -> None:
         """A product with a parameter: heads of scores that are mixed, or a layer."""
@@ -266,8 +275,8 @@ class Deep(TorchDispatchMode):
         if parameter is not None and parameter[1] is frame.watched.module:  # else its own hook stores it
             frame.ran.append(effective_scale.columns(parameter[0], None, a.shape[-1], out))
 
-    def _meets(self, frame: Frame, later: Any, axis: int, other: Tensor, out: Tensor) -> bool:
-        """Whether a product of weights was understood."""
+    def _meets(self, frame: Frame, later: Any, x: Tensor, axis: int, other: Tensor, out: Tensor) -> bool:
+        """Whether a product of weights x was understood."""
         if isinstance(later, Weights):
             over_keys = later.over_keys(axis)
             with_parameter = self._parameters.of(other) is not None
@@ -278,7 +287,9 @@ class Deep(TorchDispatchMode):
             if with_parameter and not over_keys:
                 self._later[out] = replace(later, axes=None)  # heads that are mixed
             elif not with_parameter:  # else a router or a memory: parameters are no values of tokens
-                later.commit("keys" if over_keys else None if over_keys is None else "queries")
+                alone = x.dim() > 1 and x.numel() == x.shape[:-2].numel() * x.shape[axis]  # one query for these values
+                kind = "keys" if over_keys else None if over_keys is None else "queries"
+                later.commit(kind, mixed=bool(over_keys) and alone and later.mixes(x, other))
             return True
         if isinstance(later, Exponentials) and later.scores is not None:
             frame.watched.not_observed[IN_PIECES] = None
@@ -355,6 +366,8 @@ class Deep(TorchDispatchMode):
             return
         if known is not None and x.dim() > 1:
             pending = hand_softmax.measured(frame, x, known, axis)
+            if known.learned is not None and known.origin(axis) == known.learned:
+                pending.learned = self._parameters.learned
             self._pending.append(pending)
         elif x.shape[axis] == 1 or (columns is not None and columns[axis]) or self._parameters.of(x) is not None:
             return

@@ -54,9 +54,11 @@ def _clean(part: Any, original_of: Callable[[Any], Any]) -> Any:
 
 
 def _ours(hooks: Any) -> set[int]:
-    """Numbers of a watch's hooks. Those of a remedy are the model's: a copy is remedied, too."""
+    """Numbers of a watch's hooks, and of those of its listeners (`of_a_watch`). Hooks of a remedy are the model's: a
+    copy is remedied, too."""
     homes = {number: str(getattr(hook, "__module__", "")) for number, hook in hooks.items()}
-    return {number for number, home in homes.items() if home.startswith(_OURS) and home != f"{_OURS}.amend"}
+    ours = {number for number, home in homes.items() if home.startswith(_OURS) and home != f"{_OURS}.amend"}
+    return ours | {n for n, hook in hooks.items() if getattr(getattr(hook, "__self__", None), "of_a_watch", False)}
 
 
 def script_over(original: Function, lifted: Callable[[], AbstractContextManager[None]]) -> Function:

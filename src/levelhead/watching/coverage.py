@@ -12,7 +12,7 @@ from torch import nn
 
 from levelhead.runs.record import Seen
 from levelhead.torch.huggingface.survey import attending_modules
-from levelhead.watching.by_hand import PATH
+from levelhead.watching.by_hand import PATH, PATHS
 from levelhead.watching.compiler_graphs import (
     BETWEEN,
     EARLIER,
@@ -26,10 +26,12 @@ from levelhead.watching.functions.unknown import called_by
 from levelhead.watching.graph_calls import attending_script
 from levelhead.watching.intercept_known import not_described
 from levelhead.watching.module_stack import ATTRIBUTE, WatchedModule, clean
+from levelhead.watching.observe_call import TRANSFORMED
 from levelhead.watching.probe import Probe
 
 _ADDED_UP = "up to {} calls in one pass, from one place in its code, are added up"
 _ONE_HEAD = "; calls of one head each: heads in a loop cannot be told apart"
+_BELOW = "ran inside a transformation of torch.func: measured below it, operator by operator, without its scale"
 _FAST_PATH = "its native fast path was left out of the compiled graph while watching: results differ by rounding"
 
 
@@ -50,7 +52,7 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
             unfollowed.remove(BETWEEN)
         unread = BETWEEN in unfollowed or _is_unread_graph(watched)
         if watched.calls:
-            notes = [*unfollowed, *([_FAST_PATH] if watched.lost_fast_path else []), *watched.not_observed]
+            notes = [*unfollowed, *([_FAST_PATH] if watched.lost_fast_path else []), *_reasons(watched)]
             if watched.calls_in_a_pass > 1:
                 notes.append(_ADDED_UP.format(watched.calls_in_a_pass) + (_ONE_HEAD if watched.single_head else ""))
             line = Seen(watched.name, watched.kind, True, ", ".join(watched.paths), watched.calls, "; ".join(notes))
@@ -62,6 +64,12 @@ def report(model: nn.Module, modules: Sequence[WatchedModule], *, compiled: bool
     inside = [line.module for line in lines if line.how not in (BETWEEN, EARLIER)]
     unread_parts = [x for x in lines if x.how in (BETWEEN, EARLIER) and any(_is_inside(n, x.module) for n in inside)]
     return (*(line for line in lines if line not in unread_parts), *_scripted(model, modules))
+
+
+def _reasons(watched: WatchedModule) -> Iterator[str]:
+    """Why calls of an observed module were not."""
+    for reason in watched.not_observed:
+        yield _BELOW if reason == TRANSFORMED and watched.paths.keys() & {*PATHS} else reason
 
 
 def _scripted(model: nn.Module, modules: Sequence[WatchedModule]) -> Iterator[Seen]:

@@ -42,14 +42,14 @@ class Call:
         return replace(self, q=self.q.detach(), k=self.k.detach(), scoring=self.scoring._replace(**tensors))
 
     def of_rows(self, rows: Tensor) -> Call:
-        """The call of some query rows."""
+        """The call of some query rows: (R,), or (B, R) where each batch row has its own."""
         mask, ids = self.scoring.mask, self.scoring.query_segments
         if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
-            mask = mask.index_select(-2, rows)
-        ids = None if ids is None else ids.index_select(-1, rows)
-        scoring = self.scoring._replace(mask=mask, query_segments=ids)
-        used = None if self.rows is None else self.rows.index_select(-1, rows)
-        return replace(self, q=self.q.index_select(2, rows), scoring=scoring, rows=used)
+            mask = _at_rows(mask, rows)
+        ids, used = (None if x is None else at_rows(x, rows) for x in (ids, self.rows))
+        return replace(
+            self, q=_at_rows(self.q, rows), scoring=self.scoring._replace(mask=mask, query_segments=ids), rows=used
+        )
 
     def of_batch(self, b: int) -> Call:
         """The call of one batch row. Functions still expect its number."""
@@ -61,6 +61,19 @@ class Call:
         cut = {name: x[here] for name, x in per_row.items() if x is not None}
         used = None if self.rows is None else self.rows[here]
         return replace(self, q=self.q[here], k=self.k[here], scoring=self.scoring._replace(mask=mask, **cut), rows=used)
+
+
+def at_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x (B, T) at rows (R,) or (B, R)."""
+    return x.index_select(-1, rows) if rows.dim() == 1 else x.gather(-1, rows)
+
+
+def _at_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x, broadcastable to (B, heads, T, columns), at rows (R,) or (B, R)."""
+    if rows.dim() == 1:
+        return x.index_select(-2, rows)
+    x = x.reshape(*(1,) * (4 - x.dim()), *x.shape).expand(len(rows), -1, -1, -1)
+    return x[torch.arange(len(rows), device=rows.device)[:, None], :, rows].transpose(1, 2)
 
 
 def call_of(q: Tensor, k: Tensor, scale: float | Tensor, start: int | None = None, **fields: Any) -> Call:

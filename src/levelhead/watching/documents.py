@@ -112,7 +112,7 @@ def _shown_by_function(
     for here in row_parts(call.mask_mod, T, S):
         index = torch.arange(here.start, here.stop, device=device)
         low, high = key_range(call.mask_mod, b, index, S)
-        batch = torch.tensor([b], device=device)
+        batch = torch.full((1,), b, device=device)  # `tensor` would copy from the host, and wait
         shown = visible(call.mask_mod, batch, H, index, torch.arange(low, high, device=device))
         shown = shown.narrow(1, 0, 1) if shown.stride(1) == 0 else shown
         if mask is not None:
@@ -124,8 +124,7 @@ def _shown_by_function(
 def _not_hidden(mask: Tensor, below: Tensor | None) -> Tensor:
     if mask.dtype is torch.bool:
         return mask
-    hidden = hides(mask)
-    return ~hidden if below is None else ~(hidden | (mask <= below))
+    return ~hides(mask, below)
 
 
 # ---- first keys

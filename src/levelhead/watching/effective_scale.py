@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from inspect import getattr_static
-from typing import NamedTuple
+from inspect import getattr_static, unwrap
+from typing import NamedTuple, TypeGuard
 
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from levelhead.watching import sampled
 FROM_PROJECTIONS, NORMALISED, BY_DEFINITION = "projections", "normalised", "torch's own module"
 NOTHING_RAN = "no layer ran before the call"
 NOT_FOLLOWED = "q and k are not seen where a softmax is formed by hand; deep=True follows them"
+BY_FUNCTION = "a score_mod changes it"
 BY_TOKEN = "its factor differs from token to token"
 
 # Names of projections, after the words around the letter are removed.
@@ -109,8 +110,10 @@ def reads(module: nn.Module) -> int | None:
     """How wide a projection's input is; None: it is no projection."""
     if isinstance(module, nn.Embedding):
         return None
+    torchs = type(module).__module__.startswith("torch.nn.modules")
     for name in ("in_features", "in_channels", "nx"):
-        width = getattr_static(module, name, None)  # a model's own __getattr__ may warn
+        # A model's own __getattr__ may warn.
+        width = vars(module).get(name) if torchs else getattr_static(module, name, None)
         width = getattr(module, name, None) if isinstance(width, property) else width
         if isinstance(width, int):
             return width
@@ -130,6 +133,16 @@ def held_weight(module: nn.Module | None) -> Tensor | None:
     held = dict(module._parameters.items())  # of a scripted module, it is no dict
     weight = held.get("weight", vars(module).get("weight"))
     return weight if isinstance(weight, Tensor) else None
+
+
+def is_by_definition(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
+    """Whether torch's own code attends in it: a class that inherits its weights may have code of its own."""
+    if not isinstance(module, nn.MultiheadAttention):
+        return False
+    forward = unwrap(type(module).forward)
+    called = getattr(getattr(forward, "__code__", None), "co_names", ())
+    inherited = forward is nn.MultiheadAttention.forward or {"super", "forward"} <= {*called}
+    return inherited or "multi_head_attention_forward" in called
 
 
 def parts_named(module: nn.Module) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ from typing import Any
 from weakref import ref
 
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from levelhead.watching.scores import VIEWS
+from levelhead.watching.tensor_table import TensorTable
 
 _MADE_NAMES = "empty zeros full ones new_empty new_zeros new_full new_ones empty_like zeros_like full_like ones_like"
 _MADE = set(_MADE_NAMES.split())
@@ -18,7 +18,7 @@ class Buffers:
     """Of one pass."""
 
     def __init__(self) -> None:
-        self._wholes: Any = WeakIdKeyDictionary()  # a buffer, or a view of one -> a weak reference to the buffer
+        self._wholes: TensorTable[Any] = TensorTable()  # a buffer, or a view of one -> a weak reference to the buffer
 
     def follow(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """Follows an operator that makes a buffer or a view."""

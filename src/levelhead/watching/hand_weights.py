@@ -6,7 +6,7 @@ is the right one. `exp(x) / exp(x).sum()`, with the largest of x subtracted or n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from levelhead.watching.layer_columns import Columns
 from levelhead.watching.module_stack import Frame
 from levelhead.watching.scores import FILLING, SAME, VIEWS, Scores
+from levelhead.watching.tensor_table import TensorTable
 
 # The same weights, other numbers: dropout, masks, a second normalisation.
 _KEEPING_NAMES = "add add_ sub sub_ mul mul_ div div_ where masked_fill masked_fill_ tril triu pow"
@@ -55,6 +56,9 @@ class Pending:
         self.frame, self.done = frame, False
         self.with_it: list[Pending] = []  # softmaxes whose weights were added to these
         self.named = again is None
+        # Of a softmax over learned keys: whether a tensor is computed from parameters alone, as those keys are.
+        self.learned: Callable[[Tensor], bool] | None = None
+        self.mixes = False  # with such keys, it mixed tensors of every query's own
         self._enter: Callable[..., None] | None = enter
         self._again = again
 
@@ -81,12 +85,24 @@ class Weights:
     shut: Tensor | None = None  # where a mask set them to zero
     masked: bool = False  # a mask did, and they were not divided by their sum since
     met: bool = False  # values of the same shape, and not yet summed up
+    mixed: bool = False  # those were every query's own, as the outputs of experts are
 
-    def commit(self, axis: str | None) -> None:
-        """They met values."""
+    def commit(self, axis: str | None, *, mixed: bool = False) -> None:
+        """They met values; `mixed`: see `mixes`."""
+        if mixed:
+            self.pending.mixes = True
+            return
         if self.masked and not self.pending.named and not self.pending.done:
             self.pending.frame.watched.not_observed[MASKED] = None
         self.pending.commit(axis)
+
+    def mixes(self, x: Tensor, values: Tensor) -> bool:
+        """Whether these weights x route every query to values of its own, under keys that all share and that are
+        learned: a mixture of experts is no attention."""
+        learned = self.pending.learned
+        if learned is None or self.axes is None or values.dim() < x.dim() or learned(values):
+            return False
+        return all(n == 1 or m > 1 for n, m in zip(reversed(x.shape), reversed(values.shape), strict=False))
 
     def over_keys(self, axis: int) -> bool | None:
         """Whether an axis is that of the softmax; None: not known."""
@@ -162,7 +178,7 @@ def reduction(name: str, args: tuple[Any, ...], out: Any) -> Reduction | None:
     return Reduction(values, Reduced(kind, x, axis))
 
 
-def shifted(name: str, args: tuple[Any, ...], known: Sequence[Any], later: Mapping[Any, Any]) -> Scores | None:
+def shifted(name: str, args: tuple[Any, ...], known: Sequence[Any], later: TensorTable[Any]) -> Scores | None:
     """Scores minus their largest, their mean, their first, or the logarithm of the sum of their exponentials."""
     x, less = args[0], args[1]
     scores: Scores | None = known[0]
@@ -185,7 +201,7 @@ def shifted(name: str, args: tuple[Any, ...], known: Sequence[Any], later: Mappi
 
 
 def after(
-    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], later: Mapping[Any, Any], out: Any
+    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], later: TensorTable[Any], out: Any
 ) -> Any:
     """What an operator's result is: weights, exponentials, a number per row, a whole softmax, or None."""
     if name in ("cat", "stack"):
@@ -210,8 +226,9 @@ def after(
     if name in VIEWS:
         return _viewed(func, args, kwargs, first, out)
     if name == "sum" and first.met and (summed := reduction(name, args, out)) is not None:
-        if summed.meaning.axis is not None and first.over_keys(summed.meaning.axis) is not False:
-            first.commit("keys" if first.over_keys(summed.meaning.axis) else None)
+        over = None if summed.meaning.axis is None else first.over_keys(summed.meaning.axis)
+        if summed.meaning.axis is not None and over is not False:
+            first.commit("keys" if over else None, mixed=first.mixed)
         return None
     if name in _LOOKING:
         return None
@@ -230,11 +247,13 @@ def after(
         if isinstance(values, Tensor) and values.shape == args[place].shape:
             first = _masked(name, args, place, first, values)
             if name in ("mul", "mul_") and not _is_dropout(args[1 - place]):
-                first = replace(first, met=True)
+                first = replace(first, met=True, mixed=first.mixes(values, args[1 - place]))
             return [first] + [None] * (len(out) - 1) if isinstance(out, tuple | list) else first
         if isinstance(values, Tensor) and values.numel() == args[place].numel():
             return replace(first, axes=None)
     grows = isinstance(values, Tensor) and values.numel() > args[0].numel()
+    if name in ("mul", "mul_") and first.mixes(args[inputs.index(first)], args[1 - inputs.index(first)]):
+        return first.commit(None, mixed=True)
     if not first.pending.named or name in _APPLYING or (name == "mul" and grows):
         first.commit(None)  # an operator that makes something else of the weights
     return None

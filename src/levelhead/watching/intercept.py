@@ -23,11 +23,12 @@ from levelhead.call.options import NAMES, Options, Scoring
 from levelhead.distributed.attention import attention as sharded_attention
 from levelhead.distributed.attention import look
 from levelhead.observation import Observation
-from levelhead.torch import sdpa
+from levelhead.torch import observed, sdpa
 from levelhead.torch.functorch import attend
 from levelhead.torch.huggingface import formula
 from levelhead.torch.huggingface.functions import AttentionHook
 from levelhead.torch.swap import Function, Layer, Swap
+from levelhead.torch.tensor_options import Described
 from levelhead.watching import amend, folded_heads, native_fast_path
 from levelhead.watching.compiler_graphs import COMPILER
 from levelhead.watching.copies import reduce_over, script_over
@@ -42,6 +43,7 @@ from levelhead.watching.wrapped import Wrapped
 
 # Modules that keep the originals: those that define them, compare with them, or compile them.
 _COMPILES = "transformers.integrations.flex_attention"
+SIGHT = "observed_attention"
 _KEPT = (*sdpa.KEPT, levelhead_attention.__module__, __name__, _COMPILES)
 
 
@@ -73,6 +75,7 @@ class Interception:
             instead[torch.jit.script] = script_over(torch.jit.script, self.all_lifted)
             self._swaps = [Swap(instead, _KEPT), Swap({attend: _operator_over(attend)}, (attend.__module__, __name__))]
             self._swaps.append(Swap({formula.computed: _formula_over(formula.computed)}, (__name__,)))
+            self._swaps.append(Swap({observed.computed: _sight_over(observed.computed)}, (__name__,)))
             self.wrapped.begin(instead, {sdpa.ORIGINAL: _sdpa_over})
             self._modules = len(sys.modules)
             self._has_transformers = "transformers" in sys.modules
@@ -281,6 +284,22 @@ def _operator_over(original: Function) -> Function:
         return run_traced(frame, path, lambda: original(q, k, v, scoring, *rest, **how), Call(q4, k4, scoring))
 
     return attend
+
+
+def _sight_over(original: Function) -> Function:
+    """Over what `levelhead.torch.observed_attention` computes."""
+
+    def computed(q: Tensor, k: Tensor, v: Tensor, call: Described, *rest: Any) -> Any:
+        frame = current()
+        if frame is None or frame.busy or is_retraced(q):
+            return original(q, k, v, call, *rest)
+        described = Call(q, k, call.scoring, start=call.start)
+        if torch.compiler.is_compiling():
+            return run_traced(frame, SIGHT, lambda: original(q, k, v, call, *rest), described)
+        frame.watch.follow_gradients(frame, GradientInputs(q, k, v))
+        return run_observed(frame, SIGHT, lambda: original(q, k, v, call, *rest), lambda: described)
+
+    return computed
 
 
 def _formula_over(original: Function) -> Function:

@@ -6,6 +6,7 @@ to something, is attention, although its logits may be no product of queries and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -69,14 +70,23 @@ def summed(both: Columns, mine: Columns, args: tuple[Any, ...], out: Any) -> Col
 
 def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mine: Columns, out: Any) -> Any:
     shape = args[0].shape
+    how = tuple(tuple(x) if isinstance(x, list) else x for x in args[1:])
+    seen = _view_of(func, tuple(shape), mine, how, tuple(kwargs.items()))
+    if seen is None:
+        return _trailing(shape[-1], out.shape) if isinstance(out, Tensor) and mine and mine[-1] else None
+    return seen
+
+
+@functools.lru_cache(maxsize=1024)
+def _view_of(func: Any, shape: tuple[int, ...], mine: Columns, args: tuple[Any, ...], kwargs: tuple[Any, ...]) -> Any:
+    """The columns after a view of this shape; None: columns and other entries became one axis."""
     stand = torch.empty_strided(shape, [int(x) for x in mine], dtype=torch.uint8, device="meta")
     try:
-        seen = func(stand, *args[1:], **kwargs)
-    except RuntimeError:  # columns and other entries became one axis
-        return _trailing(shape[-1], out.shape) if isinstance(out, Tensor) and mine and mine[-1] else None
-    several = isinstance(seen, list | tuple)
+        seen = func(stand, *args, **dict(kwargs))
+    except RuntimeError:
+        return None
     each = [tuple(s != 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)) for x in _list(seen)]
-    return each if several else each[0]
+    return each if isinstance(seen, list | tuple) else each[0]
 
 
 def _trailing(columns: int, shape: Sequence[int]) -> Columns:

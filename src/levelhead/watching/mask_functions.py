@@ -19,10 +19,10 @@ AT_A_TIME = 1 << 22
 
 
 def visible(mask_mod: Any, batch: Tensor, heads: int, rows: Tensor, keys: Tensor) -> Tensor:
-    """Which of the keys (S,) the queries (T,) of these batch rows (B,) see, (B, H, T, S). `mask_mod` is a function of
-    (b, h, q, k), or a `BlockMask`."""
+    """Which of the keys (S,) the queries, (T,) or (B, T), of these batch rows (B,) see, (B, H, T, S). `mask_mod` is a
+    function of (b, h, q, k), or a `BlockMask`."""
     function = getattr(mask_mod, "mask_mod", mask_mod)
-    shown: Tensor = _mapped(function)(batch, torch.arange(heads, device=rows.device), rows, keys)
+    shown: Tensor = _mapped(function, rows)(batch, torch.arange(heads, device=rows.device), rows, keys)
     if function is mask_mod:
         return shown
     partial, full = (_blocks(*part, batch, rows, keys) for part in _parts(mask_mod))
@@ -32,9 +32,9 @@ def visible(mask_mod: Any, batch: Tensor, heads: int, rows: Tensor, keys: Tensor
 
 
 def scored(score_mod: Callable[..., Any], logits: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
-    """The logits (B, H, T, S) of these queries and keys after a function of (score, b, h, q, k)."""
+    """The logits (B, H, T, S) of these queries, (T,) or (B, T), and keys after a function of (score, b, h, q, k)."""
     b, h = (torch.arange(n, device=rows.device) for n in logits.shape[:2])
-    changed: Tensor = _mapped(score_mod, 0)(logits, b, h, rows, keys)
+    changed: Tensor = _mapped(score_mod, rows, 0)(logits, b, h, rows, keys)
     return changed.to(logits.dtype)
 
 
@@ -67,10 +67,12 @@ def row_parts(mask_mod: Any, rows: int, S: int) -> list[slice]:
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def _mapped(function: Callable[..., Any], *first: int) -> Callable[..., Any]:
-    """`function` over all of its indices; `first`: dimensions of arguments before them."""
+def _mapped(function: Callable[..., Any], rows: Tensor, *first: int) -> Callable[..., Any]:
+    """`function` over all of its indices, where each batch row may have rows of its own; `first`: dimensions of
+    arguments before them."""
     for place in (3, 2, 1, 0):
-        function = torch.vmap(function, in_dims=(*first, *(0 if i == place else None for i in range(4))))
+        along = {place} | ({2} if place == 0 and rows.dim() == 2 else set())
+        function = torch.vmap(function, in_dims=(*first, *(0 if i in along else None for i in range(4))))
 
     def mapped(*arguments: Tensor) -> Any:
         with _indexing():
@@ -104,7 +106,12 @@ def _blocks(
     at_row, at_key = rows // size[0], keys // size[1]
     if counts.shape[0] > 1:
         counts, places = (x.index_select(0, batch) for x in (counts, places))
-    counts, places = (x.index_select(2, at_row) for x in (counts, places))
+    if rows.dim() == 1:
+        counts, places = (x.index_select(2, at_row) for x in (counts, places))
+    else:
+        at_head = torch.arange(counts.shape[1], device=rows.device)[:, None]
+        at_batch = torch.arange(len(counts), device=rows.device)[:, None, None]
+        counts, places = (x[at_batch, at_head, at_row[:, None]] for x in (counts, places))
     listed = torch.arange(places.shape[-1], device=places.device) < counts[..., None]
     beyond = int(at_key.max()) + 1 if len(keys) else 0  # blocks of other keys are of no interest
     found = torch.zeros((*counts.shape, beyond + 1), dtype=torch.bool, device=places.device)

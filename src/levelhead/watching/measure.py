@@ -25,36 +25,35 @@ from levelhead.torch.masks import hides, hiding
 from levelhead.torch.operators import for_core, memory
 from levelhead.watching import mask_functions
 from levelhead.watching.described import Call as Call
+from levelhead.watching.described import at_rows, wide
 from levelhead.watching.described import call_of as call_of
 from levelhead.watching.described import from_scores as from_scores
 from levelhead.watching.described import plain as plain
-from levelhead.watching.described import wide
 from levelhead.watching.documents import Layout, layout
 from levelhead.watching.mask_functions import key_range, row_parts, visible
 from levelhead.watching.rows_by_torch import Fields, as_fields, joined, rows_by_torch
-from levelhead.watching.tallied_by_kernel import serves, tallied_by_kernel
+from levelhead.watching.tallied_by_kernel import hiding_by_kernel, serves, tallied_by_kernel
 
 
-def tallied(call: Call, *, sample: int | None = None, by_torch: bool | None = None) -> Tensor:
-    """The tally (H, columns) of a call, on its device; `sample`: of so many rows, evenly spread; `by_torch` forces the
-    path for other devices."""
+def tallied(call: Call, *, rows: Tensor | None = None, by_torch: bool | None = None) -> Tensor:
+    """The tally (H, columns) of a call, on its device; `rows` (B, R): of these of each batch row, one of each of R
+    strata of equal size, as `taken_rows` takes them; `by_torch` forces the path for other devices."""
     with torch.autocast(call.q.device.type, enabled=False):  # statistics must not be rounded
-        return _tallied(call, sample, by_torch)
+        return _tallied(call, rows, by_torch)
 
 
-def _tallied(call: Call, sample: int | None, by_torch: bool | None) -> Tensor:
+def _tallied(call: Call, rows: Tensor | None, by_torch: bool | None) -> Tensor:
     call = call.detached()
-    T, device = call.q.shape[2], call.q.device
+    T = call.q.shape[2]
     path = _path(call, by_torch)
     elsewhere = path != CORE
-    below = _hiding(call, wait=not elsewhere)
+    below = _hiding(call, wait=not elsewhere, by_kernel=path == TRITON)
     used, first = layout(call, below, wait=not elsewhere)
-    index = torch.arange(T, device=device)
+    index = torch.arange(T, device=call.q.device)
     whole = used = _counted(call, index, used)
-    rows: Tensor | None = None
-    if sample is not None and sample < T:
-        rows = index = torch.linspace(0, T - 1, sample, device=device).round().long()
-        used, first = (None if x is None else x.index_select(1, rows) for x in (used, first))
+    if rows is not None:
+        index = rows
+        used, first = (None if x is None else at_rows(x, rows) for x in (used, first))
     if path == TRITON and (heads := tallied_by_kernel(call, rows, used, first, below)) is not None:
         fill_squares(heads, call.q, call.k, whole)
         return heads
@@ -86,7 +85,7 @@ def from_pass(sums: Any, counts: Any, sinks: Any, call: Call) -> Tensor:
     mask = call.scoring.mask
     below = _hiding(call, wait=True)
     used, first = layout(call, below)
-    if first is not None or (below is not None and bool((((mask <= below) | hides(mask)) & (mask != -math.inf)).any())):
+    if first is not None or (below is not None and bool((hides(mask, below) & (mask != -math.inf)).any())):
         return tallied(call)
     used = _counted(call, torch.arange(call.q.shape[2]), used)
     return from_core(sums, counts, sinks, call, exists=None if used is None else used[:, None].numpy())
@@ -123,12 +122,14 @@ def fill_squares(heads: Tensor, q: Tensor, k: Tensor, used: Tensor | None = None
 # ---- what hides a key, and which rows count
 
 
-def _hiding(call: Call, wait: bool) -> Tensor | None:
+def _hiding(call: Call, wait: bool, by_kernel: bool = False) -> Tensor | None:
     """The largest number of the call's mask that hides a key; None: it has no numbers."""
     mask = call.scoring.mask
     if mask is None or mask.dtype is torch.bool:
         return None
-    return hiding(mask, 0.0 if call.ready else _reach(call), wait=wait)
+    reach = 0.0 if call.ready else _reach(call)
+    found = hiding_by_kernel(call, mask, reach) if by_kernel else None
+    return hiding(mask, reach, wait=wait) if found is None else found
 
 
 def _reach(call: Call) -> Tensor:
@@ -150,7 +151,7 @@ def _hidden(call: Call, below: Tensor | None) -> Call:
     mask = call.scoring.mask
     if mask is None or mask.dtype is torch.bool:
         return call
-    hidden = hides(mask) if below is None else hides(mask) | (mask <= below)
+    hidden = hides(mask, below)
     if mask.dtype not in (call.q.dtype, torch.float32):
         mask = mask.to(wide(call.q))
     return replace(call, scoring=call.scoring._replace(mask=mask.masked_fill(hidden, -math.inf)))
@@ -178,9 +179,9 @@ def _by_core(call: Call, index: Tensor, below: Tensor | None, rows: Layout) -> I
     heads = 1 if mask is None or mask.dim() < 3 else mask.shape[-3]
     for b in range(B):
         here = Layout(*(None if x is None else x[b : b + 1] for x in rows))
-        whole = call.of_batch(b)
+        whole, own = call.of_batch(b), index if index.dim() == 1 else index[b]
         chosen = [torch.arange(x.start, x.stop) for x in row_parts(call.mask_mod, T, S * heads)]
-        parts = [_part(whole, b, each, index, below, here) for each in chosen]
+        parts = [_part(whole, b, each, own, below, here) for each in chosen]
         yield joined(parts)
 
 
@@ -203,17 +204,22 @@ def _part(call: Call, b: int, chosen: Tensor, index: Tensor, below: Tensor | Non
 
 
 def _by_core_at_once(call: Call, index: Tensor, rows: Layout, start: int = 0) -> Fields:
-    """`index`: the places of the queries in their sequence; `start`: that of the first key."""
-    q, k, scoring = call.q, call.k, call.scoring
-    keywords = for_core(scoring, q, k)
-    if index.numel() and int(index[-1]) != q.shape[2] - 1:
-        keywords["query_runs"] = _runs(index)
-    if start:
-        keywords["key_runs"] = [(start, k.shape[2], 1)]
-    if rows.first is not None:
-        keywords["first_keys"] = rows.first.contiguous().numpy()
-    state = unwritten(tuple(q.shape[:3]), None, np.float64 if q.dtype is torch.float64 else np.float32, k.shape[2])
-    _core.forward(memory(q), memory(k), None, sums=state.sums, counts=state.counts, **keywords)
+    """`index`: the places of the queries in their sequence, (R,), or (B, R); `start`: that of the first key."""
+    q, S = call.q, call.k.shape[2]
+    state = unwritten(tuple(q.shape[:3]), None, np.float64 if q.dtype is torch.float64 else np.float32, S)
+    keywords: dict[str, Any] = {}
+    for b, each in enumerate(index if index.dim() == 2 else index[None]):
+        here = slice(b, b + 1) if index.dim() == 2 else slice(None)
+        part = call.of_batch(b) if index.dim() == 2 else call
+        keywords = for_core(part.scoring, part.q, part.k)
+        if not torch.equal(each, torch.arange(len(each))):
+            keywords["query_runs"] = _runs(each)
+        if start:
+            keywords["key_runs"] = [(start, S, 1)]
+        if rows.first is not None:
+            keywords["first_keys"] = rows.first[here].contiguous().numpy()
+        sums, counts = state.sums[here], state.counts[here]
+        _core.forward(memory(part.q), memory(part.k), None, sums=sums, counts=counts, **keywords)
     exists = None if rows.used is None else rows.used[:, None].numpy()
     return as_fields(
         stats.rows(state.sums, state.counts, keywords.get("sinks"), exists),
@@ -222,7 +228,7 @@ def _by_core_at_once(call: Call, index: Tensor, rows: Layout, start: int = 0) ->
 
 
 def _runs(index: Tensor) -> list[tuple[int, int, int]]:
-    if int(index[-1]) - int(index[0]) == len(index) - 1:
+    if torch.equal(index, torch.arange(len(index)) + index[0]):  # a sample may have a row twice
         return [(int(index[0]), len(index), 1)]
     return [(row, 1, 1) for row in index.tolist()]
 
@@ -232,13 +238,14 @@ def _runs(index: Tensor) -> list[tuple[int, int, int]]:
 
 def summed(parts: Iterator[Fields], sampled: Tensor | None, call: Call, used: Tensor | None = None) -> Tensor:
     """The tally (H, columns) of a call's rows, in parts (B, H, T) of its batch rows; `sampled`: the positions of the
-    rows; `used` (B, T): those of all queries that count."""
+    rows, (T,), or (B, T) of all batch rows; `used` (B, T): those of all queries that count."""
     heads: Tensor | None = None
     before = 0
     for fields in parts:
         B, H, T = fields["count"].shape
         if B * T:
-            part: Tensor = tally.of_rows(fields, torch, positions=sampled)
+            own = sampled if sampled is None or sampled.dim() == 1 else sampled[before : before + B]
+            part: Tensor = tally.of_rows(fields, torch, positions=own)
             batch = part[:, tally.INDEX["max_batch"]]
             batch += before * (batch >= 0)
         else:

@@ -19,6 +19,9 @@ from levelhead.watching.module_stack import Frame
 from levelhead.watching.undisturbed import undisturbed
 
 Run = Callable[[], Any]
+_UNREADABLE = "ran on {}, whose numbers cannot be read"
+_IN_FUNCTION = "tensors inside a transformation of torch.func"
+TRANSFORMED = _UNREADABLE.format(_IN_FUNCTION)
 
 
 def run_observed(frame: Frame, path: str, run: Run, describe: Callable[[], Call], *, as_described: bool = False) -> Any:
@@ -78,7 +81,7 @@ def cannot_be_read(frame: Frame, *tensors: Any) -> bool:
         if unreadable is None:
             return False
         if frame.watch.wanted():
-            frame.watched.not_observed[f"ran on {_kind(unreadable)}, whose numbers cannot be read"] = None
+            frame.watched.not_observed[_UNREADABLE.format(_kind(unreadable))] = None
         return True
 
 
@@ -88,5 +91,5 @@ def _kind(x: Tensor) -> str:
     if x.layout is not torch.strided:
         return "sparse tensors"
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return "tensors inside a transformation of torch.func"
+        return _IN_FUNCTION
     return "meta tensors" if x.is_meta else f"tensors of type {type(x).__name__}"

@@ -5,6 +5,7 @@ Nothing is known about what happens in them. Their shapes are those of attention
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ IN_FUNCTION = (
 def attends(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, module: nn.Module) -> str | None:
     """The name of a custom operator with the shapes of attention: q, k, v, and a result like q; None: it is another.
     Where no axis of heads shows it and the name says nothing, the numbers must be those of a mean of values."""
-    if func.namespace in _OWN or func.namespace.startswith("levelhead"):
+    if _is_known(func):
         return None
     name = f"{func.namespace}::{func.overloadpacket.__name__}"
     sounds = any(word in name.lower() for word in _SOUNDS)
@@ -44,6 +45,11 @@ def attends(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: An
     if made[0].shape != (*q.shape[:-1], v.shape[-1]):
         return None
     return f"op {name}" if sounds or _may_attend(q, k, v, made[0], module) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_known(func: Any) -> bool:
+    return func.namespace in _OWN or func.namespace.startswith("levelhead")
 
 
 def _tensors(given: Iterable[Any]) -> Iterator[Tensor]:

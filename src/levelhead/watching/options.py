@@ -15,6 +15,7 @@ from levelhead.diagnosis import wrong_scale
 from levelhead.errors import bad_type, bad_value
 from levelhead.watching import alerts, ranks
 from levelhead.watching.functions import taught
+from levelhead.watching.taken_rows import AUTO
 
 _Check: TypeAlias = Callable[[Any], Any]
 
@@ -35,6 +36,13 @@ def _or_none(check: _Check, value: Any) -> Any:
     return None if value is None else check(value)
 
 
+def _rows(value: Any) -> Any:
+    if value is None or (isinstance(value, str) and value == AUTO):
+        return value
+    what = f'an integer of at least 1, "{AUTO}", or None for all'
+    return checks.integer("rows", value, what, "Leave it out for the usual", lambda n: n >= 1)
+
+
 def _sinks(sinks: Any) -> list[Callable[..., Any]]:
     what, advice = "callables that take a snapshot", "Give a list, such as sinks=[print]"
     if not isinstance(sinks, Iterable) or isinstance(sinks, str):
@@ -49,7 +57,7 @@ def _sinks(sinks: Any) -> list[Callable[..., Any]]:
 _CHECKS: dict[str, _Check] = {
     "every": partial(_count, "every"),
     "sinks": _sinks,
-    "rows": partial(_or_none, partial(_count, "rows")),
+    "rows": _rows,
     "deep": partial(_or_none, partial(checks.flag, "deep")),
     "gradients": partial(checks.flag, "gradients"),
     "counterfactual": partial(checks.flag, "counterfactual"),

@@ -21,6 +21,8 @@ SAME = 0.998  # cosine of the proportions; rounding to bfloat16 leaves 0.9997, a
 STEADY = 0.02  # standard deviation over tokens of a logarithm of norms; rounding to bfloat16 leaves 0.003
 EVIDENCE = 16  # numbers that must agree: below, chance would do
 NAMED_EVIDENCE = 4  # the same for a layer whose name says that it is the projection
+MAYBE = 0.8  # cosine at a few tokens below which a place is not looked at closer
+_FEW = 8  # tokens
 _BLOCKS = 4096  # places in one layer that are tried at most
 
 
@@ -66,28 +68,55 @@ _KINDS: tuple[tuple[_Sums, _Sums], ...] = (
 CENTRED, WHOLE = len(_KINDS), len(_KINDS) + 1
 
 
-def find(
-    heads: Floats, layers: Sequence[Floats], splits: Sequence[int] = (), named: Collection[int] = ()
-) -> list[Origin | None]:
-    """The origin of every head.
+def find(heads: Floats, layers: Sequence[Floats], named: Collection[int] = ()) -> list[Origin | None]:
+    """The origin of every head as a whole.
 
     Args:
         heads: (n, H, D), at n tokens.
         layers: outputs (n, F) at the same tokens, in the order in which they ran.
-        splits: widths at which a head may consist of two parts with origins of their own.
         named: layers that are the projection by their names; for them less evidence will do.
     """
-    found = _whole_heads(heads, layers, named)
-    width = heads.shape[-1]
+    H, D = heads.shape[1:]
+    found: list[Origin | None] = [None] * H
+    distinct = len(np.unique(heads.reshape(len(heads), -1), axis=0)) if heads.any() else 0
+    for kinds in (range(CENTRED), (CENTRED,), (WHOLE,)):  # the strongest evidence first
+        for index, layer in enumerate(layers):
+            enough = NAMED_EVIDENCE if index in named else EVIDENCE
+            judged = [kind for kind in kinds if _is_evidence(kind, distinct, D, enough)]
+            for columns in _places(layer.shape[1], D) if judged else ():
+                few = layer[_few(len(layer))].take(columns, 1)
+                for kind in judged:
+                    missing = [h for h, origin in enumerate(found) if origin is None]
+                    if not missing:
+                        return found
+                    if not _may_agree(heads[_few(len(heads))][:, missing], few, kind):
+                        continue
+                    agrees = _agrees(heads[:, missing], layer.take(columns, 1), kind)
+                    for row, h in zip(agrees, missing, strict=True):
+                        if row.any():
+                            found[h] = Origin((index,), (columns[int(row.argmax())],), (kind,))
+    return found
+
+
+def find_parts(
+    found: list[Origin | None],
+    heads: Floats,
+    layers: Sequence[Floats],
+    splits: Sequence[int],
+    named: Collection[int] = (),
+) -> None:
+    """Fills in the origins of heads that consist of two parts with origins of their own; `splits`: possible widths of
+    the first."""
     for at in dict.fromkeys(splits):
         missing = [h for h, origin in enumerate(found) if origin is None]
-        if not missing or not 0 < at < width:
+        if not missing or not 0 < at < heads.shape[-1]:
             continue
-        first, second = (_whole_heads(part, layers, named) for part in (heads[:, missing, :at], heads[:, missing, at:]))
-        for h, one, other in zip(missing, first, second, strict=True):
-            if one is not None and other is not None:
+        firsts = find(heads[:, missing, :at], layers, named)
+        begun = {h: origin for h, origin in zip(missing, firsts, strict=True) if origin is not None}
+        seconds = find(heads[:, [*begun], at:], layers, named) if begun else []
+        for (h, one), other in zip(begun.items(), seconds, strict=True):
+            if other is not None:
                 found[h] = Origin(one.layers + other.layers, one.columns + other.columns, one.kinds + other.kinds)
-    return found
 
 
 def factor(head: Floats, layers: Sequence[Floats], origin: Origin) -> Factor:
@@ -116,7 +145,7 @@ def still(heads: Floats, layers: Sequence[Floats], origins: Sequence[Origin | No
             start += len(columns)
             if layer >= len(layers) or columns.max() >= layers[layer].shape[1]:
                 return False
-            if not _agrees(part[:, None], layers[layer][:, columns][:, None], kind).all():
+            if not _agrees(part[:, None], layers[layer].take(columns, 1)[:, None], kind).all():
                 return False
     return True
 
@@ -131,28 +160,6 @@ def steady(head: Floats) -> bool:
 # ---- a head as a whole
 
 
-def _whole_heads(heads: Floats, layers: Sequence[Floats], named: Collection[int]) -> list[Origin | None]:
-    H, D = heads.shape[1:]
-    found: list[Origin | None] = [None] * H
-    distinct = len(np.unique(heads.reshape(len(heads), -1), axis=0))
-    for kinds in (range(CENTRED), (CENTRED,), (WHOLE,)):  # the strongest evidence first
-        for index, layer in enumerate(layers):
-            for columns in _places(layer.shape[1], D):
-                blocks: Floats | None = None
-                for kind in kinds:
-                    missing = [h for h, origin in enumerate(found) if origin is None]
-                    if not missing:
-                        return found
-                    if not _is_evidence(kind, distinct, D, NAMED_EVIDENCE if index in named else EVIDENCE):
-                        continue
-                    blocks = layer[:, columns] if blocks is None else blocks
-                    agrees = _agrees(heads[:, missing], blocks, kind)
-                    for row, h in zip(agrees, missing, strict=True):
-                        if row.any():
-                            found[h] = Origin((index,), (columns[int(row.argmax())],), (kind,))
-    return found
-
-
 def _is_evidence(kind: int, distinct: int, width: int, needed: int) -> bool:
     if kind == WHOLE:
         return distinct >= 8
@@ -161,30 +168,58 @@ def _is_evidence(kind: int, distinct: int, width: int, needed: int) -> bool:
     return (kind == 0 or width % 2 == 0) and distinct * ((width if kind == 0 else width // 2) - 1) >= needed
 
 
+def _few(tokens: int) -> slice:
+    """Of the tokens, those at which a place is looked at first."""
+    return slice(0, None, max(tokens // _FEW, 1))
+
+
+def _may_agree(heads: Floats, blocks: Floats, kind: int) -> bool:
+    """Whether any of these columns may be one of these heads, by few tokens: `_agrees` decides, and looks at all.
+
+    Few tokens have less to compare, so the bounds are wide. Where they hold nothing, nothing is decided.
+    """
+    if kind == WHOLE:
+        off, _ = _apart(heads, blocks)
+        return bool((off < STEADY).any())
+    closeness, empty = _closeness(heads, blocks, kind)
+    return empty or bool((closeness > MAYBE).any())
+
+
 def _agrees(heads: Floats, blocks: Floats, kind: int) -> Any:
     """(H, places): whether heads (n, H, D) are these columns (n, places, D); of several the best."""
     if kind == WHOLE:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            of_heads, of_blocks = (0.5 * np.log(np.square(x).sum(-1)) for x in (heads, blocks))
-            off = (of_heads[:, :, None] - of_blocks[:, None, :]).std(0)
-            varies = of_heads.std(0)[:, None]
-            good = (off < STEADY / 3) & (10 * off < varies)
-        closeness = -off
-    elif kind == CENTRED:
-        closeness = np.abs(_centred(heads) @ _centred(blocks).T)
-        good = closeness > SAME
+        off, varies = _apart(heads, blocks)
+        good, closeness = (off < STEADY / 3) & (10 * off < varies), -off
     else:
-        of_head, of_layer = _KINDS[kind]
-        a, b = _proportions(of_head(np.square(heads))), _proportions(of_layer(np.square(blocks)))
-        closeness = a @ b.T
+        closeness, _ = _closeness(heads, blocks, kind)
         good = closeness > SAME
     best = np.where(good, closeness, -np.inf)
     return good & (best == best.max(1, keepdims=True))
 
 
+def _apart(heads: Floats, blocks: Floats) -> tuple[Floats, Floats]:
+    """How much the ratio of their norms varies over tokens, and how much the heads' own do; of logarithms."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        of_heads, of_blocks = (0.5 * np.log(np.square(x).sum(-1)) for x in (heads, blocks))
+        off: Floats = (of_heads[:, :, None] - of_blocks[:, None, :]).std(0)
+        return off, of_heads.std(0)[:, None]
+
+
+def _closeness(heads: Floats, blocks: Floats, kind: int) -> tuple[Floats, bool]:
+    """Cosines (H, places), and whether there is a head without numbers."""
+    if kind == CENTRED:
+        a, b = _centred(heads), _centred(blocks)
+        cosines = np.abs(a @ b.T)
+    else:
+        of_head, of_layer = _KINDS[kind]
+        a, b = _proportions(of_head(np.square(heads))), _proportions(of_layer(np.square(blocks)))
+        cosines = a @ b.T
+    return cosines, not a.any(1).all()
+
+
 def _centred(x: Floats) -> Floats:
     """(n, many, D) as (many, n·D) of length 1: deviations from the mean over tokens."""
-    flat = np.nan_to_num(x - x.mean(0)).transpose(1, 0, 2).reshape(x.shape[1], -1)
+    flat = _finite(x - x.mean(0)).transpose(1, 0, 2).reshape(x.shape[1], -1)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)
     unit: Floats = flat / np.where(lengths > 0, lengths, 1.0)
     return unit
@@ -194,10 +229,16 @@ def _proportions(squares: Floats) -> Floats:
     """(n, many, P) as (many, n·P) of length 1: at every token the shares of the sum."""
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = squares / squares.sum(-1, keepdims=True)
-    shares = np.nan_to_num(shares, nan=0.0, posinf=0.0, neginf=0.0).transpose(1, 0, 2).reshape(squares.shape[1], -1)
+    shares = _finite(shares).transpose(1, 0, 2).reshape(squares.shape[1], -1)
     lengths = np.linalg.norm(shares, axis=1, keepdims=True)
     unit: Floats = shares / np.where(lengths > 0, lengths, 1.0)
     return unit
+
+
+def _finite(x: Floats) -> Floats:
+    """x, with 0 for what is no number; x is changed."""
+    x[~np.isfinite(x)] = 0.0
+    return x
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from levelhead.watching.effective_scale import Ran
+from levelhead.watching.effective_scale import Ran, is_by_definition
 
 _MOST = 16  # weights of a module that are tried
 _INPUTS = 6
@@ -20,7 +20,7 @@ _INPUTS = 6
 def own_weights(module: nn.Module) -> tuple[str, ...]:
     """Names of parameters of a module that may be projections; none if it is a layer that has one weight."""
     names = [name for name, p in module._parameters.items() if p is not None and 2 <= p.dim() <= 4]
-    return () if names == ["weight"] or isinstance(module, nn.MultiheadAttention) else tuple(names[:_MOST])
+    return () if names == ["weight"] or is_by_definition(module) else tuple(names[:_MOST])
 
 
 def products(module: nn.Module, names: Sequence[str], inputs: Sequence[Ran]) -> Iterator[Ran]:

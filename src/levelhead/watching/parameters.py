@@ -1,4 +1,4 @@
-"""Which tensors are parameters of a model, or nothing but parameters in another form.
+"""Which tensors are parameters of a model, or nothing but parameters in another form, or computed from nothing else.
 
 A weight may reach its product transposed, cast (autocast), normalised, or as a view of a flat parameter. A product of
 two parameters is no parameter: learned queries go through a projection like any others.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
+
+from levelhead.watching.tensor_table import TensorTable
 
 _PRODUCTS = ("bmm", "mm", "mv", "baddbmm", "addmm", "embedding", "index", "index_select")
 _CAST_NAMES = "ToCopy T View Transpose AsStrided Split SplitWithSizes Permute Alias Slice"
@@ -20,7 +21,8 @@ class Parameters:
     """The parameters of one model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._made: Any = WeakIdKeyDictionary()  # tensors made of parameters only
+        self._made: TensorTable[Any] = TensorTable()  # tensors made of parameters only
+        self._learned: TensorTable[bool] = TensorTable()  # those that went through a product, too, and counted places
         self._stored: dict[int, tuple[str, nn.Module]] = {}
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
@@ -39,10 +41,23 @@ class Parameters:
 
     def pass_on(self, name: str, inputs: list[Tensor], out: Any) -> None:
         """Stores what is made of parameters only."""
-        if inputs and isinstance(out, Tensor) and name not in _PRODUCTS and out.is_floating_point():
-            known = [self.of(x) for x in inputs]
-            if all(x is not None for x in known):
-                self._made[out] = known[0]
+        if not inputs and name != "arange":
+            return
+        known = [self.of(x) for x in inputs]
+        whole = inputs and isinstance(out, Tensor) and name not in _PRODUCTS and out.is_floating_point()
+        if whole and None not in known:
+            self._made[out] = known[0]
+            return
+        learned = all(form is not None or x in self._learned for form, x in zip(known, inputs, strict=True))
+        for x in out if isinstance(out, list | tuple) else (out,):
+            if learned and isinstance(x, Tensor):
+                self._learned[x] = True
+            elif x in self._learned:  # overwritten
+                self._learned.drop(x)
+
+    def learned(self, x: Tensor) -> bool:
+        """Whether x is computed from parameters alone, as expert embeddings behind a projection are."""
+        return x in self._learned or self.of(x) is not None
 
 
 def _pointer(x: Tensor) -> int | None:

@@ -45,6 +45,7 @@ class Probe:
         self.modules: Sequence[WatchedModule] = ()  # of the model
         self._lock = threading.RLock()  # several threads may run it
         self._passes = self._looks = 0  # observed ones, and those of them that were followed whole
+        self._looking = 0  # runs that are being followed now
         self._known: dict[int, _Known] = {}  # by number of the module
         self._found: tuple[WatchedModule, ...] = ()
         self._found_in = 0  # the number of the first pass in which one was
@@ -68,6 +69,7 @@ class Probe:
         """Whether the run of a module that begins now is followed; `followed`: it is already, with the one around."""
         with self._lock:
             begins = self._begins(watched, args, outermost, followed)
+            self._looking += begins and not followed
         for one in self.modules if begins and not followed else ():
             one.attends, one.feeds = one.attends or None, one.feeds or None  # not known again
         return begins
@@ -77,7 +79,9 @@ class Probe:
         if outermost:
             self._passes += 1
             known.passes += 1
-            followed = bool(self._deep or self._found) or known.passes & (known.passes - 1) == 0
+            # Another thread may be about to find something: what this pass has would be missed.
+            asked = self._deep or self._found or self._looking
+            followed = bool(asked) or known.passes & (known.passes - 1) == 0
         if self._deep:
             self._looks += outermost
             return True
@@ -102,9 +106,10 @@ class Probe:
 
     def end_look(self) -> None:
         """A run that was followed has ended."""
-        if self._deep or self._found:
-            return
         with self._lock:
+            self._looking -= 1
+            if self._deep or self._found:
+                return
             self._found = tuple(watched for watched in self.modules if watched.paths.keys() & set(PATHS))
             self._found_in = self._passes
             self._functions_too = any(watched.paths.keys() - set(PATHS) for watched in self.modules)

@@ -2,13 +2,14 @@
 
 Called at log time or in a watch's `step()`, never while a model runs. Tallies of ranks that watch the same heads add up
 (data and context parallelism); ranks with heads of their own are put side by side (tensor parallelism); ranks with
-layers of their own keep them apart (pipeline parallelism). Equal names on ranks with different parameters are no
-replicas: that is refused, on every rank, rather than joined. No rank waits for another that has raised: all have the
-same facts first.
+layers of their own keep them apart (pipeline parallelism). A rank of the same model without a pass of some or all
+layers adds nothing there. Equal names on ranks with different parameters are no replicas: that is refused, on every
+rank, rather than joined. No rank waits for another that has raised: all have the same facts first.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -18,9 +19,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from levelhead.errors import bad_value
+from levelhead.errors import bad_value, expected
 from levelhead.runs import sessions, tally
-from levelhead.runs.record import Record, Snapshot
+from levelhead.runs.record import Facts, Record, Snapshot
+from levelhead.torch.operators import LevelheadRuntimeError
 
 HEADS, PARTS = ("same", "split"), ("replicas", "pipeline")
 _SAMPLED = 64  # numbers of each parameter that a fingerprint reads
@@ -34,6 +36,8 @@ class Given:
     heads: str
     parts: str | None
     fingerprint: float | None
+    structure: int | None = None  # equal for models whose modules have equal names
+    every: int | None = None  # of a watch that gathers by itself
 
     @property
     def layout(self) -> dict[str, tuple[int, int]]:
@@ -47,6 +51,8 @@ def gathered(
     heads: str = "same",
     parts: str | None = None,
     fingerprint: float | None = None,
+    structure: int | None = None,
+    every: int | None = None,
 ) -> Snapshot:
     """The snapshots of all ranks of a group as one, in the order of the ranks; the same on every rank.
 
@@ -58,6 +64,8 @@ def gathered(
         parts: "replicas": every rank has the whole model. "pipeline": each has layers of its own, whose names get the
             rank in front. None: found out by names and fingerprints, and refused where that is not possible.
         fingerprint: of this rank's parameters, from `fingerprint`; None: not known.
+        structure: of this rank's model, from `structure`: layers of one model may have no pass on some ranks.
+        every: which steps are gathered; the same on every rank.
     """
     import torch.distributed as dist
 
@@ -66,7 +74,15 @@ def gathered(
         advice = "Call init_process_group first; in one process, read w.last"
         raise bad_value("group", "torch.distributed to be running", "no process group", advice)
     everything: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everything, Given(snapshot, heads, parts, fingerprint), group=group)
+    own = Given(snapshot, heads, parts, fingerprint, structure, every)
+    try:
+        dist.all_gather_object(everything, own, group=group)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        given = f"on rank {dist.get_rank()}, which waited: {reason}"
+        advice = "Another rank has ended, raised an error, or runs fewer steps: see its own output"
+        wanted = f"every rank in the gathering of step {snapshot.step}"
+        raise LevelheadRuntimeError(expected("ranks", wanted, given, advice)) from error
     for given in everything:  # not before: a rank that raises alone leaves the others waiting
         _check(given.heads, given.parts)
     return joined(everything)
@@ -96,7 +112,9 @@ def checked(gather: Any) -> bool | str:
 class Gathering:
     """Every step of a watch becomes that of all ranks; with one process, it stays as it is."""
 
-    def __init__(self, gather: bool | str) -> None:
+    def __init__(self, gather: bool | str, every: int) -> None:
+        self._every = every
+        self._structure: int | None = None  # read once: walking all modules in every step would cost
         self._heads = "split" if gather == "split" else "same"
         self._parts = str(gather) if gather in PARTS else None
         rank = sessions.rank()
@@ -109,7 +127,10 @@ class Gathering:
             return snapshot
         known = fingerprint(model) if self._parts is None else None
         own = Snapshot(step, ()) if snapshot is None else snapshot
-        whole = gathered(own, heads=self._heads, parts=self._parts, fingerprint=known)
+        if self._structure is None:
+            self._structure = structure(model)
+        facts: dict[str, Any] = {"fingerprint": known, "structure": self._structure, "every": self._every}
+        whole = gathered(own, heads=self._heads, parts=self._parts, **facts)
         if whole.records and self._parts is None:  # found out; reading all parameters again would cost a wait for each
             self._parts = "replicas"
         return whole if whole.records else None
@@ -126,11 +147,19 @@ def fingerprint(model: nn.Module) -> float | None:
     return total if total == total else None
 
 
+def structure(model: nn.Module) -> int:
+    """A number that models share whose modules have the same names."""
+    return zlib.crc32("\n".join(name for name, _ in model.named_modules()).encode())
+
+
 def joined(ranks: Sequence[Given]) -> Snapshot:
     """What `gathered` returns, from what every rank brought."""
     if len({(given.heads, given.parts) for given in ranks}) > 1:
         given = ", ".join(f"heads={g.heads!r} parts={g.parts!r} on rank {rank}" for rank, g in enumerate(ranks))
         raise bad_value("ranks", "the same options everywhere", given, "Call gather alike on every rank")
+    if len({given.every for given in ranks}) > 1:
+        given = ", ".join(f"{g.every} on rank {rank}" for rank, g in enumerate(ranks))
+        raise bad_value("every", "the same on every rank of a watch that gathers", given, "Measure the same steps")
     heads, parts = ranks[0].heads, ranks[0].parts
     step = next((given.snapshot.step for given in ranks if given.snapshot.records), ranks[0].snapshot.step)
     if parts == "pipeline":
@@ -144,24 +173,34 @@ def joined(ranks: Sequence[Given]) -> Snapshot:
     apart = sum(map(len, names)) == len(set().union(*names))
     if not apart:
         _check_replicas(working, parts)
-    snapshots = (given.snapshot for _, given in working)
+    # The rank with most layers first: it has the order of the model.
+    snapshots = sorted((given.snapshot for _, given in working), key=lambda x: -len(x.records))
     return reduce(Snapshot.merged, snapshots, Snapshot(step, ()))
 
 
 def _check_replicas(working: list[tuple[int, Given]], parts: str | None) -> None:
-    """Ranks that share a name must share all, in name and size, and hold the same parameters."""
-    if any(given.layout != working[0][1].layout for _, given in working):
-        given = ", ".join(f"{sum(n for n, _ in g.layout.values())} heads on rank {rank}" for rank, g in working)
-        advice = (
-            "Watch the same model with the same options on every rank; for stages of a pipeline pass parts='pipeline'"
-        )
-        raise bad_value("ranks", "the same modules everywhere", given, advice)
+    """Ranks that share a name must be of one model, with layers of one size, and hold the same parameters."""
+    alike = {given.structure for _, given in working}
+    _check_layouts(working, some_idle=len(alike) == 1 and None not in alike)
     known = {given.fingerprint for _, given in working if given.fingerprint is not None}
     if parts is None and len(known) > 1:
         module = next(iter(working[0][1].layout))
         given = f"{module!r} and others by the same name, with different parameters"
         advice = "Pass parts='pipeline' if ranks are stages, parts='replicas' if they are copies that drifted apart"
         raise bad_value("ranks", "copies of one model", given, advice)
+
+
+def _check_layouts(working: list[tuple[int, Given]], *, some_idle: bool) -> None:
+    """An error that names the first module that is not the same everywhere. `some_idle`: it may be absent."""
+    for module in dict.fromkeys(name for _, given in working for name in given.layout):
+        sizes = {rank: given.layout.get(module) for rank, given in working}
+        if len({size for size in sizes.values() if size is not None or not some_idle}) > 1:
+            words = (
+                f"nothing on rank {rank}" if size is None else f"{size[0]} heads of width {size[1]} on rank {rank}"
+                for rank, size in sizes.items()
+            )
+            advice = "Watch the same model with the same options on every rank; for stages pass parts='pipeline'"
+            raise bad_value("ranks", "the same modules everywhere", f"in {module!r} {', '.join(words)}", advice)
 
 
 def _named(snapshot: Snapshot, prefix: str) -> tuple[Record, ...]:
@@ -175,8 +214,7 @@ def _side_by_side(ranks: Sequence[Given], working: list[tuple[int, Given]]) -> t
         idle = sorted(set(range(len(ranks))) - {rank for rank, _ in working})
         given = f"none on rank {', '.join(map(str, idle))}"
         raise bad_value("ranks", "heads of every rank", given, "Run the model on every rank before gather")
-    if any(given.layout != working[0][1].layout for _, given in working):
-        _check_replicas(working, "replicas")
+    _check_layouts(working, some_idle=False)
     return tuple(
         _wide([given.snapshot.records[i] for _, given in working]) for i in range(len(working[0][1].snapshot.records))
     )
@@ -192,7 +230,8 @@ def _wide(records: list[Record]) -> Record:
         for rule in first.counterfactual
         if rule in shared and (rule != "1/sqrt(d)" or len(records) == 1)
     }
-    facts = replace(first.facts, kv_heads=first.facts.kv_heads * len(records))
+    facts = reduce(Facts.with_rows_of, (record.facts for record in records))
+    facts = replace(facts, kv_heads=first.facts.kv_heads * len(records))
     if first.facts.effective_scales:
         facts = replace(facts, effective_scales=tuple(x for record in records for x in record.facts.effective_scales))
     rows: tally.Floats = np.concatenate([record.tally for record in records])

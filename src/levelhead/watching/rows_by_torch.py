@@ -2,7 +2,8 @@
 
 For tensors that neither the core nor the Triton kernel reads, and for scores that a function changes. Logits become the
 columns of a state, and `stats.rows` computes the fields, as for the core. Keys that no row of a piece can see by its
-position are left out of the product, where the position is known without waiting for the device.
+position are left out of the product, where the position is known without waiting for the device. The passes are not
+compiled: docs/gpu.md has what that was measured to bring, and why it is not done.
 """
 
 from __future__ import annotations
@@ -29,14 +30,20 @@ _AT_A_TIME = 1 << 24
 
 
 def rows_by_torch(call: Call, index: Tensor, used: Tensor | None, first: Tensor | None, length: int) -> Fields:
-    """The fields of a call's queries, whose places in a sequence of that length are `index`, evenly spread. `used` and
-    `first` (B, T): which count, and their first keys."""
+    """The fields of a call's T queries, whose places in a sequence of that length are `index`, (T,) or (B, T): one of
+    each of T strata of equal size. `used` and `first` (B, T): which count, and their first keys."""
+    sums, counts = states_by_torch(call, index, first, length)
+    sinks, exists = call.scoring.sinks, None if used is None else used[:, None]
+    return as_fields(stats.rows(sums, counts, None if sinks is None else sinks.to(sums), exists), exists)
+
+
+def states_by_torch(call: Call, index: Tensor, first: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
+    """The states of these queries: sums (B, H, T, 8) and counts (B, H, T, 2)."""
     pieces = list(_pieces(call, index, first, length))
     if not pieces:
         pieces = [_states(call.q.new_empty((*call.q.shape[:3], 1), dtype=wide(call.q)), 0, None)]
     sums, counts = (torch.cat(x, 2) for x in zip(*pieces, strict=True))
-    sinks, exists = call.scoring.sinks, None if used is None else used[:, None]
-    return as_fields(stats.rows(sums, counts, None if sinks is None else sinks.to(sums), exists), exists)
+    return sums, counts
 
 
 def joined(pieces: list[Fields]) -> Fields:
@@ -62,7 +69,7 @@ def _pieces(call: Call, index: Tensor, first: Tensor | None, length: int) -> Ite
         part = _of_keys(whole.of_rows(chosen), low, high)
         j = torch.arange(low, high, device=device)
         products = part.q.to(real).reshape(B, G, H // max(G, 1), len(chosen), D) @ keys[..., low:high]
-        here = index.index_select(0, chosen)
+        here = index.index_select(-1, chosen)
         logits = reference.score(part.scoring, products.reshape(B, H, len(chosen), high - low), here, j)
         if call.score_mod is not None:
             logits = torch.where(logits == -math.inf, -math.inf, scored(call.score_mod, logits, here, j))
@@ -78,12 +85,10 @@ def _within_reach(call: Call, start: int, rows: int, length: int) -> tuple[int, 
     scoring, S, T = call.scoring, call.k.shape[2], call.q.shape[2]
     if scoring.query_start is not None and call.start is None:
         return 0, S
-    stretch = 1.0 if length == T else (length - 1) / max(T - 1, 1)
-    slack = 0 if length == T else 1  # places of a sample are rounded
     p = call.start or 0
-    low = 0 if scoring.left is None else p + math.floor(start * stretch) - slack - scoring.left
+    low = 0 if scoring.left is None else p + start * length // T - scoring.left
     ahead = [x for x in (0 if scoring.causal else None, scoring.right) if x is not None]
-    high = p + math.ceil((start + rows - 1) * stretch) + slack + min(ahead) + 1 if ahead else S
+    high = p - (start + rows) * length // -T + min(ahead) if ahead else S  # a stratum may end within a row
     high = min(max(high, 0), S)
     return min(max(low, 0), high), high
 

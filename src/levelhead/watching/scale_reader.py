@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from levelhead.watching import origins, sampled
-from levelhead.watching.effective_scale import BY_TOKEN, FROM_PROJECTIONS, NORMALISED, Ran, Reading, role
+from levelhead.watching.effective_scale import BY_FUNCTION, BY_TOKEN, FROM_PROJECTIONS, NORMALISED, Ran, Reading, role
 from levelhead.watching.origins import Floats, Origin
 from levelhead.watching.sampled import Aligned, Views
 
 LARGEST = 1 << 16  # columns; a wider output is a vocabulary's
-_SHARES = (1 / 2, 2 / 3, 1 / 3, 3 / 4, 1 / 4)  # of a head's width, which its first part may have
+# Of a head's width, which its first part may have, in twelfths. A third of a width that has none would be an odd number
+# of columns, which may begin at every column of a layer: a long search for what no model has.
+_SHARES = (6, 8, 4, 9, 3)
+_REMEMBERED = 256  # circumstances in which no origin was found
 ALIKE = 1e-3  # heads whose scales differ less have the same
 
 
@@ -33,6 +36,7 @@ class Noted(NamedTuple):
     heads: int
     splits: tuple[int, ...]
     cached: bool  # there are more keys than any layer put out
+    by_function: bool = False  # the scale is that after a `score_mod`
 
 
 def note(ran: Sequence[Ran], q: Tensor, k: Tensor, scale: float | Tensor | None, splits: Sequence[int]) -> Noted | None:
@@ -43,7 +47,7 @@ def note(ran: Sequence[Ran], q: Tensor, k: Tensor, scale: float | Tensor | None,
     counts = {one.tokens for one in used}
     cached = k.shape[0] * k.shape[2] > max(counts)
     D = q.shape[3]
-    tried = (*(at for at in splits if 0 < at < D), *(int(D * share) for share in _SHARES))
+    tried = (*(at for at in splits if 0 < at < D), *(D * n // 12 for n in _SHARES if n % 3 == 0 or D % 3 == 0))
     return Noted(used, sampled.views(q, counts), sampled.views(k, counts), scale, q.shape[1], tried, cached)
 
 
@@ -64,15 +68,56 @@ class _Known(NamedTuple):
     found: list[Origin | None]
 
 
+class _NotFound:
+    """What was said of heads whose origin was not found. The search takes long: it is repeated at the 2nd, 4th, 8th …
+    reading under the same circumstances."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+        self.side, self.at = _Side(""), 0
+
+    def said(self, side: _Side, at: int) -> _Side:
+        """`at`: of the orders of tokens, the one that was judged."""
+        self.side, self.at = side, at
+        return side
+
+    def holds(self, tried: Sequence[_Try]) -> bool:
+        """At one more reading."""
+        self.readings += 1
+        heads = tried[self.at].heads
+        changed = self.side.how == NORMALISED and not all(origins.steady(heads[:, h]) for h in range(heads.shape[1]))
+        return self.readings & (self.readings - 1) != 0 and not changed
+
+
+class _Try(NamedTuple):
+    """Queries or keys beside the layers with as many tokens, in one order of the tokens."""
+
+    aligned: Aligned
+    heads: Floats
+    layers: list[Ran]
+    outputs: list[Floats]
+
+    @classmethod
+    def of(cls, aligned: Aligned, view: Tensor, ran: Sequence[Ran]) -> _Try:
+        layers = [one for one in ran if one.tokens == aligned.tokens]
+        return cls(aligned, _numbers(view), layers, [_numbers(one.rows)[slice(*aligned.samples)] for one in layers])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.layers)
+
+
 class Reader:
     """Of one module, step after step."""
 
     def __init__(self) -> None:
         self._known: dict[Any, _Known] = {}
+        self._not_found: dict[Any, _NotFound] = {}
 
-    def read(self, noted: Noted) -> Reading:
-        """The effective scale of a call."""
-        q, k = (self._side(name, views, noted) for name, views in (("queries", noted.q), ("keys", noted.k)))
+    def read(self, noted: Noted, number: int = 1) -> Reading:
+        """The effective scale of a call, the how many-th of its pass."""
+        sides = ("queries", noted.q), ("keys", noted.k)
+        q, k = (self._side(name, views, noted, number) for name, views in sides)
         if NORMALISED in (q.how, k.how):
             return Reading(None, NORMALISED, q.reads)
         if q.how != FROM_PROJECTIONS:
@@ -82,6 +127,8 @@ class Reader:
         if noted.scale is None:
             return Reading(None, "the scale is not known", q.reads)
         passed, heads = _each(noted.scale), len(q.factors)
+        if noted.by_function and np.isnan(passed).any():
+            return Reading(None, BY_FUNCTION, q.reads)
         if heads % len(k.factors) or heads % len(passed):
             return Reading(None, "heads of queries and keys do not go together", q.reads)
         each = q.factors * np.repeat(k.factors, heads // len(k.factors)) * np.repeat(passed, heads // len(passed))
@@ -92,34 +139,40 @@ class Reader:
         parts = max(q.parts, k.parts, key=len)
         return Reading(middle, FROM_PROJECTIONS, q.reads, tuple(map(float, each)) if differ else (), parts)
 
-    def _side(self, name: str, views: Views, noted: Noted) -> _Side:
+    def _side(self, name: str, views: Views, noted: Noted, number: int) -> _Side:
         if not views:
             return _Side(f"no layer before the call has the tokens of the {name}")
-        best: tuple[int, Floats, list[Ran], list[Floats], list[Origin | None]] | None = None
-        for aligned, view in views.items():
-            layers = [one for one in noted.ran if one.tokens == aligned.tokens]
-            heads, outputs = _numbers(view), [_numbers(one.rows)[slice(*aligned.samples)] for one in layers]
-            names = tuple(one.name for one in layers)
-            known = self._known.get((name, heads.shape))
-            found: list[Origin | None]
-            if known is not None and known[:2] == (aligned, names) and origins.still(heads, outputs, known.found):
-                found = known.found
-            else:
-                named = [n for n, one in enumerate(layers) if name[0] in (role(one.name) or "")]
-                found = origins.find(heads, outputs, noted.splits, named)
-            matched = sum(origin is not None for origin in found)
-            if best is None or matched > best[0]:
-                best = matched, heads, layers, outputs, found
-            if matched == len(found):
-                self._known[name, heads.shape] = _Known(aligned, names, found)
-                break
-        assert best is not None
-        return _judged(name, *best)
+        tried = [_Try.of(aligned, view, noted.ran) for aligned, view in views.items()]
+        for one in tried:
+            known = self._known.get((name, number, one.heads.shape))
+            same = known is not None and known[:2] == (one.aligned, one.names)
+            if known is not None and same and origins.still(one.heads, one.outputs, known.found):
+                return _judged(name, one, known.found)
+        circumstances = (name, number, *((one.aligned, one.names, one.heads.shape) for one in tried))
+        if len(self._not_found) >= _REMEMBERED:
+            self._not_found.clear()
+        before = self._not_found.setdefault(circumstances, _NotFound())
+        if before.holds(tried):
+            return before.side
+        founds: list[list[Origin | None]] = [[] for _ in tried]
+        for splits in (None, noted.splits):  # whole heads in every order first: parts are many
+            for one, found in zip(tried, founds, strict=True):
+                named = [n for n, layer in enumerate(one.layers) if name[0] in (role(layer.name) or "")]
+                if splits is None:
+                    found += origins.find(one.heads, one.outputs, named)
+                else:
+                    origins.find_parts(found, one.heads, one.outputs, splits, named)
+                if None not in found:
+                    self._known[name, number, one.heads.shape] = _Known(one.aligned, one.names, found)
+                    del self._not_found[circumstances]
+                    return _judged(name, one, found)
+        at = min(range(len(tried)), key=lambda n: founds[n].count(None))
+        return before.said(_judged(name, tried[at], founds[at]), at)
 
 
-def _judged(
-    name: str, matched: int, heads: Floats, layers: list[Ran], outputs: list[Floats], found: list[Origin | None]
-) -> _Side:
+def _judged(name: str, tried: _Try, found: list[Origin | None]) -> _Side:
+    heads, layers, outputs = tried.heads, tried.layers, tried.outputs
+    matched = sum(origin is not None for origin in found)
     if matched < len(found):
         if all(origins.steady(heads[:, h]) for h, origin in enumerate(found) if origin is None):
             return _Side(NORMALISED)
@@ -133,9 +186,8 @@ def _judged(
     factors = [origins.factor(heads[:, h], outputs, origin) for h, origin in enumerate(known)]
     if any(one.spread > origins.STEADY for one in factors):
         norms = [output for one, output in zip(layers, outputs, strict=True) if one.norm]
-        normalised = all(origins.steady(heads[:, h]) for h in range(len(known))) or None not in origins.find(
-            heads, norms
-        )
+        steady = all(origins.steady(heads[:, h]) for h in range(len(known)))
+        normalised = steady or None not in origins.find(heads, norms)
         return _Side(NORMALISED if normalised else f"{name}: {BY_TOKEN}", reads=reads)
     parts = known[0].parts if len(known[0].parts) > 1 else ()
     return _Side(FROM_PROJECTIONS, np.array([one.factor for one in factors]), reads, parts)

@@ -52,6 +52,7 @@ class Scores:
     merged: tuple[Merged, ...] = ()  # where `axes` is None: axes with keys of several queries
     was: Tensor | None = None  # where `axes` is None: the last that were known
     moved: bool = False  # since `was`, axes were joined, divided, added or removed
+    learned: Origin | None = None  # the factor, if it is one, that is computed from parameters alone
 
     def alike(self, other: Scores) -> bool:
         """Whether both have factors of the same shape, the same axes and the same cap."""
@@ -124,14 +125,15 @@ class Sink:
     column: Tensor  # one entry along `axis`
 
 
-def product(left: Tensor, right: Tensor, factor: float, shape: torch.Size) -> Scores:
+def product(left: Tensor, right: Tensor, factor: float, shape: torch.Size, learned: Origin | None) -> Scores:
     """Scores fresh from their product, (N, T, D) · (N, D, S), or one with fewer dimensions."""
     vector = right.dim() == 1
     a = left.detach() if left.dim() == 3 else left.detach()[None]
     b = right.detach()
     b = b[None, :, None] if vector else b if b.dim() == 3 else b[None]
     axes = score_axes.stand_in(a.shape[0], a.shape[1], b.shape[2])
-    return Scores(a, b, factor, None if axes is None else axes.view(shape) if not vector else axes[0, :, 0])
+    axes = None if axes is None else axes.view(shape) if not vector else axes[0, :, 0]
+    return Scores(a, b, factor, axes, learned=learned)
 
 
 # ---- rules

@@ -7,6 +7,7 @@ Other calls of it are added up; the scale of each is read, and the one furthest 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -32,6 +33,8 @@ from levelhead.watching.intercept_softmax import BY_HAND, WEIGHTS
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import Frame, GradientInputs, Observed, Product, WatchedModule, fed, pass_number
 from levelhead.watching.scale_reader import ALIKE, Noted, Reader
+from levelhead.watching.score_slopes import through
+from levelhead.watching.taken_rows import Rows, stand_for, taken
 from levelhead.watching.undisturbed import undisturbed
 
 _Rules: TypeAlias = dict[str, Tensor]  # scale rule -> tally under it
@@ -45,13 +48,16 @@ RULES = ("none", "1/sqrt(d_k)", "1/d_k", "1/sqrt(d)")
 class Settings(Protocol):
     """What a ledger needs of its watch."""
 
-    rows: int | None  # query rows to measure of each call; None: all
+    rows: Rows  # query rows to measure of each call; None: all
+    every: int
     plain_torch: bool | None
     counterfactual: bool
     listeners: list[Callable[..., None]]
     expected_scale: float | str | None
     passes: int  # of the whole model, so far
 
+    @property
+    def turn(self) -> int: ...  # the number of the observed step
     @property
     def lock(self) -> AbstractContextManager[Any]: ...  # held while a step changes: several threads may run the model
 
@@ -83,10 +89,12 @@ class Ledger:
         self._followed: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self._hooks: list[Any] = []
+        self._measured = itertools.count()  # numbers of this step's calls
 
     def clear(self) -> None:
         """Starts a new step."""
         self._sheets, self._weights = {}, {}
+        self._measured = itertools.count()
 
     def let_go(self) -> None:
         """Removes the hooks from the projections' weights."""
@@ -105,23 +113,23 @@ class Ledger:
         scores were computed from, if that is known."""
         appended = call.appended or _appended(self.watched.module)
         call = replace(call, crossed=call.crossed or _reads_another_sequence(self.watched.name), appended=appended)
-        rows = self.watch.rows
+        rows = taken(call, self.watch, next(self._measured))
+        weights = () if rows is None else (call.q.shape[2] / rows.shape[1],) * 2
 
         def at(times: float) -> Tensor:
             by_torch = self.watch.plain_torch
             changed = call if times == 1.0 else measure.rescaled(call, times, by_torch=by_torch)
-            return measure.tallied(changed, sample=rows, by_torch=by_torch)
+            return stand_for(measure.tallied(changed, rows=rows, by_torch=by_torch), weights)
 
         tallied = at(1.0)
         if product is None:
-            product = Product(call.q, call.k, None if call.ready else call.scale)
+            product = Product(call.q, call.k, None if call.ready else through(call, call.scale))
         else:
             measure.fill_squares(tallied, product.q, product.k)
-        sampled = rows is not None and rows < call.q.shape[2]
         rules = self._rules(product.q, at)
         before, at_place = fed(frame), frame.place or call_sites.place(self.watched.module)  # later, more will have run
         enter = partial(self._enter, frame, path, call, product, tallied, rules)
-        return partial(enter, before=before, at=at_place, sampled=sampled)
+        return partial(enter, before=before, at=at_place, sampled=rows is not None, row_weights=weights)
 
     def add_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """A call that levelhead computed."""
@@ -198,7 +206,10 @@ class Ledger:
         sheet = _Sheet(tallied, rules, Facts(**facts), scale)
         ran = fed(frame) if before is None else before
         at = call_sites.place(watched.module) if at is None else at
-        noted = scale_reader.note(ran, q, k, scale, effective_scale.parts_named(watched.module)) if followed else None
+        noted = None
+        if followed and not effective_scale.is_by_definition(watched.module):
+            noted = scale_reader.note(ran, q, k, scale, effective_scale.parts_named(watched.module))
+            noted = None if noted is None else noted._replace(by_function=call.score_mod is not None)
         with self.watch.lock:
             key = len(tallied), self._sites.number(frame.sites, len(tallied), at)
             for gradients in frame.following:
@@ -211,6 +222,7 @@ class Ledger:
             old = self._sheets.get(key)
             if old is not None and old.tally.device == tallied.device:
                 sheet.tally = tally.merge(old.tally, tallied, torch)
+                sheet.facts = sheet.facts.with_rows_of(old.facts)
                 both = {rule: tally.merge(old.rules[rule], rules[rule], torch) for rule in rules if rule in old.rules}
                 sheet.rules = rules | both
             self._sheets[key] = sheet
@@ -316,7 +328,7 @@ class Ledger:
     def _facts(self, key: _Key, sheet: _Sheet) -> Facts:
         reading = self._read(key) or Reading(None, sheet.facts.scale_reading)
         module, scale, d_k = self.watched.module, _one_number(sheet.scale), sheet.facts.d_k
-        if isinstance(module, nn.MultiheadAttention):
+        if effective_scale.is_by_definition(module):
             by_hand = sheet.facts.how == WEIGHTS or scale is None  # scaled before it was observed
             scale, d_k = scaling.usual(module.head_dim) if by_hand else scale, module.head_dim
             reading = Reading(scale, effective_scale.BY_DEFINITION, module.embed_dim)
@@ -345,7 +357,7 @@ class Ledger:
         """Of several different calls, the one whose scale is furthest from the right one."""
         noted = self._noted.pop(key, {})
         if noted:
-            fresh = [(each[0], self._reader.read(one)) for each, one in noted.items()]
+            fresh = [(each[0], self._reader.read(one, each[0])) for each, one in noted.items()]
             reading = self._furthest(key, fresh)
             values, d_k = self._learned.get(key), self._sheets[key].facts.d_k
             if values and reading.scale is not None:
@@ -430,7 +442,7 @@ def _one_number(scale: float | Tensor | None) -> float | None:
     if not isinstance(scale, Tensor):
         return None if scale is None else float(scale)
     numbers = set(scale.detach().flatten().tolist())
-    return float(numbers.pop()) if len(numbers) == 1 else None
+    return float(numbers.pop()) if len(numbers) == 1 and not any(map(math.isnan, numbers)) else None
 
 
 def _numbers(x: Tensor) -> Any:

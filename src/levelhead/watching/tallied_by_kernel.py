@@ -1,18 +1,16 @@
 """The tally of a call's heads by the Triton kernels: a pass over q and k on their device, and one over the rows.
 
-Where a kernel cannot be compiled or launched, that is said once, and plain torch serves from then on.
+Where a kernel cannot be compiled or launched, that is said once, and plain torch serves such calls from then on.
 """
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
-from levelhead.device import choice
-from levelhead.errors import LevelheadError
+from levelhead.device.attempt import attempted
 from levelhead.runs import tally
+from levelhead.torch.masks import limit
 from levelhead.watching.described import Call
 
 
@@ -32,21 +30,30 @@ def tallied_by_kernel(
     hiding = below
     mask = call.scoring.mask
     if mask is not None and mask.dtype is not torch.bool:
-        lowest = torch.finfo(mask.dtype).min / 2  # the rule of `masks.hides`
-        hiding = torch.full((), lowest, device=mask.device) if below is None else below.clamp(min=lowest)
-    try:
+        most = limit(mask, below)
+        hiding = most if isinstance(most, Tensor) else torch.full((), most, device=mask.device)
+
+    def launch() -> Tensor:
         from levelhead.device.operator import observe, tallied
 
         sums, counts = observe(call.q, call.k, call.scoring, rows, first, hiding)
         return _joined(tallied(sums, counts, call.scoring.sinks, used, rows))
-    except (LevelheadError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # a compiler is missing, a device is too old or too small: Triton has no one error
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        choice.failed(reason)
-        words = "levelhead: statistics by plain torch, which is slower, because the Triton kernel failed"
-        warnings.warn(f"{words} ({reason})", stacklevel=2)
+
+    return attempted(launch, call.q)
+
+
+def hiding_by_kernel(call: Call, mask: Tensor, reach: Tensor | float) -> Tensor | None:
+    """`masks.hiding` of a call's mask of numbers, without waiting for the device; None: plain torch must find it."""
+    if mask.dtype is torch.float64 or not mask.numel():
         return None
+
+    def launch() -> Tensor:
+        from levelhead.device.operator import hiding
+
+        far = reach.double() if isinstance(reach, Tensor) else torch.full((), reach, device=mask.device).double()
+        return hiding(mask, far)
+
+    return attempted(launch, call.q)
 
 
 def _joined(tallies: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`watch(model)`: exact statistics of every head of any PyTorch model, without changing it.
+"""`watch(model)`: statistics of every head of any PyTorch model, without changing it.
 
 Hooks report which module runs, wrappers around the attention functions describe its calls. Here calls become tallies,
 tallies become snapshots of steps, and snapshots go to the sinks. Outputs and gradients keep their bits; detaching
@@ -38,6 +38,7 @@ from levelhead.watching.module_stack import (
 )
 from levelhead.watching.probe import Probe
 from levelhead.watching.step_tallies import Ledger
+from levelhead.watching.taken_rows import Rows
 from levelhead.watching.undisturbed import undisturbed
 from levelhead.watching.wrapped import Reach
 
@@ -64,7 +65,7 @@ class Watch:
         *,
         every: int = 1,
         sinks: Iterable[Callable[[Snapshot], Any]] = (),
-        rows: int | None = None,
+        rows: Rows = "auto",
         deep: bool | None = None,
         gradients: bool = False,
         counterfactual: bool = False,
@@ -87,7 +88,7 @@ class Watch:
         known = options.checked(chosen)
         self.model = module_stack.unwrapped(model)
         self.every: int = known["every"]
-        self.rows: int | None = known["rows"]
+        self.rows: Rows = known["rows"]
         self.deep: bool | None = known["deep"]
         self.gradients: bool = known["gradients"]
         self.counterfactual: bool = known["counterfactual"]
@@ -99,7 +100,7 @@ class Watch:
         self._reach: Reach | None = None
         self._sinks: list[Callable[[Snapshot], Any]] = known["sinks"]
         limit = max(known["history"], 2)
-        self._gathering = ranks.Gathering(known["gather"])
+        self._gathering = ranks.Gathering(known["gather"], self.every)
         tell = alerts.of_rank(known["on_finding"], self._gathering.first)
         self._history = History(limit, Alerts(tell, self.expected_scale, limit))
         self.listeners: list[Callable[..., None]] = []  # (watched, call, tally, q, k) of every call
@@ -238,6 +239,11 @@ class Watch:
                 self._flush()
                 self._step += 1
             self._forwards += 1
+
+    @property
+    def turn(self) -> int:
+        """The number of this step among those that are measured."""
+        return self._step // self.every
 
     @property
     def observing(self) -> bool:
@@ -386,8 +392,8 @@ class Watch:
             parts: "pipeline" where each rank has layers of its own: their names get the rank in front. "replicas" where
                 each has the whole model. None: found out, and refused where equal names have different parameters.
         """
-        known = ranks.fingerprint(self.model)
-        return ranks.gathered(self.last, group, heads=heads, parts=parts, fingerprint=known)
+        known: dict[str, Any] = {"fingerprint": ranks.fingerprint(self.model), "structure": ranks.structure(self.model)}
+        return ranks.gathered(self.last, group, heads=heads, parts=parts, **known)
 
     def __str__(self) -> str:
         from levelhead.show.text import text
@@ -399,9 +405,9 @@ class Watch:
         return f"<Watch of {type(self.model).__name__}: {len(self.last.records)} modules seen, {state}>"
 
     def _repr_html_(self) -> str:
-        from levelhead.show.html import notebook_of
+        from levelhead.show import notebook
 
-        return notebook_of(self.run())
+        return notebook.run(self.run())
 
 
 watch = Watch
