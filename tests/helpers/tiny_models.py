@@ -55,8 +55,8 @@ def _config(name: str, base: dict[str, Any], **more: Any) -> Callable[[], Any]:
     return lambda: getattr(transformers, name)(**(base | more))
 
 
-def tokens() -> dict[str, Any]:
-    ids = torch.randint(3, 64, (2, TOKENS), generator=torch.Generator().manual_seed(3))
+def tokens(seed: int = 3) -> dict[str, Any]:
+    ids = torch.randint(3, 64, (2, TOKENS), generator=torch.Generator().manual_seed(seed))
     return {"input_ids": ids}
 
 
@@ -152,3 +152,20 @@ MODELS: dict[str, Tiny] = {
         ),
     ),
 }
+
+LATENT = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}  # widths of MLA's parts
+
+
+def deepseek(grown: float = 1.0, **options: Any) -> nn.Module:
+    """A layer of DeepSeek-V3 (MLA), its weights so many times as large."""
+    sizes = {"vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": WIDTH, "moe_intermediate_size": 16}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": HEADS}
+    sizes |= {"q_lora_rank": 24, "kv_lora_rank": 20, "first_k_dense_replace": 1, **LATENT}
+    torch.manual_seed(0)
+    config = transformers.DeepseekV3Config(**sizes | options)
+    model = transformers.DeepseekV3ForCausalLM._from_config(config, attn_implementation="sdpa")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.mul_(grown)
+    return model.eval()

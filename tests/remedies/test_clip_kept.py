@@ -165,6 +165,20 @@ def test_frozen_rows_keep_their_bits_and_the_others_take_the_factor() -> None:
         np.testing.assert_allclose(maxima(model, batch()), tau, rtol=1e-4)
 
 
+def test_rows_that_are_frozen_on_the_way_keep_their_bits_from_then_on() -> None:
+    model = made()
+    with QKClip(model, 3.0) as clip:
+        model(batch())
+        assert len(clip()) == HEADS
+        model["attn"].q_proj.requires_grad_(False)
+        before = state(model)
+        model(3 * batch())
+        assert len(clip()) == HEADS
+        assert changed(model, before) == {"attn.k_proj.weight", "attn.k_proj.bias"}
+        model(3 * batch())
+        assert clip().largest == pytest.approx(3.0, rel=1e-4)
+
+
 def test_a_frozen_layer_is_left_and_named_while_others_are_clipped() -> None:
     model = nn.Sequential(made()["attn"], made(1)["attn"])
     model[0].requires_grad_(False)
@@ -207,6 +221,18 @@ def test_quantised_weights_are_refused_by_name() -> None:
             clip()
 
 
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+def test_weights_that_are_computed_are_refused_by_name(norm: Any) -> None:
+    model = made()
+    for name in ("q_proj", "k_proj"):
+        norm(getattr(model["attn"], name))
+    with QKClip(model, 0.1) as clip:
+        model(batch())
+        with pytest.raises(lh.LevelheadError, match=r"'q_proj' \(ParametrizedLinear\) has no plain weight") as refused:
+            clip()
+    assert "batch=" not in str(refused.value)
+
+
 def test_an_optimiser_that_writes_its_masters_back_is_named() -> None:
     model = made().bfloat16()
     masters = [x.detach().float().requires_grad_() for x in model.parameters()]
@@ -225,6 +251,44 @@ def test_an_optimiser_that_writes_its_masters_back_is_named() -> None:
                 said = clip()
     assert said.undone == ("attn",) and "overwritten since the last clip: attn" in str(said)
     assert "float32 masters" in str(warned[0].message)
+
+
+class Mastered(torch.optim.SGD):
+    """Keeps float32 masters in its state, as fused optimisers do."""
+
+    def step(self, closure: Any = None) -> None:
+        for x in self.param_groups[0]["params"]:
+            master = self.state[x].setdefault("master", x.detach().float())
+            with torch.no_grad():
+                x.copy_(master.sub_(x.grad.float(), alpha=self.param_groups[0]["lr"]))
+
+
+def test_a_master_in_the_optimisers_state_is_named() -> None:
+    model = made().bfloat16()
+    optimiser = Mastered(model.parameters(), lr=1e-4)
+    with QKClip(model, 1.0) as clip, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            model(batch().bfloat16()).square().mean().backward()
+            optimiser.step()
+            said = clip()
+    assert said.undone == ("attn",)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_step_that_grows_back_what_a_clip_took_is_no_master(kind: Any) -> None:
+    """Where logits grow steadily, every step brings back the numbers of before the clip, in direction and size."""
+    model = made()
+    model["attn"].k_proj.requires_grad_(False)
+    optimiser = kind(model["attn"].q_proj.parameters(), lr=0.1)
+    rows: dict[str, Tensor] = {}
+    with QKClip(model, 3.0) as clip:
+        for _ in range(30):
+            model(batch())
+            for name, x in model["attn"].q_proj.named_parameters():
+                x.grad = -rows.setdefault(name, x.detach().sign())
+            optimiser.step()
+            assert (said := clip()).undone == () and len(said) == HEADS
 
 
 # ---- optimisers and the compiler
@@ -262,6 +326,18 @@ def test_nothing_of_a_pass_stays_in_memory() -> None:
         with torch.inference_mode():
             model(batch())
         assert len(clip()) == 2 * HEADS
+
+
+def test_a_running_average_is_a_plain_copy_whose_passes_do_not_count() -> None:
+    model = nn.Sequential(made()["attn"])
+    with QKClip(model, 3.0) as clip:
+        average = torch.optim.swa_utils.AveragedModel(model)
+        assert not any(module._forward_hooks for module in average.modules())
+        model(batch())
+        assert len(clip()) == HEADS
+        average(100 * batch())
+        assert clip().largest == -math.inf
+        torch.testing.assert_close(average.module[0].q_proj.weight, made()["attn"].q_proj.weight)
 
 
 def test_a_compiled_model_is_not_compiled_again_by_a_clip() -> None:

@@ -9,43 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  the usual name
-import transformers
 from torch import Tensor, nn
 
 import levelhead as lh
 from levelhead.remedies import QKClip
+from tiny_models import HEADS, LATENT, deepseek
 
-HEADS, NOPE, ROPE, V = 4, 16, 8, 12
-
-
-def deepseek(**options: Any) -> nn.Module:
-    torch.manual_seed(0)
-    config = transformers.DeepseekV3Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        q_lora_rank=24,
-        kv_lora_rank=20,
-        qk_nope_head_dim=NOPE,
-        qk_rope_head_dim=ROPE,
-        v_head_dim=V,
-        first_k_dense_replace=1,
-        **options,
-    )
-    model = transformers.DeepseekV3ForCausalLM._from_config(config, attn_implementation="sdpa")
-    return _grown(model)
-
-
-def _grown(model: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" not in name:
-                parameter.mul_(20.0)
-    return model.eval()
+NOPE, ROPE, V = LATENT.values()
 
 
 def ids() -> Tensor:
@@ -82,9 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_deepseek_is_clipped_by_the_published_recipe(kind: str) -> None:
-    options = {"q_lora_rank": 24, **KINDS[kind]}
-    latent = options.pop("q_lora_rank")
-    model = deepseek(**options) if latent else _without_latent(**options)
+    model = deepseek(grown=20.0, **KINDS[kind])
     batch = ids()
     before = largest(model, batch)
     tau = float(np.sort(before)[1:3].mean())  # two heads above, two below
@@ -101,13 +69,6 @@ def test_deepseek_is_clipped_by_the_published_recipe(kind: str) -> None:
     assert len(changed) == 2 and not any("kv_a" in name or "layernorm" in name for name in changed)
     after = largest(model, batch)
     np.testing.assert_allclose(after, np.minimum(before, tau), rtol=1e-4)
-
-
-def _without_latent(**options: Any) -> nn.Module:
-    config = deepseek().config
-    config.q_lora_rank = None
-    torch.manual_seed(0)
-    return _grown(transformers.DeepseekV3ForCausalLM._from_config(config, attn_implementation="sdpa"))
 
 
 class TwoProjections(nn.Module):
@@ -128,7 +89,10 @@ class TwoProjections(nn.Module):
 
 def test_parts_of_two_projections_in_any_order() -> None:
     torch.manual_seed(0)
-    model = _grown(TwoProjections())
+    model = TwoProjections()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(20.0)
     batch = torch.randn(2, 10, 32, generator=torch.Generator().manual_seed(1))
     before = largest(model, batch)
     tau = float(before.min()) / 2

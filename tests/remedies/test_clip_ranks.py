@@ -8,106 +8,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  the usual name
-from torch import Tensor, nn
+from torch import nn
 
 import levelhead as lh
+from clipped_ranks import (
+    PROJECTIONS,
+    TAU,
+    Attention,
+    Joint,
+    alone,
+    batch,
+    compared,
+    fsdp,
+    latent,
+    made,
+    mesh,
+    same,
+    same_clips,
+    split,
+    tensor_parallel,
+    trained,
+    weights,
+)
 from levelhead.remedies import QKClip, qk_norm
 from ranks import Ranks
 
-WIDTH, HEADS, TOKENS, TAU = 16, 4, 6, 2.0
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        split = (p(x).unflatten(-1, (-1, WIDTH // HEADS)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in split), is_causal=True)
-        return x + self.out(out.transpose(1, 2).flatten(2)).clone()
-
-
-class Joint(Attention):
-    """One projection for all, per head: rows of q and k of a head lie in the shards of both ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q_proj = self.k_proj = self.v_proj = None
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.out(out.transpose(1, 2).flatten(2)).clone()
-
-
-def made(kind: type[nn.Module] = Attention, seed: int = 0, layers: int = 2) -> nn.Module:
-    torch.manual_seed(seed)
-    model = nn.Sequential(*(kind() for _ in range(layers)))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3.0)
-    # In float32 the gradient of k's bias, which is 0 but for rounding, would be a whole step of Adam.
-    return model.double()
-
-
-def batch(rank: int) -> Tensor:
-    x = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(7 + rank))
-    return x.double() * (1 + rank)
-
-
-def trained(model: nn.Module, batches: list[list[Tensor]], steps: int = 2, wrapped: Any = None, **options: Any) -> Any:
-    """Steps of AdamW, each followed by a clip, over micro-batches; what the clips said."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    said = []
-    with QKClip(model, TAU, **options) as clip:
-        hook = optimiser.register_step_post_hook(lambda *given: said.append(clip(*given)))
-        for step in range(steps):
-            optimiser.zero_grad()
-            for x in batches[step]:
-                (wrapped or model)(x).square().mean().div(len(batches[step])).backward()
-            optimiser.step()
-        hook.remove()
-    return said
-
-
-def weights(model: nn.Module) -> dict[str, np.ndarray]:
-    whole = {name: getattr(x, "full_tensor", lambda x=x: x)() for name, x in model.named_parameters()}
-    return {name.replace("module.", ""): x.detach().double().numpy().copy() for name, x in whole.items()}
-
-
-def compared(said: list[Any]) -> list[Any]:
-    return [(sorted(x.heads.items()), x.largest, x.idle) for x in said]
-
-
 # ---- what ranks do; each returns its weights, and what its clips said
-
-
-def fsdp(rank: int, kind: type[nn.Module]) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model, mesh = made(kind), init_device_mesh("cpu", (2,))
-    for block in model:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    said = trained(model, [[batch(rank)]] * 2)
-    return weights(model), compared(said)
-
-
-def tensor_parallel(rank: int) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    model, mesh = made(), init_device_mesh("cpu", (2,))
-    plan = {name: ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")} | {"out": RowwiseParallel()}
-    for block in model:
-        parallelize_module(block, mesh, plan)
-    both = torch.cat([batch(0), batch(1)])  # every rank reads all tokens
-    said = trained(model, [[both]] * 2)
-    return weights(model), compared(said)
 
 
 def replicas(rank: int) -> Any:
@@ -163,6 +89,12 @@ def refused(rank: int, what: str) -> str:
             with QKClip(model, TAU) as clip:
                 model(batch(0) * (float("nan") if rank else 1.0))
                 clip()
+        elif what == "frozen on one":
+            model = made()
+            model[0].q_proj.requires_grad_(rank == 0)
+            with QKClip(model, TAU) as clip:
+                model(batch(0))
+                clip()
         elif what == "nothing ran":
             with QKClip(made(), TAU) as clip:
                 clip()
@@ -179,7 +111,6 @@ def refused(rank: int, what: str) -> str:
 
 
 def norm_where_it_is_not_reduced(rank: int, what: str) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     model = made(layers=1)
@@ -189,8 +120,12 @@ def norm_where_it_is_not_reduced(rank: int, what: str) -> None:
         del wrapped
     elif what == "norm of DDP":
         qk_norm(nn.parallel.DistributedDataParallel(model), batch(0))
+    elif what == "gains beside heads over ranks":
+        with qk_norm(model, batch(0)):
+            split(model, mesh(2), PROJECTIONS, "out")
+            torch.optim.AdamW(model.parameters()).step()
     elif what == "norm of FSDP2":
-        qk_norm(fully_shard(model, mesh=init_device_mesh("cpu", (2,))), batch(0))
+        qk_norm(fully_shard(model, mesh=mesh(2)), batch(0))
 
 
 # ---- against one process
@@ -201,19 +136,6 @@ def two() -> Iterator[Ranks]:
     ranks = Ranks(2)
     yield ranks
     ranks.close()
-
-
-def alone(kind: type[nn.Module] = Attention) -> Any:
-    """One process with the batches of both ranks: first as micro-batches, which is also accumulation."""
-    model = made(kind)
-    said = trained(model, [[batch(0), batch(1)]] * 2)
-    return weights(model), compared(said)
-
-
-def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    assert list(found) == list(wanted)
-    for name, x in found.items():
-        np.testing.assert_allclose(x, wanted[name], rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("way", ["fsdp", "fsdp joint", "tensor parallel", "replicas"])
@@ -228,10 +150,15 @@ def test_ranks_clip_as_one_process_does(two: Ranks, way: str) -> None:
     }
     for found, said in two.run(*told[way]):
         same(found, wanted)
-        for (heads, largest, idle), (other_heads, other_largest, _) in zip(said, wanted_said, strict=True):
-            assert [name for name, _ in heads] == [name for name, _ in other_heads] != []
-            np.testing.assert_allclose([x for _, x in heads], [x for _, x in other_heads], rtol=1e-5)
-            assert largest == pytest.approx(other_largest, rel=1e-5) and idle == ()
+        same_clips(said, wanted_said)
+
+
+@pytest.mark.parametrize("way", ["fsdp", "tensor parallel"])
+def test_latent_attention_over_ranks(two: Ranks, way: str) -> None:
+    wanted, wanted_said = latent(None)
+    for found, said in two.run(latent, way):
+        same(found, wanted)
+        same_clips(said, wanted_said)
 
 
 def test_a_rank_without_a_pass_clips_with_the_others(two: Ranks) -> None:
@@ -257,11 +184,13 @@ REFUSED = {
     "stages": "one layer by one name",
     "norm on one": "renormalised away",
     "nan on one": "NaN or infinite ones in '0'",
+    "frozen on one": "same parameters on every rank (requires_grad)",
     "nothing ran": "attention calls, got none yet",
     "other options": "the same options everywhere",
     "norm inside DDP": "before DistributedDataParallel",
     "norm of DDP": "before DistributedDataParallel",
     "norm of FSDP2": "before fully_shard",
+    "gains beside heads over ranks": "gains that are reduced over ranks",
 }
 
 

@@ -44,7 +44,8 @@ class Described:
     @property
     def key(self) -> tuple[Any, ...]:
         """What must not change between two agreements."""
-        return self.module, self.heads, self.why, self.frozen, self.cap
+        written = tuple((share.parameter, share.power) for share in self.shares)
+        return self.module, self.heads, written, self.why, self.frozen, self.cap
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +161,16 @@ def _joined(ranks: Sequence[Rank], parts: str | None) -> list[AgreedLayer]:
             alike.setdefault(0 if parts == "replicas" else together, []).append((number, one))
         alike = {key: some for key, some in alike.items() if any(one.heads for _, one in some)}
         if len(alike) > 1 and parts is None:
-            given = f"{name!r} on ranks {', '.join(str(some[0][0]) for some in alike.values())}, with other parameters"
+            firsts = [some[0] for some in alike.values()]
+            given = f"{name!r} on ranks {', '.join(str(number) for number, _ in firsts)}, with other parameters"
+            written = [tuple(share.parameter for share in one.shares) for _, one in firsts]
+            if len(set(written)) > 1:
+                words = (
+                    f"rank {n} {', '.join(names) or one.why}" for (n, one), names in zip(firsts, written, strict=True)
+                )
+                given = f"{name!r}, where ranks would clip different ones: {'; '.join(words)}"
+                advice = "Freeze the same parameters on every rank (requires_grad), or pass parts='pipeline' for stages"
+                raise bad_value("ranks", "the same trained projections", given, advice)
             raise bad_value("ranks", "one layer by one name", given, DIFFERENT)
         for some in alike.values():
             layers.append(_layer(some, f"stage{some[0][0]}.{name}" if len(alike) > 1 else name))

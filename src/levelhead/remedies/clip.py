@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from levelhead.errors import bad_value
 from levelhead.remedies import rows, shards, written
+from levelhead.remedies.added import added
 from levelhead.remedies.agreed import LOST, NO_WAY_BACK, AgreedLayer, Described
 from levelhead.remedies.clipped import Clipped
 from levelhead.remedies.probe import Probe
@@ -36,16 +37,18 @@ from levelhead.remedies.remedy import (
 )
 from levelhead.remedies.together import Maxima, Together
 from levelhead.runs import tally
-from levelhead.torch.masks import hides
 from levelhead.watching import amend, effective_scale
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import WatchedModule
 from levelhead.watching.ranks import check_parts
+from levelhead.watching.taken_rows import AUTO
 from levelhead.watching.watch import Watch
 
 TAU = 100.0  # Kimi K2's
 _ROUNDING = 1e-5  # relative: so far above τ is at τ, and stays
-_CLOSE = 1e-3  # relative, of a maximum to τ
+_UNSEEN = "none was seen at first"
+_CLOSE = 1e-3  # relative, of a maximum to τ or to a cap
+_BIASED = "something is added to its products of q and k, which a clip leaves"
 
 
 class QKClip(Remedy):
@@ -66,7 +69,7 @@ class QKClip(Remedy):
     Example:
         >>> import torch, levelhead as lh
         >>> model, batch = lh.torch.MultiHeadAttention(16, 2), torch.randn(1, 5, 16)
-        >>> clip = lh.health.remedies.QKClip(model, tau=0.1)
+        >>> clip = lh.remedies.QKClip(model, tau=0.1)
         >>> _ = model(batch)
         >>> len(clip.step())
         2
@@ -90,14 +93,14 @@ class QKClip(Remedy):
         check_parts(parts)
         self._watches = not isinstance(watched, Watch)
         if isinstance(watched, Watch):
-            if watched.rows is not None:
+            if watched.rows not in (None, AUTO):
                 advice = "Watch all rows: a sampled maximum is a lower bound"
                 raise bad_value("watched", "rows=None", f"rows={watched.rows}", advice)
             self.watch, model = watched, watched.model
         else:
             model = checked(watched)
             refuse_without_attention(model)
-            self.watch = Watch(model, deep=needs_deep(model), history=2)
+            self.watch = Watch(model, deep=needs_deep(model), history=2, rows=None)
         if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
             advice = "Shard the model with torch.distributed.fsdp.fully_shard (FSDP2)"
             raise bad_value("model", "weights that keep their shape", "FSDP1, which makes flat pieces of them", advice)
@@ -105,10 +108,11 @@ class QKClip(Remedy):
         self._together = Together(self.watch.model, group, parts)
         self._seen: dict[str, Maxima] = {}
         self._known: dict[str, tuple[Any, Described]] = {}
-        self._writes: list[Any] = []
+        self._kept = written.Kept(self.watch.model)
         self._said: set[str] = set()
         self._probe = Probe(self.watch)
         self.watch.listeners.append(self._called)
+        self._rows_before, self.watch.rows = self.watch.rows, None  # a clip needs all: "auto" leaves the choice to us
         if batch is not None:
             try:
                 with uncompiled():
@@ -124,7 +128,7 @@ class QKClip(Remedy):
     def _called(self, watched: WatchedModule, call: Call, heads: Tensor, q: Tensor, k: Tensor) -> None:
         self.modules[watched.name] = watched.module
         bad_rows = heads[:, tally.INDEX["nan_rows"]].sum()
-        new = Maxima(heads[:, tally.LARGEST].detach().clone(), bad_rows, _biased(call), amend.cap_of(call))
+        new = Maxima(heads[:, tally.LARGEST].detach().clone(), bad_rows, added(call, q, k), amend.cap_of(call))
         old = self._seen.get(watched.name)
         if old is not None and old.largest.shape == new.largest.shape:
             new.largest = torch.maximum(old.largest, new.largest)
@@ -133,8 +137,10 @@ class QKClip(Remedy):
 
     def _undo(self) -> None:
         self._probe.close()
+        self._kept.close()
         if self._called in self.watch.listeners:
             self.watch.listeners.remove(self._called)
+        self.watch.rows = self._rows_before
         if self._watches:
             self.watch.detach()
 
@@ -154,8 +160,8 @@ class QKClip(Remedy):
         return clipped
 
     def _step(self, seen: dict[str, Maxima], own: tuple[Described, ...]) -> Clipped:
-        exchanged = self._together.exchanged(seen, own, self._normed(own), self._probe.misfits, self._writes)
-        self._writes = []
+        exchanged = self._together.exchanged(seen, own, self._normed(own), self._probe.misfits, self._kept.undone())
+        self._kept.keep([])
         flags = exchanged.flags
         if lost := [name for name, flag in flags.items() if flag["bad_rows"]]:
             raise bad_value("logits", "finite numbers", f"{LOST}{', '.join(map(repr, lost))}", NO_WAY_BACK)
@@ -163,8 +169,9 @@ class QKClip(Remedy):
         if over and not self._together.same_bits([layer for layer, _ in over]):
             return self._step(seen, own)  # as other layers
         heads, left = self._write(over, flags)
-        label = dict.fromkeys(name for name, _ in heads)
-        inexact = tuple(name for name in label if flags[name]["biased"])
+        near = self._near_their_caps(exchanged.maxima)
+        inexact = {name: _BIASED if flags[name]["biased"] else near.get(name, "") for name, _ in heads}
+        inexact = {name: why for name, why in inexact.items() if why}
         undone = tuple(name for name, flag in flags.items() if flag["undone"])
         largest = max((max(x.values(), default=-math.inf) for x in exchanged.maxima.values()), default=-math.inf)
         self._tell(undone, left)
@@ -177,6 +184,17 @@ class QKClip(Remedy):
             factors = {head: self._factor(x, layer.cap) for head, x in maxima[layer.label].items()}
             if over := {head: factor for head, factor in factors.items() if factor < 1.0}:
                 found.append((layer, over))
+        return found
+
+    def _near_their_caps(self, maxima: dict[str, dict[int, float]]) -> dict[str, str]:
+        """Layers with logits so near to their cap that rounding hides what goes into it."""
+        found = {}
+        for layer in self._together.layers or ():
+            largest = max(maxima[layer.label].values(), default=-math.inf)
+            if layer.cap is not None and largest > layer.cap * (1 - _CLOSE):
+                found[layer.label] = (
+                    f"logits of {largest:.6g} are at their cap of {layer.cap:g}: further steps clip more"
+                )
         return found
 
     def _write(
@@ -199,7 +217,7 @@ class QKClip(Remedy):
             heads |= {(layer.label, place): factors[head] for head, place in places.items()}
             if self._together.group.number in layer.members:
                 writes.scale(layer, factors)
-        self._writes = writes.carry_out()
+        self._kept.keep(writes.carry_out())
         return heads, left
 
     def _tell(self, undone: tuple[str, ...], left: dict[tuple[str, int], str]) -> None:
@@ -244,7 +262,7 @@ class QKClip(Remedy):
         sources = self._probe.found.get(name)
         unknown = Described(name, tuple(range(heads)), cap=cap)
         if sources is None:
-            return replace(unknown, why="none was seen at first")
+            return replace(unknown, why=_UNSEEN)
         if sources.heads != heads:
             return replace(unknown, why=f"it was called with {sources.heads} heads at first, then with {heads}")
         try:
@@ -274,7 +292,8 @@ class QKClip(Remedy):
 
     def _wrong(self, name: str, sight: Sight) -> str | None:
         largest = _largest(sight)
-        return None if largest <= self.tau * (1 + _CLOSE) else f"its largest logit is {largest:.6g}"
+        close = max(_CLOSE, *(torch.finfo(q.dtype).eps for _, _, q, _ in sight.calls))
+        return None if largest <= self.tau * (1 + close) else f"its largest logit is {largest:.6g}"
 
     def _evidence(self, name: str, sight: Sight) -> str:
         return f"largest logit {_largest(sight):.6g}"
@@ -284,17 +303,11 @@ def _largest(sight: Sight) -> float:
     return max(float(heads[:, tally.LARGEST].max()) for _, heads, _, _ in sight.calls)
 
 
-def _biased(call: Call) -> Tensor:
-    """Whether something other than 0 is added to a logit that is shown."""
-    mask: Tensor | None = call.scoring.mask
-    if mask is None or mask.dtype is torch.bool or call.ready:
-        return torch.zeros((), dtype=torch.bool, device=call.q.device)
-    return ((mask != 0) & ~hides(mask)).any().detach()
-
-
 _MASTERS = "an optimiser that keeps copies of the weights (float32 masters) writes them back; clip those instead"
 
 
 def _unknown(name: str, why: str) -> Exception:
-    advice = "Give QKClip batch=..., so that it sees an uncompiled forward pass"
+    advice = "qk_norm and softcap bound logits whatever the weights are"
+    if "compiled" in why or why == _UNSEEN:
+        advice = "Give QKClip batch=..., so that it sees an uncompiled forward pass"
     return bad_value("model", "rows that belong to heads", f"{name or 'the model'!r}, where {why}", advice)

@@ -12,7 +12,7 @@ class Clipped:
 
     heads: dict[tuple[str, int], float]
     largest: float  # logit that was seen, of all heads; -inf: no pass was observed
-    inexact: tuple[str, ...] = ()  # modules whose logits have an additive bias, which γ leaves
+    inexact: dict[str, str] = field(default_factory=dict)  # modules whose logits γ does not bring to τ, and why
     left: dict[tuple[str, int], str] = field(default_factory=dict)  # heads above τ that were not clipped, and why
     idle: tuple[int, ...] = ()  # ranks that observed no pass since the last step
     undone: tuple[str, ...] = ()  # modules whose last clip was overwritten
@@ -25,6 +25,8 @@ class Clipped:
         counted = f"{len(self)} heads clipped"
         if self.heads:
             said = f"the strongest by {min(self.heads.values()):.4g}; {said}"
+        for name, why in self.inexact.items():
+            said += f"; not exact in {name or 'the model'!r}: {why}"
         if self.left:
             said += f"; {len(self.left)} heads above the bound left: {next(iter(self.left.values()))}"
         if self.undone:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from levelhead.call import scaling
 from levelhead.errors import bad_value
-from levelhead.remedies.remedy import Remedy, Sight, Verified, checked, listed, no_attention, positive
+from levelhead.remedies.remedy import Remedy, Sight, Verified, checked, implementation, listed, no_attention, positive
 from levelhead.runs import tally
 from levelhead.torch.huggingface.survey import attending_modules, eager_functions, understood
 from levelhead.torch.masks import hides
@@ -84,7 +84,7 @@ class softcap(_OfTheCall):  # noqa: N801  a verb, as `patch` is
     Example:
         >>> import torch, levelhead as lh
         >>> model = lh.torch.MultiHeadAttention(16, 2)
-        >>> with lh.health.remedies.softcap(model, 30.0) as remedy:
+        >>> with lh.remedies.softcap(model, 30.0) as remedy:
         ...     print(remedy.verify(torch.randn(1, 5, 16)).remedy)
         softcap 30
     """
@@ -123,7 +123,7 @@ class rescale(_OfTheCall):  # noqa: N801  a verb, as `patch` is
     Example:
         >>> import torch, levelhead as lh
         >>> model = lh.torch.MultiHeadAttention(16, 2, scale="none")
-        >>> with lh.health.remedies.rescale(model, "1/sqrt(d_k)") as remedy:
+        >>> with lh.remedies.rescale(model, "1/sqrt(d_k)") as remedy:
         ...     print(remedy.verify(torch.randn(1, 5, 16)))
         rescale 1/sqrt(d_k): in force in 1 modules
           (the model): scale 0.353553
@@ -210,9 +210,8 @@ def _reachable(model: nn.Module) -> dict[str, nn.Module]:
         kind = type(one.module).__name__
         if not (one.sdpa or one.interface):
             wrong[name] = f"{kind} forms its softmax by hand, where no wrapper can reach it"
-        implementation = getattr(getattr(one.module, "config", None), "_attn_implementation", None)
         strange = [f.__name__ for f in eager_functions(one.module) if not understood(f)]
-        if one.interface and implementation == "eager" and strange:
+        if one.interface and implementation(one.module) == "eager" and strange:
             wrong[name] = f"{kind} computes something else in {', '.join(strange)}"
     if not modules:
         raise no_attention(model)

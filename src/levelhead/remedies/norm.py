@@ -73,7 +73,7 @@ class qk_norm(Remedy):  # noqa: N801  a verb, as `patch` is
         >>> import torch, levelhead as lh
         >>> model = lh.torch.MultiHeadAttention(16, 2)
         >>> batch = torch.randn(1, 5, 16)
-        >>> remedy = lh.health.remedies.qk_norm(model, batch)
+        >>> remedy = lh.remedies.qk_norm(model, batch)
         >>> remedy
         qk_norm of MultiHeadAttention: 1 modules
         >>> "q_norm.weight" in model.state_dict()
@@ -185,7 +185,7 @@ def _extremes(sight: Sight) -> tuple[tuple[float, float], tuple[float, float]]:
 def _probed(model: nn.Module, batch: Any) -> dict[str, tuple[nn.Module, Sources]]:
     """The attention modules and where their heads come from, or an error that names the rest."""
     inner = unwrapped(model)
-    with Watch(inner, deep=needs_deep(inner)) as watch:
+    with Watch(inner, deep=needs_deep(inner), rows=None) as watch:
         probe = Probe(watch)
         try:
             run(inner, batch)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from levelhead.remedies import shards
 from levelhead.remedies.parts import in_parts
 from levelhead.remedies.projections import RanProjection, Source, Sources, Unknown, misfit, outputs, source, torchs_own
+from levelhead.remedies.values import also_values
 from levelhead.watching.effective_scale import NOT_FOLLOWED
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import WatchedModule
@@ -23,6 +24,8 @@ _TRIES = 3  # calls of a module, until what is unknown stays so
 
 class Probe:
     """Attached to a watch until `close`: finds the sources of every module, then compares them with every pass."""
+
+    of_a_watch = True  # copies of the model do not have its hooks
 
     def __init__(self, watch: Any) -> None:
         self.found: dict[str, Sources] = {}
@@ -90,7 +93,9 @@ class Probe:
         ran = [x for x in ran if x.module in inside] or ran
         of_q, of_k = source("q", module, ran, q), source("k", module, ran, k)
         parts = in_parts(module, ran, q, k) if isinstance(of_k, Unknown) else None
-        return Sources(q.shape[1], q.shape[3], of_q, of_k, parts)
+        keys = [of_k] if parts is None else [parts.k_own]
+        values = also_values(module, ran, of_q if parts is None else parts.q_own, keys)
+        return Sources(q.shape[1], q.shape[3], of_q, of_k, parts, values)
 
     def _compare(self, name: str, q: Tensor, k: Tensor) -> None:
         """How far this pass is from the sources that were found; nothing waits for the device."""

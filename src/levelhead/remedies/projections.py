@@ -78,6 +78,7 @@ class Sources:
     q: Source | Unknown
     k: Source | Unknown
     parts: Parts | None = None
+    values: frozenset[str] = frozenset()  # which of "q" and "k" have rows that the values have, too
 
     @property
     def known(self) -> bool:
@@ -135,6 +136,8 @@ def source(
                 for columns, error, ratio in _compared(one.output, x.detach(), part)
                 if error < limit
             ]
+    if not fits and (no_weight := _without_a_weight(role, module)):
+        return Unknown(no_weight)
     if not fits:
         seen = ", ".join(repr(one.name) for one in ran) or "none that was seen to run"
         why = f"no projection's output is {role} up to a rotation and a factor (compared: {seen})"
@@ -161,6 +164,15 @@ def source(
     bias = "bias" if isinstance(one.module._parameters.get("bias"), Tensor) else None
     by_head = rows[best.columns]
     return Source(one.module, "weight", bias, best.columns, by_head, by_head, dim, best.ratio)
+
+
+def _without_a_weight(role: str, module: nn.Module) -> str | None:
+    """Why a module that is called as the projection of this role is none; None: there is no such module."""
+    for name, child in module.named_modules():
+        inside = [each for each, _ in child.named_children() if each != "parametrizations"]
+        if role in (effective_scale.role(name) or "") and not inside and outputs(child) is None:
+            return f"{name!r} ({type(child).__name__}) has no plain weight: it is computed from others, or quantised"
+    return None
 
 
 def misfit(known: Source, out: Tensor, x: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class Remedy(AbstractContextManager[Any]):
 
     @contextmanager
     def _watched(self) -> Iterator[Watch]:
-        with Watch(self.model, deep=needs_deep(self.model)) as watch:
+        with Watch(self.model, deep=needs_deep(self.model), rows=None) as watch:
             yield watch
 
     def _undo(self) -> None:
@@ -143,12 +143,18 @@ def refuse_without_attention(model: nn.Module) -> None:
 
 
 def needs_deep(model: nn.Module) -> bool:
-    """Whether only a dispatch mode sees some of its attention."""
+    """Whether only a dispatch mode sees some of its attention, or may: code for both may run either."""
     return any(
-        attending.by_hand and not (attending.sdpa or attending.interface)
-        for attending in attending_modules(unwrapped(model))
-        if not isinstance(attending.module, (nn.MultiheadAttention, MultiHeadAttention))
+        one.by_hand and not one.interface and (not one.sdpa or implementation(one.module) in (None, "eager"))
+        for one in attending_modules(unwrapped(model))
+        if not isinstance(one.module, (nn.MultiheadAttention, MultiHeadAttention))
     )
+
+
+def implementation(module: nn.Module) -> str | None:
+    """What a module of transformers is set to; None: it does not say."""
+    found: str | None = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return found
 
 
 def run(model: nn.Module, batch: Any) -> Any:

@@ -1,8 +1,8 @@
 """Which rows of which parameters take which power of γ, for every head of an attention module.
 
-MHA: rows of q and k take √γ each. Where query heads share keys (GQA), or one of the two is not known or frozen, the
-rows of the other take the whole of γ. MLA: √γ for the parts of q and k that heads have to themselves, γ for q's part
-with positions, nothing for the keys that all heads share (Kimi K2, arXiv:2507.20534).
+MHA: rows of q and k take √γ each. Where query heads share keys (GQA), or one of the two is not known, is frozen or is
+the source of the values, the rows of the other take the whole of γ. MLA: √γ for the parts of q and k that heads have to
+themselves, γ for q's part with positions, nothing for the keys that all heads share (Kimi K2, arXiv:2507.20534).
 """
 
 from __future__ import annotations
@@ -44,16 +44,20 @@ def shares(model: nn.Module, sources: Sources) -> tuple[Share, ...]:
         k_own = _trained(names, parts.k_own)
         if not (_is_trained(parts.q_own) and _is_trained(parts.q_shared)):
             raise RefusedError(f"{q_own[0].parameter} is frozen", frozen=True)
-        if k_own is None:
+        if k_own is None or "k" in sources.values:
             return _powers(q_own, 1.0) + _powers(q_shared, 1.0)
         return _powers(q_own, 0.5) + _powers(k_own, 0.5) + _powers(q_shared, 1.0)
     k_is_shared = isinstance(sources.k, Source) and sources.k.shared(sources.heads)
     q, k = (None if isinstance(x, Unknown) else _trained(names, x) for x in (sources.q, sources.k))
     k = None if k_is_shared else k
+    taken = [role for role, each in (("q", q), ("k", k)) if each is not None and role in sources.values]
+    q, k = (None if role in taken else each for role, each in (("q", q), ("k", k)))
     if q is not None and k is not None:
         return _powers(q, 0.5) + _powers(k, 0.5)
     if q is not None or k is not None:
         return _powers(q or k or (), 1.0)
+    if taken:
+        raise RefusedError(f"the values come from the rows of {' and '.join(taken)}, and would be scaled with them")
     if isinstance(sources.q, Unknown):
         raise RefusedError(sources.q.why)
     raise RefusedError(f"{_writable(names, sources.q)[0].parameter} is frozen", frozen=True)

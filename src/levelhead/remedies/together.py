@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.errors import bad_value
-from levelhead.remedies import rows, written
+from levelhead.remedies import rows
 from levelhead.remedies.agreed import DIFFERENT, LOST, NOTHING_RAN, AgreedLayer, Described, Processes, Rank, agree
 
 _FLAGS = ("bad_rows", "misfit", "biased", "undone")  # of a layer, beside its heads' maxima
@@ -54,10 +54,9 @@ class Together:
         own: tuple[Described, ...],
         wrong: str,
         misfits: Mapping[str, Tensor],
-        writes: list[Any],
+        undone: Mapping[str, bool],
     ) -> Exchanged:
         """The numbers of all ranks, or the same error on each."""
-        undone = written.undone(self.model, writes)
         numbers = [1.0] if self.layers is None else self._largest(seen, own, misfits, undone)
         if numbers[0]:  # the first step, or a rank has seen something new
             self.agree(seen, own, wrong)

@@ -7,6 +7,7 @@ finished, QK-clip scales weights back, if a bound is given, and `after_step` run
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from levelhead import checks
@@ -57,6 +58,7 @@ class Training:
         self._findings = 0
         self.qk_clip, self.clip = qk_clip, None
         self._clipped: dict[str, float] = {}  # metrics of the latest clip
+        self._uncompiled = ExitStack()  # held until the first step is done
         usual = {"on_finding": "warn"} if make is watch else {}
         self._make, self._options = make, self._with_words({**usual, **(options or {})})
         if qk_clip is not None:
@@ -75,10 +77,10 @@ class Training:
         from levelhead.remedies.remedy import positive
 
         positive("qk_clip", tau, "Kimi K2 uses 100")
-        for name, usual in (("every", 1), ("rows", None)):
-            if (given := self._options.get(name, usual)) != usual:
+        for name, fine in (("every", (1,)), ("rows", (None, "auto"))):
+            if (given := self._options.get(name, fine[0])) not in fine:
                 advice = "A clip needs the largest logit of every step"
-                raise bad_value(name, f"{usual} with qk_clip", repr(given), advice)
+                raise bad_value(name, f"{fine[0]} with qk_clip", repr(given), advice)
 
     def _with_words(self, options: dict[str, Any]) -> dict[str, Any]:
         """The watch's options, with a function for each word that asks something of the trainer."""
@@ -118,13 +120,18 @@ class Training:
         self.watch.start_at(done + 1)
         if self.qk_clip is not None:
             from levelhead.remedies.clip import QKClip
+            from levelhead.remedies.remedy import uncompiled
 
             self.clip = QKClip(self.watch, self.qk_clip)
+            # A compiled graph does not show which rows belong to which head: passes of the first step run as written.
+            self._uncompiled = ExitStack()
+            self._uncompiled.enter_context(uncompiled())
 
     def step(self) -> None:
         """An optimiser's step is done."""
         if self._attached:
             self.watch.step()
+            self._uncompiled.close()
             if self.clip is not None:
                 said = self.clip()
                 self._clipped = {f"{self.prefix}/clipped_heads": float(len(said))}
@@ -145,6 +152,7 @@ class Training:
         """Takes the watch off the model; a second time does nothing."""
         if self._attached:
             self._attached = False
+            self._uncompiled.close()
             if self.clip is not None:
                 self.clip.undo()
             self.clip, self._clipped = None, {}

@@ -1,0 +1,180 @@
+"""Models that ranks train with QK-clip, and what one process does with the same batches. Holds no test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  the usual name
+from torch import Tensor, nn
+
+from levelhead.remedies import QKClip
+from tiny_models import deepseek, tokens
+
+WIDTH, HEADS, TOKENS, TAU = 16, 4, 6, 2.0
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        split = (p(x).unflatten(-1, (-1, WIDTH // HEADS)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in split), is_causal=True)
+        return x + self.out(out.transpose(1, 2).flatten(2)).clone()
+
+
+class Joint(Attention):
+    """One projection for all, per head: rows of q and k of a head lie in the shards of both ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj = self.k_proj = self.v_proj = None
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(out.transpose(1, 2).flatten(2)).clone()
+
+
+def made(kind: type[nn.Module] = Attention, seed: int = 0, layers: int = 2) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(*(kind() for _ in range(layers)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    # In float32 the gradient of k's bias, which is 0 but for rounding, would be a whole step of Adam.
+    return model.double()
+
+
+def batch(rank: int) -> Tensor:
+    x = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(7 + rank))
+    return x.double() * (1 + rank)
+
+
+def trained(model: nn.Module, batches: list[list[Tensor]], steps: int = 2, wrapped: Any = None, **options: Any) -> Any:
+    """Steps of AdamW, each followed by a clip, over micro-batches; what the clips said."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    said = []
+    with QKClip(model, TAU, **options) as clip:
+        hook = optimiser.register_step_post_hook(lambda *given: said.append(clip(*given)))
+        for step in range(steps):
+            optimiser.zero_grad()
+            for x in batches[step]:
+                (wrapped or model)(x).square().mean().div(len(batches[step])).backward()
+            optimiser.step()
+        hook.remove()
+    return said
+
+
+def weights(model: nn.Module) -> dict[str, np.ndarray]:
+    whole = {name: getattr(x, "full_tensor", lambda x=x: x)() for name, x in model.named_parameters()}
+    return {name.replace("module.", ""): x.detach().double().numpy().copy() for name, x in whole.items()}
+
+
+def compared(said: list[Any]) -> list[Any]:
+    return [(sorted(x.heads.items()), x.largest, x.idle) for x in said]
+
+
+# ---- over ranks
+
+
+def sharded(model: nn.Module, blocks: Any, mesh: Any) -> nn.Module:
+    """FSDP2, block by block."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def split(blocks: Any, mesh: Any, columns: tuple[str, ...], rows: str) -> None:
+    """Tensor parallelism: heads over ranks."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    for block in blocks:
+        parallelize_module(block, mesh, {name: ColwiseParallel() for name in columns} | {rows: RowwiseParallel()})
+
+
+def mesh(*sizes: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "heads")[-len(sizes) :])
+
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+def fsdp(rank: int, kind: type[nn.Module]) -> Any:
+    model = made(kind)
+    sharded(model, model, mesh(2))
+    said = trained(model, [[batch(rank)]] * 2)
+    return weights(model), compared(said)
+
+
+def tensor_parallel(rank: int) -> Any:
+    model = made()
+    split(model, mesh(2), PROJECTIONS, "out")
+    both = torch.cat([batch(0), batch(1)])  # every rank reads all tokens
+    said = trained(model, [[both]] * 2)
+    return weights(model), compared(said)
+
+
+def both_ways(rank: int) -> Any:
+    """Four ranks: FSDP2 over what tensor parallelism has split."""
+    model, whole = made(), mesh(2, 2)
+    split(model, whole["heads"], PROJECTIONS, "out")
+    sharded(model, model, whole["replicas"])
+    said = trained(model, [[batch(rank // 2)]] * 2)
+    return weights(model), compared(said)
+
+
+def latent(rank: int | None, way: str = "") -> Any:
+    """MLA over two ranks, or alone: two clips, between them the weights grow."""
+    model = deepseek(grown=20.0).double()
+    blocks = model.model.layers
+    mine = [tokens(seed=7 + n)["input_ids"] for n in range(2)]
+    if way == "fsdp":
+        sharded(model, blocks, mesh(2))
+        mine = [mine[rank or 0]]
+    elif way == "tensor parallel":
+        split([block.self_attn for block in blocks], mesh(2), ("q_b_proj", "kv_b_proj"), "o_proj")
+    said = []
+    with torch.no_grad(), QKClip(model, 2 * TAU) as clip:
+        for _ in range(2):
+            for ids in mine:
+                model(ids)
+            said.append(clip())
+            for name, parameter in model.named_parameters():
+                if "_b_proj" in name:
+                    parameter.mul_(1.5)
+    return weights(model), compared(said)
+
+
+# ---- against one process
+
+
+def alone(kind: type[nn.Module] = Attention) -> Any:
+    """One process with the batches of both ranks: first as micro-batches, which is also accumulation."""
+    model = made(kind)
+    said = trained(model, [[batch(0), batch(1)]] * 2)
+    return weights(model), compared(said)
+
+
+def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert list(found) == list(wanted)
+    for name, x in found.items():
+        np.testing.assert_allclose(x, wanted[name], rtol=0, atol=1e-6, err_msg=name)
+
+
+def same_clips(said: list[Any], wanted: list[Any]) -> None:
+    """The same heads by the same factors, and no rank without a pass."""
+    for (heads, largest, idle), (other_heads, other_largest, _) in zip(said, wanted, strict=True):
+        assert [name for name, _ in heads] == [name for name, _ in other_heads] != []
+        np.testing.assert_allclose([x for _, x in heads], [x for _, x in other_heads], rtol=1e-5)
+        np.testing.assert_allclose(largest, other_largest, rtol=1e-5)
+        assert idle == ()
