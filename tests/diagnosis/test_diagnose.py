@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import levelhead as lh
-from levelhead import stats
+from levelhead import documentation, stats
 from levelhead.diagnosis import findings, logit_growth, symptoms, thresholds
 from levelhead.diagnosis import wrong_scale as scale
 from levelhead.diagnosis.diagnose import diagnose
@@ -664,6 +664,36 @@ def test_softcap(mean: float, most: float, severity: str | None) -> None:
     assert diagnose(a_run(a_record(max=mean, max_logit=most))) == []  # no cap, nothing to reach
 
 
+@pytest.mark.parametrize("towards", [1.0, -1.0])
+def test_an_observation_whose_logits_are_pinned_at_its_softcap(towards: float) -> None:
+    normals = np.random.default_rng(0).standard_normal
+    q = normals((2, 16, 64)).astype(np.float32)
+    k = 20 * towards * q[:, :1] + normals((2, 32, 64)).astype(np.float32)
+    pinned = lh.observe(q[:, :1], k, softcap=30.0)
+    assert abs(pinned.heads.mean_logit).min() > 29.9 and stats.level(*_entropy_and_saturation(pinned)) == "flat"
+    for one in (pinned, pinned.identity(), lh.merge(pinned, pinned.identity())):
+        assert one.cap == 30.0
+    (found,) = (one for one in diagnose(pinned) if one.kind == "softcap saturated")
+    assert found.severity == "warning" and found.evidence["cap"] == 30.0
+    with pytest.raises(LevelheadError, match="soft cap of a"):
+        lh.merge(pinned, lh.observe(q[:, :1], k))
+
+
+def _entropy_and_saturation(one: Any) -> tuple[float, float]:
+    return float(one.heads.normalised_entropy[0]), float(one.heads.saturated[0])
+
+
+def test_a_cap_that_shapes_logits_is_healthy() -> None:
+    normals = np.random.default_rng(1).standard_normal
+    q, k = (3.3 * normals((4, 64, 64)).astype(np.float32) for _ in range(2))
+    healthy = lh.observe(q, k, softcap=50.0)  # logits of deviation 11 below a cap of 50, as Gemma 2 has it
+    assert 30 < healthy.heads.max_logit.max() < 45
+    assert [one for one in diagnose(healthy) if one.kind == "softcap saturated"] == []
+    bias = np.where(np.arange(64) % 2, -1e9, 0.0).astype(np.float32)[None, :].repeat(64, 0)
+    masked = lh.observe(q, k, softcap=50.0, mask=bias)  # a finite mask, added after the cap, is not the cap's doing
+    assert [one for one in diagnose(masked) if one.kind == "softcap saturated"] == []
+
+
 def test_idle_norms() -> None:
     present = dict(norms_present=("q_norm", "k_norm"))
     assert diagnose(a_run(a_record(facts=present))) == []
@@ -693,11 +723,10 @@ def test_a_module_that_did_not_run_in_the_last_step_is_judged_all_the_same() -> 
 
 
 def test_every_kind_is_explained_on_the_page() -> None:
-    page = Path(__file__).parents[2] / findings.PAGE
-    titles = [line.lstrip("# ").lower() for line in page.read_text().splitlines() if line[:1] == "#"]
-    anchors = {title.replace(" ", "-") for title in titles}
+    page = documentation.pages()["health"]
+    links = {documentation.link("health", one.title) for one in documentation.sections("health", page)}
     for kind in KINDS:
-        assert findings.link(kind).removeprefix(f"{findings.PAGE}#") in anchors, kind
+        assert findings.link(kind) in links, kind
 
 
 def everything() -> Run:
@@ -728,11 +757,11 @@ def test_the_report_reads() -> None:
     text = str(found)
     assert text == repr(found) and text.startswith("Toy, ")
     for one in found:
-        assert one.kind in text and one.why in text and one.advice in text and one.link in text
+        assert one.kind in text and one.why in text and one.advice in text and documentation.where(one.link) in text
         assert one.where in text and one.numbers in text
     assert "nan" not in text.replace("NaN", "").split()
     html = found._repr_html_()
-    assert html.startswith("<p>Toy") and "&lt;" not in found[0].kind
+    assert f"<b>{found.title}</b>" in html and "&lt;" not in found[0].kind
     first, *rest = str(diagnose(a_run(a_record()))).splitlines()
     assert first == "Toy, 4 heads of 1 attention module, 1 step observed: no findings"
     assert rest[0].startswith("verdict: ") and all(line.startswith("not judged: ") for line in rest[1:])
@@ -759,7 +788,7 @@ def test_a_clean_run_has_a_verdict_without_limits() -> None:
     assert found == [] and found.verdict is not None and found.verdict.not_judged == ()
     wanted = "attention is not the cause: largest |logit| 12.4 at step 380 in layers.0, no trend"
     assert str(found.verdict) == wanted and f"verdict: {wanted}" in str(found).splitlines()
-    assert wanted in found._repr_html_()
+    assert wanted[1:] in found._repr_html_()
 
 
 def test_what_was_not_judged_is_named() -> None:

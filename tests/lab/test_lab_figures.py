@@ -7,6 +7,7 @@ import math
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,18 @@ from levelhead import stats
 from levelhead.errors import LevelheadError, LevelheadValueError
 from levelhead.lab import measure, recorded, registry, settings, theory
 from levelhead.lab.figure import Axis, Chart, Figure, Series
-from levelhead.lab.figures import NEEDS, OLD_SCALES, PANELS, additive, claims, figure, heads, jacobian, parameters
+from levelhead.lab.figures import (
+    NEEDS,
+    OLD_SCALES,
+    PANELS,
+    additive,
+    claims,
+    figure,
+    heads,
+    jacobian,
+    parameters,
+    sentence,
+)
 from levelhead.lab.measure import Setting
 from levelhead.lab.parameters import CURES, PARAMETERS, SCALES
 from levelhead.runs.record import Facts, Record, Run, Snapshot
@@ -239,7 +251,9 @@ def test_a_wide_histogram_fills_the_axis_and_counts_what_is_beyond() -> None:
     inside = np.asarray(theory.y, np.float64).sum() * np.diff(np.asarray(theory.x))[0]
     assert inside == pytest.approx(math.erf(16 / 64 / math.sqrt(2)), abs=1e-3)
     counted = np.asarray(live.y).sum() * np.diff(np.asarray(live.x))[0]
-    assert f"{1 - counted:.0%} beyond ±16" in found.charts[0].about
+    outside = found.charts[0].outside
+    assert outside["left"] + outside["right"] == pytest.approx(1 - counted, abs=1e-6)
+    assert f"{outside['left']:.0%} below -16; {outside['right']:.0%} above 16" in found.charts[0].about
 
 
 def test_products_of_single_entries_follow_their_own_law() -> None:
@@ -398,7 +412,7 @@ def test_each_cure_cures_its_own_illness() -> None:
     assert aligned["QK-norm"] == aligned["no cure"], "norms are not what has grown"
     grown = levels(d_k=64, rho=0.0, growth=8.0)
     assert grown["no cure"] == "saturated" and grown["QK-norm"] == "level"
-    assert levels(d_k=64, rho=0.0, growth=8.0, cap=1)["softcap at 1"] in ("level", "flat")
+    assert levels(d_k=64, rho=0.0, growth=8.0, cap=1)["softcap at 1, pinned"] in ("level", "flat")
     assert levels(d_k=256, rho=0.0)["1/d_k"] == "flat", "where nothing is correlated"
 
 
@@ -407,6 +421,50 @@ def test_the_verdict_names_the_cures_that_work() -> None:
     assert found.extra["verdict"] == "Sharp without a cure; 1/d_k brings the level back."
     assert found.note.startswith(found.extra["verdict"])
     assert figure("attack", rho=0.0).extra["verdict"] == "Level without a cure."
+
+
+def test_a_softcap_that_pins_the_logits_is_no_cure() -> None:
+    found = figure("attack", d_k=1024, growth=8.0)
+    *_, softcap = found.gauges
+    assert (softcap.label, softcap.level) == ("softcap at 30, pinned", "level")
+    assert "brings the level back here" in found.note and "The softcap is no cure here" in found.note
+    assert "softcap saturated" in found.note and found.extra["pinned"]
+    wide = figure("attack", d_k=64, rho=0.0, growth=2.0, cap=100.0)
+    assert wide.gauges[-1].label == "softcap at 100" and "no cure here" not in wide.note
+
+
+def test_axes_stand_still_and_charts_count_what_is_outside() -> None:
+    for id in ("logits", "attack"):
+        for given in ({"scale": "none"}, {"scale": "1/d_k"}):
+            histogram, row, *_ = figure(id, d_k=4096, **given).charts
+            edge = histogram.x.range[1]
+            assert histogram.x.range == (-edge, edge) and histogram.y.range == (0.0, 0.5) and row.y.range == (0.0, 1.02)
+            (bars, *_), shares = histogram.series, histogram.outside
+            width = bars.x[1] - bars.x[0]
+            inside = sum(density * width for density in bars.y)
+            assert inside + shares.get("left", 0) + shares.get("right", 0) == pytest.approx(1, abs=0.02)
+            assert ("above" in shares) == (max(bars.y) > 0.5)
+            assert ("above" in shares) == ("highest bar" in histogram.about)
+    assert figure("logits").charts[0].outside == {}
+    matrix = figure("jacobian", d_k=4096, scale="none").charts[0].series[0]
+    assert matrix.shades == (-0.25, 0.25)  # a matrix without gradients looks pale
+
+
+@pytest.mark.parametrize("tile", [1, 8, 11, 16])
+def test_every_shuffle_is_another_order(tile: int) -> None:
+    orders = [[step["keys"] for step in figure("online", tile=tile, order=x).extra["steps"]] for x in range(6)]
+    assert all(a != b and sorted(a) == sorted(b) for a, b in pairwise(orders))
+    assert tile == 16 or orders[0] not in orders[1:]  # two tiles have two orders
+
+
+def test_a_sentence_begins_at_its_last_word() -> None:
+    for tokens, at in (
+        (["[CLS]", "a", "dog", ".", "[SEP]"], 2),
+        (["<s>", "Hi", "!"], 1),
+        (["[SEP]"], 0),
+        (["a", "[x]"], 1),
+    ):
+        assert sentence._last_word(tokens) == at
 
 
 @pytest.mark.parametrize("keys", [2, 32, 300, 4096])
@@ -790,7 +848,7 @@ def test_a_notebook_shows_every_chart(id: str) -> None:
     found = figure(id, **({"d_k": 4096, "scale": "none"} if id in LIVE else {}))
     page = ElementTree.fromstring(f"<body>{found._repr_html_()}</body>")
     svg = "{http://www.w3.org/2000/svg}"
-    pictures = page.findall(f"div/{svg}svg")
+    pictures = list(page.iter(f"{svg}svg"))
     assert [one.findtext(f"{svg}title") for one in pictures] == [x.title for x in found.charts]
     assert found.facts[0].text() in "".join(page.itertext())
     for one in pictures:

@@ -15,7 +15,7 @@ from levelhead import stats
 from levelhead.diagnosis.compare import compare
 from levelhead.diagnosis.findings import Finding
 from levelhead.runs.record import Run, Seen, Snapshot
-from levelhead.show import html, view
+from levelhead.show import curves_svg, html, notebook, view
 from levelhead.show import text as report
 
 NAMES = [f"encoder.layer.{i}.attention.self" for i in range(5)]
@@ -99,6 +99,11 @@ def test_a_sampled_maximum_is_a_lower_bound() -> None:
     assert len(re.findall(r"≥\d", sampled)) == 4
     assert "sampled rows" in sampled
     assert "maxima are lower bounds" in sampled
+    for bound in (False, True):
+        steps = tuple(Snapshot(step, (runs.record("a", sampled=bound),)) for step in range(2))
+        assert ("a lower bound" in curves_svg.charts(Run("Made up", steps))) == bound
+        after = Run("Made up", (Snapshot(1, (runs.record("a", seed=1, sampled=bound),)),))
+        assert ("≥" in str(compare(Run("Made up", steps[:1]), after).changes[0])) == bound
 
 
 def test_columns_that_would_say_nothing_are_left_out() -> None:
@@ -243,14 +248,14 @@ def test_the_cost_is_one_line() -> None:
     wanted = "watching took 100.0 ms per observed step, 3.1 % of the time (5 of 10 steps observed)"
     assert wanted in report.text(run, width=100)
     assert wanted in html.html(run)
-    assert wanted in html.notebook(run)
+    assert wanted in notebook.run(run, ())
 
 
 def test_nothing_seen_is_said_and_breaks_nothing() -> None:
     empty = Run("Nothing")
     assert report.text(empty) == "Nothing: no attention was seen"
     assert "No attention was seen" in html.html(empty)
-    assert "no attention was seen" in html.notebook(empty)
+    assert "no attention was seen" in notebook.run(empty)
 
 
 def test_the_last_record_of_every_module_is_shown() -> None:
@@ -297,7 +302,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-@pytest.mark.parametrize("draw", [html.html, html.notebook])
+@pytest.mark.parametrize("draw", [html.html, notebook.run])
 def test_a_page_asks_nobody_for_anything(draw: Any) -> None:
     run = stack(counterfactual=True)
     text = draw(run, [finding()])
@@ -328,7 +333,7 @@ def test_a_page_marks_what_was_found_where_it_was() -> None:
 
 
 def test_bubbles_stand_where_the_level_says() -> None:
-    parsed = Page(html.notebook(runs.run(runs.record("a", (0.05, 1.0, 60.0)))))
+    parsed = Page(notebook.run(runs.run(runs.record("a", (0.05, 1.0, 60.0))), ()))
     flat, level, saturated = (float(x["cx"] or "nan") for x in [*parsed.of("ellipse")][:3])
     assert flat < 24 - 8 < level < 24 + 8 < saturated
 
@@ -338,7 +343,7 @@ def test_a_page_escapes_what_is_hostile() -> None:
     found = [finding("error", HOSTILE, 1), finding("note", HOSTILE)]
     seen = (Seen(HOSTILE, "<u>", False, "<em>why", 0, "<s>note"),)
     run = runs.run(record, model=HOSTILE, coverage=seen, notes=("<q>",))
-    for draw in (html.html, html.notebook):
+    for draw in (html.html, notebook.run):
         parsed = Page(draw(run, found))
         assert not {"script", "i", "u", "em", "s", "q"} & {tag for tag, _ in parsed.tags}
         assert any("a<script>alert(1)" in words for words in parsed.words)

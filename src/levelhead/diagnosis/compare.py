@@ -33,6 +33,7 @@ class Change:
     level: tuple[stats.Level, stats.Level]
     normalised_entropy: tuple[float, float]
     max_logit: tuple[float, float]
+    sampled: tuple[bool, bool] = (False, False)  # then it is a lower bound
 
     @property
     def size(self) -> float:
@@ -49,7 +50,7 @@ class Change:
     def __str__(self) -> str:
         levels = self.level[0] if len(set(self.level)) == 1 else " → ".join(self.level)
         entropies = " → ".join(number(x) for x in self.normalised_entropy)
-        largest = " → ".join(number(x, 2) for x in self.max_logit)
+        largest = " → ".join("≥" * bound + number(x, 2) for x, bound in zip(self.max_logit, self.sampled, strict=True))
         where = f"{module_title(self.module)}, head {self.head}"
         return f"{where}: {levels}, H/ln n {entropies}, max logit {largest}"
 
@@ -120,4 +121,4 @@ def _changes(before: Record, after: Record) -> Iterator[Change]:
     entropies = zip(*(heads.normalised_entropy.tolist() for heads in both), strict=True)
     largest = zip(*(heads.max_logit.tolist() for heads in both), strict=True)
     for head, pairs in enumerate(zip(levels, entropies, largest, strict=True)):
-        yield Change(after.module, head, *pairs)
+        yield Change(after.module, head, *pairs, (before.facts.sampled, after.facts.sampled))

@@ -7,16 +7,17 @@ Turns its argument into a `Run` and runs every check on it; it needs no model. T
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from levelhead.checks import short_repr
 from levelhead.diagnosis import logit_growth, symptoms, wrong_scale
-from levelhead.diagnosis.findings import Finding, Findings
+from levelhead.diagnosis.findings import BOUNDED, ESTIMATED, SAMPLED, Finding, Findings
 from levelhead.diagnosis.verdict import verdict
 from levelhead.errors import bad_type, bad_value
 from levelhead.observation import Observation
-from levelhead.runs import files, run_from_observation
+from levelhead.runs import files, row_sample, run_from_observation
 from levelhead.runs.record import Run
 from levelhead.words import module_title, plural
 
@@ -48,7 +49,7 @@ def diagnose(what: Any, *, expected_scale: float | str | None = None) -> Finding
         given = "; ".join(["none", *filter(None, [run.by_hand]), *unseen])
         advice = "Run the model while it is watched, then diagnose"
         raise bad_value("what", "at least one observed attention call", given, advice)
-    found = list(_checked(run, wanted))
+    found = list(bounded(_checked(run, wanted), run))
     return Findings(found, _about(run), verdict(run, found))
 
 
@@ -70,6 +71,16 @@ def as_run(what: Any) -> Run:
 def of_the_moment(run: Run, wanted: float | str | None) -> Iterator[Finding]:
     """Every rule but growth, which needs the whole run: what its newest steps show."""
     return _checked(run, wanted, but=logit_growth.check)
+
+
+def bounded(findings: Iterable[Finding], run: Run) -> Iterator[Finding]:
+    """The findings, where a maximum or a count is of sampled rows with their number: a lower bound, or an estimate."""
+    sampled = {record.module: record for record in run.latest if record.facts.sampled}
+    for finding in findings:
+        if finding.module in sampled and not finding.evidence.keys().isdisjoint(BOUNDED + ESTIMATED):
+            rows = float(row_sample.measured(sampled[finding.module]))
+            finding = replace(finding, evidence={**finding.evidence, SAMPLED: rows})
+        yield finding
 
 
 def _checked(run: Run, wanted: float | str | None, but: Any = None) -> Iterator[Finding]:

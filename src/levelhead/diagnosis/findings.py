@@ -10,9 +10,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any, Literal, TypeAlias
 
+from levelhead import documentation, front_ends
 from levelhead.words import plural
 
 Severity: TypeAlias = Literal["note", "warning", "error"]
@@ -20,7 +20,6 @@ SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")  # from the mild
 
 MARKS: Mapping[str, str] = {"error": "✖", "warning": "▲", "note": "·"}
 
-PAGE = "docs/health.md"
 SHOWN = 8  # places listed of one group of findings
 
 
@@ -35,7 +34,7 @@ class Finding:
     evidence: Mapping[str, float]  # the numbers; where several heads share it, of the worst
     why: str  # why it matters
     advice: str  # what to try
-    link: str  # where to read
+    link: str  # where to read: a heading of docs/, which `levelhead docs` prints, or an address
 
     @property
     def where(self) -> str:
@@ -49,11 +48,18 @@ class Finding:
     def numbers(self) -> str:
         """The evidence in words."""
         rest = dict(self.evidence)
+        least, about = (BOUNDED, ESTIMATED) if SAMPLED in rest else ((), ())
         words = [f"{number(rest.pop('heads'))} of {number(rest.pop('of'))} heads"] if "of" in rest else []
-        return ", ".join(words + [f"{_WORDS.get(x, x.replace('_', ' '))} {number(y)}" for x, y in rest.items()])
+        bound = {x: "at least " if x in least else "about " if x in about else "" for x in rest}
+        words += [f"{_WORDS.get(x, x.replace('_', ' '))} {bound[x]}{number(y)}" for x, y in rest.items()]
+        return ", ".join(words)
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.kind}: {self.where} ({self.numbers}). {self.why}"
+
+    def _repr_html_(self) -> str:
+        shown: str = front_ends.serving("notebook", "html").finding(self)
+        return shown
 
 
 @dataclass(frozen=True)
@@ -95,17 +101,13 @@ class Findings(list[Finding]):
 
     def __repr__(self) -> str:
         explained = (line for group in groups(self) for line in (group.title, *group.lines()))
-        return "\n".join([self._title(), *explained, *self.verdict_lines()])
+        return "\n".join([self.title, *explained, *self.verdict_lines()])
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        parts = "".join(
-            f"<p><b>{escape(group.title)}</b><br>{'<br>'.join(map(escape, group.lines()))}</p>"
-            for group in groups(self)
-        )
-        said = "<br>".join(map(escape, self.verdict_lines()))
-        return f"<p>{escape(self._title())}</p>{parts}<p>{said}</p>"
+        shown: str = front_ends.serving("notebook", "html").findings(self)
+        return shown
 
     def verdict_lines(self) -> Iterator[str]:
         """The verdict and what was not judged; none for findings of no run."""
@@ -114,7 +116,9 @@ class Findings(list[Finding]):
             yield f"verdict: {first}"
             yield from rest
 
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
+        """What was looked at, and how many findings of each severity there are."""
         return f"{self.about}: {counted(self)}" if self.about else counted(self)
 
 
@@ -143,7 +147,7 @@ class Group:
         yield f"  why: {self.why}"
         yield f"  try: {self.advice}"
         if self.link:
-            yield f"  read: {self.link}"
+            yield f"  read: {documentation.where(self.link)}"
 
 
 def groups(findings: Iterable[Finding]) -> list[Group]:
@@ -162,7 +166,7 @@ def counted(findings: Iterable[Finding]) -> str:
 
 def link(kind: str) -> str:
     """Where a kind is explained."""
-    return f"{PAGE}#{kind.lower().replace(' ', '-')}"
+    return documentation.link("health", kind)
 
 
 def worst_heads(heads: Sequence[int]) -> int | tuple[int, ...]:
@@ -181,6 +185,10 @@ def number(x: float) -> str:
         return f"{x:,.{digits}f}"
     return f"{x:.2g}"
 
+
+SAMPLED = "sampled_rows"  # evidence that came from some rows only, and how many of a head:
+BOUNDED = ("max_logit", "before_scale", "rows")  # then there may be more of these,
+ESTIMATED = ("empty_rows",)  # and these are of all rows, by those that were measured
 
 _WORDS = {
     "d_k": "d_k",

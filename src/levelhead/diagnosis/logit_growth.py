@@ -4,14 +4,15 @@ In any training logits rise and level off, so neither a level nor a rise alone i
 significant (Mann-Kendall), more than a random walk of the same jumps would rise (successive maxima are correlated,
 which Mann-Kendall does not know), and at its present pace (Theil-Sen, which ignores outliers) soon reaches values where
 the loss suffers. Windows of all lengths at the end of the curve are tested, so that a calm past does not hide a late
-blow-up. A curve can be tested at any earlier point, too: this is how lead times are measured.
+blow-up. A curve can be tested at any earlier point, too: this is how lead times are measured. Of sampled rows a value
+where the loss suffers stays in force until later samples would have had its row, if it were still there.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from levelhead.diagnosis import thresholds
 from levelhead.diagnosis.findings import Finding, Severity, link, worst_heads
+from levelhead.runs import row_sample
 from levelhead.runs.record import Record, Run, Snapshot
 from levelhead.runs.tally import Floats
 
@@ -33,10 +35,21 @@ class Curve:
 
     steps: Floats  # (N,)
     values: Floats  # (N, H); NaN: nothing seen
+    missed: Floats = field(default_factory=lambda: np.zeros(0))  # (N,) the share of rows not sampled; (0,): none
 
     def until(self, points: int) -> Curve:
         """The first points of it."""
-        return Curve(self.steps[:points], self.values[:points])
+        return Curve(self.steps[:points], self.values[:points], self.missed[:points])
+
+    @property
+    def level(self) -> Floats:
+        """(H,) the value in force at the end: the last, or one from `DETERIORATES` on that later samples may miss."""
+        last = self.values[-1]
+        unseen = np.cumprod(self.missed[:0:-1])[::-1]  # that no later point has a row of each point but the last
+        earlier = self.values[:-1][unseen >= thresholds.MISSED] if len(unseen) else self.values[:0]
+        highest = np.fmax.reduce(earlier, axis=0, initial=-np.inf)
+        level: Floats = np.where(highest >= thresholds.DETERIORATES, np.fmax(highest, last), last)
+        return level
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,7 @@ def largest(record: Record) -> Floats:
     return np.where(heads.rows > 0, np.maximum(high, np.abs(heads.min_logit)), np.nan)
 
 
-Points: TypeAlias = dict[str, list[tuple[int, Floats]]]  # by module: steps and what `largest` gave
+Points: TypeAlias = dict[str, list[tuple[int, Floats, float]]]  # by module: steps, `largest`, share of rows missed
 
 
 def extend(points: Points, snapshot: Snapshot) -> None:
@@ -109,7 +122,7 @@ def extend(points: Points, snapshot: Snapshot) -> None:
         mine = points.setdefault(record.module, [])
         if mine and len(mine[-1][1]) != len(record.tally):
             mine.clear()  # heads were pruned or added: another module by the same name
-        mine.append((snapshot.step, largest(record)))
+        mine.append((snapshot.step, largest(record), row_sample.missed(record)))
 
 
 def curves(run: Run) -> dict[str, Curve]:
@@ -123,8 +136,7 @@ def curves(run: Run) -> dict[str, Curve]:
 def curves_of(points: Points) -> dict[str, Curve]:
     """The points as curves."""
     return {
-        name: Curve(np.array([s for s, _ in mine], np.float64), np.array([x for _, x in mine]))
-        for name, mine in points.items()
+        name: Curve(*(np.array(each, np.float64) for each in zip(*mine, strict=True))) for name, mine in points.items()
     }
 
 
@@ -132,7 +144,7 @@ def alarms(curve: Curve) -> list[Alarm]:
     """The heads of a curve that need a finding at its end."""
     if not len(curve.steps):
         return []
-    now = curve.values[-1]
+    now = curve.level
     high = np.flatnonzero((now >= thresholds.ORDINARY) & _may_alarm(curve))  # the others are fine whatever they do
     candidates = (_alarm(curve, int(head), float(now[head])) for head in high)
     return [alarm for alarm in candidates if alarm]
@@ -153,7 +165,7 @@ def _may_alarm(curve: Curve) -> NDArray[np.bool_]:
     chosen = np.flatnonzero((far | grown) & ~rising)
     for n in sizes if len(chosen) else ():
         rising[chosen] |= _trend(_thinned(curve.steps[-n:]), _thinned(values[-n:, chosen])) >= thresholds.SIGNIFICANT
-    return np.asarray(((far | grown) & rising) | (values[-1] >= thresholds.DETERIORATES))
+    return np.asarray(((far | grown) & rising) | (curve.level >= thresholds.DETERIORATES))
 
 
 def is_rising(curve: Curve, head: int) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from levelhead.diagnosis import logit_growth, thresholds
 from levelhead.diagnosis.findings import Finding, Severity, link, worst_heads
+from levelhead.runs import tally
 from levelhead.runs.record import Record, Run
 
 
@@ -38,11 +39,13 @@ def _levels(record: Record, wanted: str) -> NDArray[np.bool_]:
 
 
 def not_finite(run: Run) -> Iterator[Finding]:
-    """Rows with a NaN or +inf logit, in any step; the first one is the place to look at."""
+    """Rows with a NaN or +inf logit, in any step; the first one is the place to look at. Of sampled rows also where a
+    query that was not sampled is not finite: all are in the sum of q²."""
     seen = set()
     for snapshot in run.snapshots:
         for record in snapshot.records:
-            rows = record.heads.nan_rows
+            lost = ~np.isfinite(record.tally[:, tally.INDEX["q_squares"]])
+            rows = np.maximum(record.heads.nan_rows, lost & record.facts.sampled)
             if record.module in seen or not (rows > 0).any():
                 continue
             seen.add(record.module)
@@ -79,6 +82,10 @@ def softcap_saturated(record: Record) -> Iterator[Finding]:
         return
     typical, most = heads.mean_max, heads.max_logit
     held = np.nan_to_num(typical, nan=-np.inf) >= thresholds.CAP_MEAN * cap
+    # Keys at the negative cap are pinned as well. A bias added after the cap takes logits out of it: then unknown.
+    inside = np.maximum(most, -heads.min_logit) <= thresholds.CAP_ROUNDED * cap
+    squares = np.nan_to_num(heads.mean_logit**2 + heads.var_logit, nan=0.0)
+    held |= inside & (squares >= (thresholds.CAP_ALL * cap) ** 2)
     touched = ~held & (most >= thresholds.CAP_MAX * cap)
     yield from _finding("softcap saturated", "warning", record, held, cap=cap, mean_max=typical)
     yield from _finding("softcap saturated", "note", record, touched, cap=cap, max_logit=most)
@@ -224,8 +231,8 @@ _TEXTS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "softcap saturated": {
         "warning": (
-            "A typical row's largest logit sits at the cap, where tanh is flat: keys above it can no longer be told "
-            "apart and pass next to no gradient.",
+            "A typical row's largest logit, or nearly every logit, sits at the cap, where tanh is flat: keys there can "
+            "no longer be told apart and pass next to no gradient.",
             "Raise the cap, or keep q and k small (QK-norm, a lower learning rate) so that it is rarely needed.",
         ),
         "note": ("Single logits reach the cap. That is what it is for.", "Nothing; watch the mean."),

@@ -19,6 +19,7 @@ AHEAD = 4.0  # own: a pace is trusted for four times as long as it was seen
 HALVES = 2.0  # own: the factor over half the watch is trusted for two more halves
 QUARTERS = 3.0  # own: and that over its last quarter for three more quarters; more alarmed in healthy trainings
 CLEAR = 4.0  # own: a rise over 16 points or more, in standard deviations around its line
+MISSED = 0.05  # own: less likely than this, samples would not have had a row in all the steps since
 GROWN = 1.5  # own: half as much again is more than the noise of a maximum over batches
 
 # ---- learning
@@ -44,4 +45,6 @@ SINK_OVER_UNIFORM = 2.0  # own: and twice what equal weights would put there
 FLOAT16_MAX = 65504.0  # the largest float16
 FLOAT16_NEAR = FLOAT16_MAX / 4  # own: two doublings away
 CAP_MEAN = 0.9  # own: tanh' is 0.19 here; where a typical row's maximum sits, the cap holds it back
+CAP_ALL = 0.95  # own: the root mean square of all logits; tanh' is 0.1 here
+CAP_ROUNDED = 1.001  # own: logits up to here are within the cap but for rounding
 CAP_MAX = 0.99  # own: tanh' is 0.02 here

@@ -13,6 +13,7 @@ import numpy as np
 
 from levelhead.diagnosis import logit_growth, thresholds
 from levelhead.diagnosis.findings import SEVERITIES, Finding, Verdict, number
+from levelhead.runs import row_sample
 from levelhead.runs.record import Run
 from levelhead.words import module_title, plural
 
@@ -23,6 +24,9 @@ def verdict(run: Run, findings: Iterable[Finding]) -> Verdict:
     """What to think of attention in this run."""
     limits = tuple(_not_judged(run))
     serious = [finding for finding in findings if finding.severity != "note"]
+    if not serious and _sampled_high(run):
+        was = f"sampled rows had logits above {thresholds.DETERIORATES:.0e}".replace("e+0", "e")
+        return Verdict(f"attention may be the cause: {was}, later samples had none; {_largest(run)}", limits)
     if not serious:
         so_far = " as far as it was judged" if limits else ""
         return Verdict(f"attention is not the cause{so_far}: {_largest(run)}", limits)
@@ -36,6 +40,12 @@ def verdict(run: Run, findings: Iterable[Finding]) -> Verdict:
 # ---- the largest |logit|
 
 
+def _sampled_high(run: Run) -> bool:
+    """Whether a lower bound of the largest |logit| is where the loss suffers: that it has fallen is not known."""
+    records = (record for snapshot in run.snapshots for record in snapshot.records if record.facts.sampled)
+    return any((logit_growth.largest(record) >= thresholds.DETERIORATES).any() for record in records)
+
+
 def _largest(run: Run) -> str:
     curves = logit_growth.curves(run)
     peaks = {name: float(np.nanmax(curve.values, initial=-1.0)) for name, curve in curves.items()}
@@ -46,7 +56,9 @@ def _largest(run: Run) -> str:
     row = int(np.nanargmax(np.nanmax(np.where(np.isnan(curve.values), -1.0, curve.values), axis=1)))
     when = f" at step {int(curve.steps[row])}" if len(run.snapshots) > 1 else ""
     where = "" if run.model == "observation" else f" in {module_title(module)}"
-    return f"largest |logit| {number(peaks[module])}{when}{where}{_trend(curves.values())}"
+    sampled = any(r.facts.sampled for s in run.snapshots for r in s.records if r.module == module)
+    bound = "at least " if sampled else ""
+    return f"largest |logit| {bound}{number(peaks[module])}{when}{where}{_trend(curves.values())}"
 
 
 def _trend(curves: Iterable[logit_growth.Curve]) -> str:
@@ -71,8 +83,8 @@ def _not_judged(run: Run) -> Iterator[str]:
     if not any(np.isfinite(r.heads.dq_norm).any() for s in run.snapshots for r in s.records):
         asked = any("dL/dq" in line.note or "gradients" in line.note for line in run.coverage)
         yield f"whether heads still learn: gradients were not {'recorded' if asked else 'watched'}"
-    if sampled := sum(record.facts.sampled for record in records):
-        yield f"rows that were not sampled, in {plural(sampled, 'module')}: the largest |logit| is a lower bound"
+    if sampled := [record for record in records if record.facts.sampled]:
+        yield f"rows that were not sampled, in {plural(len(sampled), 'module')}: {row_sample.limits(sampled)}"
     if number_of_steps < thresholds.POINTS:
         steps = "one step" if number_of_steps == 1 else plural(number_of_steps, "step")
         yield f"growth: {steps}: no trend can be judged ({thresholds.POINTS} are needed)"

@@ -19,6 +19,7 @@ from levelhead.explanation.token_attention import Look, TokenAttention
 from levelhead.explanation.tokens import quoted
 from levelhead.show import gauge_svg
 from levelhead.show.html import document
+from levelhead.show.notebook import fragment
 
 _OUTPUT = 8  # columns of an output that are shown
 _BESIDE = 7  # columns up to which two tables fit side by side
@@ -41,11 +42,8 @@ def html(report: HeadReport) -> str:
 def notebook(report: HeadReport) -> str:
     """Block, weights and gauges, for `_repr_html_`, in the notebook's own colours."""
     notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in report.notes)
-    return (
-        f'<div class="lh note"><style>\n{svg.look()}</style>'
-        f"<p><b>{escape(report.title)}</b>: {escape(report.about)}</p>{notes}"
-        f"{_block(report)}{_pair(report)}</div>"
-    )
+    shown = f"<p><b>{escape(report.title)}</b>: {escape(report.about)}</p>{notes}{_block(report)}{_pair(report)}"
+    return fragment(shown, svg.own_look())
 
 
 def _block(report: HeadReport) -> str:

@@ -35,7 +35,12 @@ _NUMBERS_FROM = 26  # pixels of a cell from which its number fits
 @cache
 def look() -> str:
     """The CSS of pages and drawings."""
-    return style() + Path(__file__).with_name("look.css").read_text(encoding="utf-8")
+    return style() + own_look()
+
+
+def own_look() -> str:
+    """What drawings of an explanation add to the CSS of every page."""
+    return Path(__file__).with_name("look.css").read_text(encoding="utf-8")
 
 
 def standalone(report: HeadReport) -> str:

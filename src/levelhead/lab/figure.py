@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, Literal, TypeAlias
 
 from numpy.typing import ArrayLike
 
 from levelhead import stats
 from levelhead.json_numbers import json_value
-from levelhead.lab import notebook_svg
 
 Source: TypeAlias = Literal["live", "recorded", "theory"]
 Shape: TypeAlias = Literal["line", "points", "bars", "heat"]
@@ -40,6 +38,7 @@ class Series:
     z: ArrayLike | None = None
     low: ArrayLike | None = None  # of a band or a bar around y
     high: ArrayLike | None = None
+    shades: tuple[float, float] | None = None  # of a heat map: the values of its palest and its fullest colour
     quiet: bool = False  # one of many that make a picture together: thin, without a legend
 
 
@@ -50,6 +49,8 @@ class Chart:
     y: Axis
     series: Sequence[Series]
     about: str = ""  # the text alternative
+    outside: Mapping[str, float] = field(default_factory=dict)  # left, right: share of the data beyond the frame;
+    # above: the largest y, where that is
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,9 @@ class Figure:
 
     def _repr_html_(self) -> str:
         """The same with pictures, for notebooks."""
-        wrapped = 'style="white-space: pre-wrap"'
-        pictures = "".join(notebook_svg.svg(chart) for chart in self.json()["charts"])
-        return f"<div>{pictures}</div><pre {wrapped}>{escape(str(self))}</pre>"
+        from levelhead.lab import figure_html
+
+        return figure_html.figure(self)
 
 
 def snippet(id: str, **arguments: Any) -> str:

@@ -1,7 +1,7 @@
 """A chart as a small SVG, for notebooks: enough to see its shape, no more.
 
-It takes a chart as `Figure.json()` has it. The page draws with more care; here there are two labels per axis and a
-legend. Theory is dashed, and nothing is referred to by address.
+It takes a chart as `Figure.json()` has it. The page draws with more care; here there are a few labels per axis and a
+legend. Theory is dashed, and nothing is referred to by address. Colours keep apart on white and on black.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from itertools import accumulate, compress, groupby
 from typing import Any
 
 WIDTH, HEIGHT = 420, 230
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 24, 34
-COLOURS = ("#0b62a4", "#d1661a", "#3a8a3a", "#8a4fa8", "#666666")
+LEFT, RIGHT, TOP, BOTTOM = 46, 20, 24, 34
+COLOURS = ("#2f86c9", "#d8761f", "#4a9d4a", "#a56bc4", "#8a8a8a")
 
 Place = Callable[[float], float]
 Part = Mapping[str, Any]
@@ -24,7 +24,7 @@ def svg(chart: Part) -> str:
     """The chart, as tall as its legend needs."""
     series: list[Part] = chart["series"]
     named = [one for one in series if not one["quiet"] and one["shape"] != "heat"]
-    height = HEIGHT + 14 * math.ceil(len(named) / 2)
+    height = HEIGHT + 14 * math.ceil(len(named) / _beside(named))
     heat = next((one for one in series if one["shape"] == "heat"), None)
     drawn = list(_heat(heat)) if heat else list(_lines(chart, series))
     inside = "".join([*drawn, *_words(chart), *_legend(named, series)])
@@ -41,12 +41,34 @@ def _lines(chart: Part, series: Sequence[Part]) -> Iterator[str]:
     low, high = _range(chart["y"], [_numbers(one, "y") for one in series], bars)
     x = _placed(left, right, LEFT, WIDTH - RIGHT, chart["x"]["log"])
     y = _placed(low, high, HEIGHT - BOTTOM, TOP, chart["y"]["log"])
-    yield _label(LEFT, HEIGHT - BOTTOM + 12, "start", f"{left:.3g}")
-    yield _label(WIDTH - RIGHT, HEIGHT - BOTTOM + 12, "end", f"{right:.3g}")
-    yield _label(LEFT - 4, HEIGHT - BOTTOM, "end", f"{low:.3g}")
-    yield _label(LEFT - 4, TOP + 8, "end", f"{high:.3g}")
+    for at, words in _names(series) or _ticks(left, right, chart["x"]["log"]):
+        yield _label(round(x(at), 1), HEIGHT - BOTTOM + 12, "middle", escape(words))
+    for at, words in _ticks(low, high, chart["y"]["log"]):
+        yield f'<path d="M{LEFT} {y(at):.1f}H{WIDTH - RIGHT}" stroke="currentColor" opacity="0.12"/>'
+        yield _label(LEFT - 4, round(y(at) + 3, 1), "end", words)
     for one, colour in zip(series, _colours(series), strict=True):
         yield from _series(_within(one, left, right), colour, x, y)
+
+
+def _names(series: Sequence[Part]) -> list[tuple[float, str]]:
+    """The words along an axis of words, some of them where there are many; none along an axis of numbers."""
+    words: Sequence[str] = next((one["x"] for one in series if any(isinstance(x, str) for x in one["x"])), [])
+    every = math.ceil(sum(len(word) + 2 for word in words) / 60) if words else 1
+    return [(float(i), word) for i, word in enumerate(words)][::every]
+
+
+def _ticks(low: float, high: float, log: bool) -> list[tuple[float, str]]:
+    """Round numbers within an axis, about five; the ends of one that has no two of them."""
+    if log:
+        decades = [10.0**n for n in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)]
+        found = decades[:: math.ceil(len(decades) / 5) or 1]
+    else:
+        rough = (high - low) / 4
+        unit = 10.0 ** math.floor(math.log10(rough))
+        step = unit * next(n for n in (1, 2, 2.5, 5, 10) if n * unit >= rough)
+        found = [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    ends = [(x, f"{x:.{4 if abs(x) >= 1 else 2}g}") for x in (low, high)]
+    return [(x, f"{x:.4g}") for x in found] if len(found) > 1 else ends
 
 
 def _colours(series: Sequence[Part]) -> list[str]:
@@ -149,9 +171,18 @@ def _words(chart: Part) -> Iterator[str]:
 
 
 def _legend(named: Sequence[Part], series: Sequence[Part]) -> Iterator[str]:
+    beside = _beside(named)
     for i, one in enumerate(named):
-        x, y = LEFT + (i % 2) * (WIDTH - LEFT) / 2, HEIGHT + 6 + 14 * (i // 2)
+        x, y = LEFT + (i % beside) * (WIDTH - LEFT) / 2, HEIGHT + 6 + 14 * (i // beside)
         colour = _colours(series)[series.index(one)]
-        source = "" if one["source"] in one["name"] else f" ({one['source']})"
         yield f'<rect x="{x}" y="{y - 7}" width="8" height="8" fill="{colour}"/>'
-        yield f'<text x="{x + 12}" y="{y}">{escape(one["name"] + source)}</text>'
+        yield f'<text x="{x + 12}" y="{y}">{escape(_title(one))}</text>'
+
+
+def _beside(named: Sequence[Part]) -> int:
+    """Entries of the legend in a line: as many as fit."""
+    return 2 if max((len(_title(one)) for one in named), default=0) <= 30 else 1
+
+
+def _title(one: Part) -> str:
+    return one["name"] if one["source"] in one["name"] else f"{one['name']} ({one['source']})"

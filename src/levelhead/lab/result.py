@@ -48,7 +48,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The figure, for notebooks."""
-        return f"<p><b>{self.id}: {self.verdict}</b></p>{self.figure()._repr_html_()}"
+        from levelhead.lab import figure_html
+
+        return figure_html.result(self.figure(), self.verdict, self.expected, self.criterion)
 
     def _python(self) -> str:
         arguments = f'"{self.id}", seed={self.seed}, params={dict(self.params)!r}'

@@ -47,7 +47,9 @@ def charts(run: Run) -> str:
     if len({snapshot.step for snapshot in run.snapshots}) < 2:
         return ""
     marks = list(_marks(run))
-    parts = [_chart("largest |logit|", _logits(run), marks, log=True, on_curve=True)]
+    sampled = any(record.facts.sampled for snapshot in run.snapshots for record in snapshot.records)
+    title = "largest |logit|, of sampled rows: a lower bound" if sampled else "largest |logit|"
+    parts = [_chart(title, _logits(run), marks, log=True, on_curve=True)]
     parts.append(_chart("entropy, H/ln n", _entropies(run), marks, bounds=(0.0, 1.0)))
     for name, points in run.logged.items():
         kept = tuple((float(step), x) for step, x in _thinned(points) if math.isfinite(x))

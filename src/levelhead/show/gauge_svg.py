@@ -1,6 +1,6 @@
 """The spirit level drawn as SVG: one vial, and a grid of them for a model's heads.
 
-Shapes only: colours are CSS classes (`html.css`), and no address is used, so a drawing works wherever it is pasted.
+Shapes only: colours are CSS classes (`parts.css`), and no address is used, so a drawing works wherever it is pasted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from levelhead.words import module_title
 
 WIDTH, HEIGHT = 48, 18  # of a vial, in user units
 _PITCH_X, _PITCH_Y = 54, 26
-_SMALLEST, _LARGEST = 0.65, 1.5  # of its own size: below the first a grid scrolls
+_SMALLEST, _LARGEST = 0.65, 1.5  # of its own size on a page: below the first a grid scrolls
 
 # A bubble in the middle of its level's cells, for legends.
 _TYPICAL: Mapping[stats.Level, float] = {"flat": 0.5, "level": 4.0, "sharp": 6.4, "saturated": 8.0}
@@ -36,7 +36,12 @@ def picture(level: stats.Level, normalised_entropy: float = math.nan) -> str:
     return f'<svg viewBox="{box}" role="img" aria-label="{level}">{_vial(level, at)}</svg>'
 
 
-def grid(block: view.Block, marks: Mapping[tuple[str, int | None], str], anchors: Mapping[str, str]) -> str:
+def grid(
+    block: view.Block,
+    marks: Mapping[tuple[str, int | None], str],
+    anchors: Mapping[str, str],
+    largest: float = _LARGEST,
+) -> str:
     """A row per module, a vial per head; with anchors each vial leads to its line of numbers."""
     left = 28 + 7 * max(len(label) for label, _ in block.rows)
     width = left + _PITCH_X * block.heads + 6
@@ -51,7 +56,7 @@ def grid(block: view.Block, marks: Mapping[tuple[str, int | None], str], anchors
         f"{_row(record, left, marks, anchors)}</g>\n"
         for i, (label, record) in enumerate(block.rows)
     )
-    size = f"width:100%;max-width:{width * _LARGEST:.0f}px;min-width:{width * _SMALLEST:.0f}px"
+    size = f"width:100%;max-width:{width * largest:.0f}px;min-width:{width * _SMALLEST:.0f}px"
     return (
         f'<svg viewBox="0 0 {width} {height}" style="{size}" role="group" '
         f'aria-label="{escape(block.name)}: a level for every head">{titles}\n{rows}</svg>'
@@ -86,14 +91,17 @@ def _tooltip(record: Record, head: int) -> str:
 
 
 def _vial(level: stats.Level, place: float | None) -> str:
-    """Liquid, its shine, two marks around the middle, and the bubble."""
-    middle, half = WIDTH / 2, 7.5
+    """Liquid, its shine, marks where "level" begins and ends, and the bubble."""
+    begin, end = map(_across, stats.LEVEL_ENDS)
     parts = [
         f'<rect class="v {level}" width="{WIDTH}" height="{HEIGHT}" rx="9"/>',
         f'<rect class="g" x="5" y="2" width="{WIDTH - 10}" height="5" rx="2.5"/>',
-        f'<path class="k" d="M{middle - half} 0V{HEIGHT}M{middle + half} 0V{HEIGHT}"/>',
+        f'<path class="k" d="M{begin:g} 0V{HEIGHT}M{end:g} 0V{HEIGHT}"/>',
     ]
     if place is not None:
-        x = 8 + place / 8 * (WIDTH - 16)
-        parts.append(f'<ellipse class="b" cx="{x:.1f}" cy="8.5" rx="6" ry="5.5"/>')
+        parts.append(f'<ellipse class="b" cx="{_across(place):.1f}" cy="8.5" rx="6" ry="5.5"/>')
     return "".join(parts)
+
+
+def _across(place: float) -> float:
+    return 8 + place / 8 * (WIDTH - 16)

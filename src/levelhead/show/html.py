@@ -1,22 +1,22 @@
-"""A run as one HTML file, and as a smaller drawing for notebooks.
+"""A run as one HTML file.
 
-Self-contained: its style is inlined from `html.css`, its pictures are inline SVG, and it has no script and no network
-access. Every string from a model or a file is escaped. `view` chooses the words; `text` shows the same run as text.
+Self-contained: its style is inlined from `parts.css` and `html.css`, its pictures are inline SVG, and it has no script
+and no network access. Every string from a model or a file is escaped. `view` chooses the words; `text` and `notebook`
+show the same run elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
 
 from levelhead.diagnosis.compare import Comparison
-from levelhead.diagnosis.diagnose import diagnose
-from levelhead.diagnosis.findings import SHOWN, Finding, Group, counted, groups
+from levelhead.diagnosis.findings import Finding, counted, groups
 from levelhead.runs.counterfactual import AS_IT_IS, counterfactual
-from levelhead.runs.record import Record, Run
-from levelhead.show import curves_svg, gauge_svg, view
+from levelhead.runs.record import Run
+from levelhead.show import curves_svg, gauge_svg, html_parts, view
 from levelhead.words import module_title
 
 _OPEN = 100  # heads up to which every table starts unfolded
@@ -25,14 +25,14 @@ _OPEN = 100  # heads up to which every table starts unfolded
 @cache
 def style() -> str:
     """The CSS of every page of levelhead."""
-    return Path(__file__).with_name("html.css").read_text(encoding="utf-8")
+    return "".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("parts.css", "html.css"))
 
 
 def html(run: Run, findings: Sequence[Finding] = (), comparison: Comparison | None = None) -> str:
     """The whole page."""
     curves = curves_svg.charts(run)
     history = f"<section>\n<h2>Over the steps</h2>\n{curves}</section>\n" if curves else ""
-    opening = _header(run, findings) + _verdict(findings) + history + _maps(run, findings, linked=True)
+    opening = _header(run, findings) + html_parts.verdict(findings) + history + _maps(run, findings)
     opening += _findings(findings)
     numbers = _compared(comparison) + _scales(run) + _tables(run) + _coverage(run)
     return document(run.model, style(), f"{opening}{numbers}\n{_footer(run)}")
@@ -47,43 +47,6 @@ def document(title: str, css: str, body: str) -> str:
         f"<title>{escape(title)} · levelhead</title>\n<style>\n{css}</style>\n</head>\n"
         f'<body class="lh page">\n<main>\n{body}</main>\n</body>\n</html>\n'
     )
-
-
-def notebook(run: Run, findings: Sequence[Finding] = ()) -> str:
-    """The map and the findings, for `_repr_html_`, in the notebook's own colours."""
-    items = "".join(f"<li><b>{escape(group.title)}</b>: {escape(group.places[0])}</li>" for group in groups(findings))
-    closing = "".join(f'<p class="soft">{escape(line)}</p>' for line in (*view.coverage(run), *view.cost(run)))
-    return (
-        f'<div class="lh note"><style>\n{style()}</style>'
-        f"<p><b>{escape(run.model)}</b>: {escape(view.opening(run))}</p>"
-        f"{_verdict(findings)}{curves_svg.charts(run)}"
-        f"{_maps(run, findings, linked=False)}<p>{view.listed(view.levels(run.latest))}</p><ul>{items}</ul>"
-        f"{_numbers(run)}{closing}</div>"
-    )
-
-
-def notebook_of(run: Run) -> str:
-    """The same with the findings that `diagnose` has."""
-    return notebook(run, diagnose(run) if run.latest else ())
-
-
-def _numbers(run: Run) -> str:
-    """Every number of every head, folded."""
-    tables = "".join(
-        f'<p>{escape(module_title(record.module))}</p><div class="scroll">{_table(record)}</div>'
-        for record in run.latest
-    )
-    return f"<details><summary>every number</summary>{tables}</details>" if tables else ""
-
-
-def _verdict(findings: Sequence[Finding]) -> str:
-    """What to think of it, and what was not judged; nothing for findings that come without one."""
-    said = getattr(findings, "verdict", None)
-    if said is None:
-        return ""
-    worst = getattr(findings, "worst", None) or "note"
-    limits = f"<details><summary>not judged</summary>{_items(said.not_judged)}</details>\n" if said.not_judged else ""
-    return f'<p class="verdict {escape(worst)}">{escape(said.sentence[:1].upper() + said.sentence[1:])}.</p>\n{limits}'
 
 
 # ---- the head of the page ---------------------------------------------------
@@ -104,18 +67,16 @@ def _header(run: Run, findings: Sequence[Finding]) -> str:
     )
 
 
-def _maps(run: Run, findings: Sequence[Finding], *, linked: bool) -> str:
+def _maps(run: Run, findings: Sequence[Finding]) -> str:
     if not run.latest:
         return "<p>No attention was seen.</p>\n"
     marks = view.marks(findings)
-    anchors = _anchors(run) if linked else {}
+    anchors = _anchors(run)
     figures = "".join(
         f"<figure><figcaption>{escape(block.name)}</figcaption>"
         f'<div class="scroll">{gauge_svg.grid(block, marks, anchors)}</div></figure>\n'
         for block in view.blocks(run.latest)
     )
-    if not linked:
-        return figures
     return (
         '<section>\n<h2>Every head</h2>\n<p class="soft">A row is a layer, a column a head. Bubble left: attention '
         "spread over all keys. Bubble right: all on one key. In the middle: level. Trained models have sharp and "
@@ -131,31 +92,10 @@ def _anchors(run: Run) -> dict[str, str]:
 
 
 def _findings(findings: Sequence[Finding]) -> str:
-    shown = "".join(map(_finding, groups(findings))) or "<p>No findings.</p>\n"
-    return f"<section>\n<h2>Findings</h2>\n{shown}</section>\n"
-
-
-def _finding(group: Group) -> str:
-    places = [f"<li>{escape(place)}</li>" for place in group.places]
-    listed = f"<ul>{''.join(places[:SHOWN])}</ul>"
-    if rest := places[SHOWN:]:
-        listed += f"<details><summary>{len(rest)} more</summary><ul>{''.join(rest)}</ul></details>"
-    return (
-        f'<article class="finding {escape(group.severity)}"><h3>'
-        f'<span class="severity">{escape(group.severity)}</span>{escape(group.kind)}</h3>{listed}'
-        f"<dl><dt>why</dt><dd>{escape(group.why)}</dd><dt>try</dt><dd>{escape(group.advice)}</dd>"
-        f"{_link(group.link)}</dl></article>\n"
+    shown = (
+        "".join(html_parts.finding(group, every_place=True) for group in groups(findings)) or "<p>No findings.</p>\n"
     )
-
-
-def _link(link: str) -> str:
-    """Where to read; only a web address can be clicked."""
-    if not link:
-        return ""
-    shown = escape(link)
-    if link.startswith(("https://", "http://")):
-        shown = f'<a href="{shown}" rel="noopener noreferrer">{shown}</a>'
-    return f"<dt>read</dt><dd>{shown}</dd>"
+    return f"<section>\n<h2>Findings</h2>\n{shown}</section>\n"
 
 
 def _scales(run: Run) -> str:
@@ -188,7 +128,7 @@ def _compared(comparison: Comparison | None) -> str:
     if comparison is None:
         return ""
     title, *rest = comparison.lines()
-    return f"<section>\n<h2>{escape(title.rstrip(':'))}</h2>\n{_items(rest)}</section>\n"
+    return f"<section>\n<h2>{escape(title.rstrip(':'))}</h2>\n{html_parts.items(rest)}</section>\n"
 
 
 # ---- numbers ----------------------------------------------------------------
@@ -201,44 +141,17 @@ def _tables(run: Run) -> str:
     tables = "".join(
         f"<details{unfolded}><summary>{escape(module_title(record.module))}</summary>"
         f'<p class="soft"><small>{escape(view.facts(record))}</small></p>'
-        f'<div class="scroll">{_table(record, anchors[record.module])}</div></details>\n'
+        f'<div class="scroll">{html_parts.table(record, anchors[record.module])}</div></details>\n'
         for record in run.latest
     )
     return f"<section>\n<h2>Every number</h2>\n{tables}</section>\n" if tables else ""
-
-
-def _table(record: Record, anchor: str = "") -> str:
-    columns = view.columns(record)
-    titles = "".join(f'<th scope="col"{_word(title)}>{escape(title)}</th>' for title in columns)
-    ids = [f' id="{anchor}h{h}"' if anchor else "" for h in range(len(record.tally))]
-    rows = "".join(f"<tr{id}>{''.join(_cells(columns, record, h))}</tr>\n" for h, id in enumerate(ids))
-    return f"<table><thead><tr>{titles}</tr></thead>\n<tbody>{rows}</tbody></table>"
-
-
-def _cells(columns: Mapping[str, Sequence[str]], record: Record, head: int) -> Iterator[str]:
-    for title, cells in columns.items():
-        if title == "head":
-            yield f'<th scope="row">{head}</th>'
-        elif title == "gauge":
-            level = record.heads.levels[head]
-            yield f"<td>{gauge_svg.picture(level, float(record.heads.normalised_entropy[head]))}</td>"
-        else:
-            yield f"<td{_word(title)}>{escape(cells[head])}</td>"
-
-
-def _word(title: str) -> str:
-    return ' class="word"' if title in ("gauge", "level") else ""
 
 
 def _coverage(run: Run) -> str:
     lines = (*view.coverage(run), *run.notes, *view.cost(run))
     if not lines:
         return ""
-    return f"<section>\n<h2>What was seen, and what it cost</h2>\n{_items(lines)}</section>\n"
-
-
-def _items(lines: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>\n"
+    return f"<section>\n<h2>What was seen, and what it cost</h2>\n{html_parts.items(lines)}</section>\n"
 
 
 def _footer(run: Run) -> str:

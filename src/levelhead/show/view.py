@@ -19,6 +19,7 @@ from levelhead import stats
 from levelhead.diagnosis.findings import SEVERITIES, Finding, Severity
 from levelhead.diagnosis.wrong_scale import looks_like
 from levelhead.observation import number
+from levelhead.runs import row_sample
 from levelhead.runs.counterfactual import counterfactual
 from levelhead.runs.record import Record, Run
 from levelhead.words import module_title, plural
@@ -146,7 +147,7 @@ def facts(record: Record) -> str:
         *f.mentioned,
         *([", ".join(f.norms_present)] if f.norms_present else []),
         scale(record),
-        "sampled rows" if f.sampled else "every row",
+        row_sample.rows(record),
     ]
     return ", ".join(words)
 
@@ -182,10 +183,10 @@ def opening(run: Run) -> str:
     if not records:
         return "no attention was seen"
     heads = sum(len(record.tally) for record in records)
-    sampled = sum(record.facts.sampled for record in records)
-    how = "every row counted" if not sampled else "sampled rows: maxima are lower bounds"
-    if 0 < sampled < len(records):
-        how = f"{sampled} of {len(records)} modules from {how}"
+    sampled = [record for record in records if record.facts.sampled]
+    how = row_sample.limits(sampled) if sampled else "every row counted"
+    if 0 < len(sampled) < len(records):
+        how = f"{len(sampled)} of {len(records)} modules from {how}"
     steps = len(run.snapshots)
     when = f"; step {run.last.step}, the last of {steps} observed" if steps > 1 else ""
     return f"{plural(heads, 'head')} in {plural(len(records), 'attention module')}, {how}{when}"

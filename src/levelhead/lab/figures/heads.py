@@ -75,7 +75,7 @@ def _entropies(records: tuple[Record, ...]) -> Chart:
         line[: len(one.tally)] = one.heads.normalised_entropy
     names = [module_title(one.module) for one in records]
     about = f"{len(records)} modules with up to {most} heads each"
-    heat = Series("H/ln n", "recorded", "heat", np.arange(most), names, z=z)
+    heat = Series("H/ln n", "recorded", "heat", np.arange(most), names, z=z, shades=(0.0, 1.0))
     return Chart("H/ln n of every head", Axis("head"), Axis("module"), (heat,), about)
 
 

@@ -64,7 +64,7 @@ def _heat(J: NDArray[np.float64], n: int) -> Chart:
         f"J of this row{some}",
         Axis("weight of key j"),
         Axis("logit of key i"),
-        (Series("J", "live", "heat", at, at, z=z),),
+        (Series("J", "live", "heat", at, at, z=z, shades=(-0.25, 0.25)),),  # p(1 - p) is 1/4 at most
         about,
     )
 
@@ -75,4 +75,4 @@ def _norms(setting: Setting) -> Chart:
         for scale in dict.fromkeys((*_LINES, setting.scale))
     }
     series = [parts.line(curve, name) for name, curve in norms.items()]
-    return Chart("Mean ‖J‖_F against d_k", parts.AXIS, Axis("mean ‖J‖_F"), series, parts.ends(norms))
+    return Chart("Mean ‖J‖_F against d_k", parts.AXIS, Axis("mean ‖J‖_F", range=parts.NORM), series, parts.ends(norms))

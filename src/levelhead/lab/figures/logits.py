@@ -48,10 +48,11 @@ def _histogram(s: NDArray[np.float32], setting: Setting, sigma: float) -> Chart:
     edges, middles, density = parts.histogram(s, 0.0, sigma, SHOWN)
     live = Series("measured", "live", "bars", middles, density)
     law = Series("theory", "theory", "line", middles, theory.logit_density(edges, setting.d_k, setting.factor))
-    share = float((np.abs(s) > SHOWN).mean())
-    about = f"{s.size} logits of standard deviation {s.std():.3g}; {share:.0%} beyond ±{SHOWN:g}"
-    axis = Axis("logit s = q·k / divisor", range=(-SHOWN, SHOWN))
-    return Chart("Logits of random pairs", axis, Axis("density"), (live, law), about)
+    frame = (-SHOWN, SHOWN)
+    outside = parts.outside(s, frame, density)
+    about = f"{s.size} logits of standard deviation {s.std():.3g}{parts.beyond(outside, SHOWN)}"
+    axis, height = Axis("logit s = q·k / divisor", range=frame), Axis("density", range=parts.DENSITY)
+    return Chart("Logits of random pairs", axis, height, (live, law), about, outside)
 
 
 def _note(setting: Setting, sigma: float) -> str:

@@ -72,10 +72,16 @@ def figure(setting: Setting, *, tile: int = 8, order: int = 0) -> Figure:
 
 
 def _shuffled(tiles: int, order: int) -> list[int]:
-    """In which order tiles arrive; 0: as they are."""
+    """In which order tiles arrive; 0: as they are. Each order begins with another tile than the one before, so that
+    it is another one, however few tiles there are."""
     if order == 0:
         return list(range(tiles))
-    return [int(i) for i in np.random.default_rng(order).permutation(tiles)]
+    first = order % tiles
+    rest = [i for i in range(tiles) if i != first]
+    shuffled = [int(i) for i in np.random.default_rng(order).permutation(rest)]
+    if shuffled == sorted(shuffled):
+        shuffled.reverse()  # behind tile 0 it would be order 0
+    return [first, *shuffled]
 
 
 def _merged(observations: list[Observation]) -> list[Observation]:
@@ -117,14 +123,14 @@ def _charts(arrived_keys: Array, steps: list[dict[str, Any]], keys: int) -> tupl
         Chart(
             "Running sum l",
             axis,
-            Axis("l = Σ exp(s - m)"),
+            Axis("l = Σ exp(s - m)", range=(0.0, float(keys))),  # from 1, one-hot, to the keys seen, flat
             (_line("l", arrived_keys, columns["l"]),),
             f"{columns['l'][-1]:.3g} at the end",
         ),
         Chart(
             "Entropy so far",
             axis,
-            Axis("nats"),
+            Axis("nats", range=(0.0, 1.02 * math.log(keys))),
             (entropy, most),
             f"{columns['entropy'][-1]:.3g} at the end, of at most {math.log(keys):.3g}",
         ),

@@ -23,6 +23,9 @@ Array = NDArray[Any]
 AXIS = Axis("d_k", log=True, range=(1.0, float(WIDTHS[-1])))
 BINS = 61  # an odd number: one of them is in the middle
 REACH = 6.0  # standard deviations to either side; beyond lies 1 in 1000 where tails are heaviest
+SHARE = (0.0, 1.02)  # of an axis of weights or shares, whatever the data: flat looks flat, one-hot looks one-hot
+DENSITY = (0.0, 0.5)  # of an axis of densities: the normal law of variance 1 reaches 0.4
+NORM = (0.0, 0.51)  # of ‖J‖_F, which is 1/2 at most: two keys of weight 1/2
 BARS = 128  # of a row; longer ones are shown in groups of neighbouring keys
 
 
@@ -36,6 +39,24 @@ def histogram(s: Array, middle: float, deviation: float, most: float = math.inf)
     edges = np.linspace(middle - half, middle + half, BINS + 1)
     counts, _ = np.histogram(s, edges)
     return edges, (edges[1:] + edges[:-1]) / 2, counts / (s.size * np.diff(edges))
+
+
+def outside(s: Array, frame: tuple[float, float], density: Array) -> dict[str, float]:
+    """What a frame does not show of a histogram: the shares to its left and right, and a peak above it."""
+    shares = {"left": float((s < frame[0]).mean()), "right": float((s > frame[1]).mean())}
+    peak = float(density.max())
+    return {side: share for side, share in shares.items() if share > 0} | ({"above": peak} if peak > DENSITY[1] else {})
+
+
+def beyond(outside: Mapping[str, float], edge: float) -> str:
+    """The same in words, for the text alternative; "" where the frame holds all."""
+    sides = [
+        f"{outside[side]:.0%} {words}"
+        for side, words in (("left", f"below {-edge:g}"), ("right", f"above {edge:g}"))
+        if side in outside
+    ]
+    peak = [f"the highest bar reaches {outside['above']:.3g}"] if "above" in outside else []
+    return "".join(f"; {part}" for part in (*sides, *peak))
 
 
 def code(id: str, setting: Setting, **own: Any) -> str:
@@ -95,7 +116,7 @@ def row_chart(heights: Array, keys: int, title: str, *, axis: str = "key") -> Ch
     bars = Series("weights", "live", "bars", first, heights)
     flat = Series("flat: 1/n each", "theory", "line", first[[0, -1]], [shared / keys] * 2)
     about = f"the weights of {keys} keys, 1 in all; the largest bar holds {heights.max():.3g}"
-    return Chart(title, Axis(axis), Axis(unit), (bars, flat), about)
+    return Chart(title, Axis(axis), Axis(unit, range=SHARE), (bars, flat), about)
 
 
 def gauge(label: str, entropy: float, saturated: float, source: Source = "live") -> Gauge:

@@ -27,22 +27,22 @@ def figure(setting: Setting) -> Figure:
     measured = {scale: over_nested_widths(n, setting.seed, scale, setting.power) for scale in scales}
     expected = {scale: _theory(setting, scale) for scale in scales}
 
-    def chart(title: str, unit: str, name: str, of_row: Callable[[Softmax], float], alike: float = math.inf) -> Chart:
+    def chart(title: str, axis: Axis, name: str, of_row: Callable[[Softmax], float], alike: float = math.inf) -> Chart:
         curves = {divided(scale, setting.power): measured[scale][name] for scale in scales}
         lines = {divided(scale, setting.power): _line(rows, of_row, alike) for scale, rows in expected.items()}
-        return _chart(title, unit, curves, lines)
+        return _chart(title, axis, curves, lines)
 
     mine = measured[setting.scale]["entropy"]
     return Figure(
         "root",
         "Why the root, and not d_k?",
         (
-            chart("Entropy", "H/ln n", "entropy", lambda row: row.entropy / math.log(n)),
-            chart("Largest weight", "top-1 weight", "top1", lambda row: row.top1),
+            chart("Entropy", Axis("H/ln n", range=parts.SHARE), "entropy", lambda row: row.entropy / math.log(n)),
+            chart("Largest weight", Axis("top-1 weight", range=parts.SHARE), "top1", lambda row: row.top1),
             # Theory has the root of a mean, which is the mean norm only where rows are alike.
             chart(
                 "Gradient that passes",
-                "‖J‖_F, J = diag(p) - p pᵀ",
+                Axis("‖J‖_F, J = diag(p) - p pᵀ", range=parts.NORM),
                 "jacobian",
                 theory.jacobian,
                 math.sqrt(2 * math.log(n)) / 3,
@@ -82,7 +82,7 @@ def _line(rows: list[tuple[float, Softmax]], of_row: Callable[[Softmax], float],
     return np.array([of_row(row) if spread < alike else math.nan for spread, row in rows])
 
 
-def _chart(title: str, unit: str, measured: Mapping[str, Curve], expected: Mapping[str, Expected]) -> Chart:
+def _chart(title: str, axis: Axis, measured: Mapping[str, Curve], expected: Mapping[str, Expected]) -> Chart:
     series = []
     for name, curve in measured.items():
         series.append(parts.line(curve, name))
@@ -90,4 +90,4 @@ def _chart(title: str, unit: str, measured: Mapping[str, Curve], expected: Mappi
         if known.any():
             x = np.array(WIDTHS)[known]
             series.append(Series(f"{name}, theory", "theory", "line", x, expected[name][known]))
-    return Chart(title, parts.AXIS, Axis(unit), series, parts.ends(measured))
+    return Chart(title, parts.AXIS, axis, series, parts.ends(measured))

@@ -6,6 +6,7 @@ model of this machine, which takes seconds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -19,6 +20,7 @@ from levelhead.lab.settings import refused
 
 NEEDS: tuple[str, ...] = ()
 CLAIMS = ("C5", "C15")
+_MARK = re.compile(r"\[[A-Z]+\d*\]|<.+>")  # [CLS], </s>, <|endoftext|>
 LOOKS = 24  # heads listed that look hardest
 
 Sentence = Mapping[str, Any]
@@ -72,12 +74,19 @@ def _extra(sentence: Sentence) -> dict[str, Any]:
     token = sentence["token"]
     same = ("text", "model", "tokens", "layers", "heads", "layer", "head", "steps")
     return {name: sentence[name] for name in same} | {
-        "token": len(sentence["tokens"]) - 1 if token is None else token,
+        "token": _last_word(sentence["tokens"]) if token is None else token,
         "weights": _short(sentence["weights"]),
         "unscaled": _short(sentence["unscaled"]),
         "it": sentence["it"][:LOOKS],
         "block": True,
     }
+
+
+def _last_word(tokens: Sequence[str]) -> int:
+    """The last token with a letter or a digit that is no mark of the tokenizer, such as [SEP]: in a model that reads
+    left to right, it is the one that sees the other words."""
+    words = [i for i, token in enumerate(tokens) if any(map(str.isalnum, token)) and not _MARK.fullmatch(token)]
+    return words[-1] if words else len(tokens) - 1
 
 
 def _short(weights: Any) -> list[list[float]]:
@@ -87,7 +96,7 @@ def _short(weights: Any) -> list[list[float]]:
 def _heat(title: str, words: Sequence[str], weights: Any, source: Source) -> Chart:
     largest = np.max(np.asarray(weights, np.float64))
     about = f"{len(words)} × {len(words)} weights, rows sum to 1, the largest is {largest:.3g}"
-    heat = Series("weights", source, "heat", words, words, z=_short(weights))
+    heat = Series("weights", source, "heat", words, words, z=_short(weights), shades=(0.0, 1.0))
     return Chart(title, Axis("token attended to"), Axis("token that attends"), (heat,), about)
 
 
