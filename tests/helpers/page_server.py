@@ -174,7 +174,6 @@ def stubbed_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (static / "index.html").write_text(
         "<!doctype html>\n<html><head><title>√d</title>\n"
         '<link rel="stylesheet" href="/assets/page.css">\n'
-        '<script src="/assets/plotly.js" async></script>\n'
         '<script type="module" src="/assets/main.js"></script>\n'
         '</head><body><p id="said"></p></body></html>\n'
     )
@@ -187,6 +186,7 @@ def stubbed_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         stubs: dict[str, Any] = {"IDS": IDS, "PANELS": IDS, "NEEDS": NEEDS, "figure": stub}
         for name, value in stubs.items():
             patch.setattr(figures, name, value, raising=False)
+        patch.setattr(assets, "CHAPTERS", ())  # their scenes are files of the real page
         yield static
 
 

@@ -8,159 +8,31 @@ it is required, and missing it is a failure.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 from xml.etree import ElementTree
 
 import pytest
 
 import levelhead as lh
+from browsing import DESKTOP, PHONE, Tab, in_a_browser, serving, started_browser, tabs  # noqa: F401
 from levelhead.lab import figures
 from levelhead.runs.jsonl import JSONL
 from levelhead.runs.record import Run, Snapshot
 from runs import record as record_of
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-MISSING = [name for name, there in (("chromium", CHROMIUM), ("playwright", find_spec("playwright"))) if there is None]
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
-PANELS = len(figures.PANELS)
-SCALES = {"none": "none", "sqrt": "1/sqrt(d_k)", "power": "1/d_k^p"}  # by short names
-PATIENCE = 30_000  # ms for anything to appear; far more than it takes
-
-pytestmark = pytest.mark.needs("the page in a browser", " and ".join(MISSING))
-
-
-# ---- one server, one browser
-
-
-@contextmanager
-def serving(*options: str) -> Iterator[str]:
-    """Where the page is served, with its token."""
-    command = [sys.executable, "-m", "levelhead", "page", "--no-open", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield server.stdout.readline().strip()
-        finally:
-            server.terminate()
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with serving() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    assert not MISSING, f"the page's tests need {' and '.join(MISSING)}"
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as player:
-        started = player.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
-
-
-@dataclass
-class Tab:
-    """A page that is open, and what went on in it."""
-
-    page: Any
-    errors: list[str] = field(default_factory=list)
-    requests: list[Any] = field(default_factory=list)
-
-    def all_drawn(self) -> Tab:
-        self.until(lambda: self.count("figure[data-drawn]") == PANELS, "every panel to draw")
-        return self
-
-    def until(self, happened: Callable[[], bool], what: str) -> None:
-        for _ in range(PATIENCE // 50):
-            if happened():
-                return
-            self.page.wait_for_timeout(50)
-        raise AssertionError(f"waited in vain for {what}; {self.text('.trouble:not([hidden])')}")
-
-    def count(self, selector: str) -> int:
-        return int(self.page.locator(selector).count())
-
-    def text(self, selector: str) -> str:
-        return " ".join(self.page.locator(selector).all_inner_texts())
-
-    def ask(self, script: str) -> Any:
-        return self.page.evaluate(script)
-
-    def rests(self) -> None:
-        """Until no figure is on its way."""
-        self.page.wait_for_timeout(250)  # figures out of sight are asked for after a pause
-        self.until(lambda: self.count("figure[aria-busy]") == 0, "figures to arrive")
-
-    def divide(self, by: str) -> None:
-        self.page.locator(f"#strip input[value='{SCALES[by]}']").check(force=True)  # under its own words
-
-    def slide(self, name: str, key: str) -> None:
-        self.page.get_by_role("slider", name=name, exact=True).press(key)
-
-    def bubble(self) -> float:
-        place = self.ask("document.querySelector('.spirit .bubble').style.transform")
-        return float(re.findall(r"[\d.]+", place)[0])
-
-    def fact(self, figure: str, label: str) -> str:
-        facts = self.page.locator(f"[data-figure={figure}] .facts > div")
-        return str(facts.filter(has=self.page.get_by_text(label, exact=True)).first.inner_text())
-
-    def figures_asked(self) -> dict[str, dict[str, list[str]]]:
-        parts = [urlsplit(one.url) for one in self.requests]
-        return {
-            part.path.rsplit("/", 1)[1]: parse_qs(part.query) for part in parts if part.path.startswith("/api/figure/")
-        }
+pytestmark = in_a_browser
 
 
 @pytest.fixture
 def opened(address: str, browser: Any) -> Iterator[Callable[..., Tab]]:
-    """Opens the page with this state; at the end nothing may have gone wrong."""
+    """Opens the lab bench with this state; at the end nothing may have gone wrong."""
     with tabs(browser) as open_tab:
-        yield lambda state="", **options: open_tab(f"{address}{state}", **options)
-
-
-@contextmanager
-def tabs(browser: Any) -> Iterator[Callable[..., Tab]]:
-    contexts, open_ones = [], []
-
-    def open_tab(url: str, expected_errors: int = 0, **options: Any) -> Tab:
-        context = browser.new_context(**{"viewport": DESKTOP} | options)
-        tab = Tab(context.new_page())
-        tab.page.set_default_timeout(PATIENCE)
-        tab.page.on("console", lambda m: tab.errors.append(m.text) if m.type == "error" else None)
-        tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
-        tab.page.on("request", lambda request: tab.requests.append(request))
-        tab.page.goto(url)
-        contexts.append(context)
-        open_ones.append((tab, url, expected_errors))
-        return tab
-
-    yield open_tab
-    for tab, url, expected_errors in open_ones:
-        assert len(tab.errors) == expected_errors, tab.errors
-        for request in tab.requests:
-            assert_local(request.url, url)
-    for context in contexts:
-        context.close()
-
-
-def assert_local(requested: str, page: str) -> None:
-    there, here = urlsplit(requested), urlsplit(page)
-    inside = there.scheme in ("data", "blob")
-    assert inside or (there.scheme, there.netloc) == (here.scheme, here.netloc), requested
+        yield lambda state="#bench", **options: open_tab(f"{address}{state}", **options)
 
 
 def rest_of_the_figures(tab: Tab) -> None:
@@ -323,7 +195,9 @@ def test_a_hostile_state_is_told_and_stands_at_its_default(opened: Callable[...,
 def test_teachers_hide_controls_and_ask_before_they_show(opened: Callable[..., Tab]) -> None:
     tab = opened("#d_k=64&hide=keys,seed&predict=1").all_drawn()
     assert not tab.page.locator("#keys").is_visible() and not tab.page.locator("#seed").is_visible()
-    assert tab.page.locator("#d_k").is_visible() and not tab.page.locator("#question").is_visible()
+    assert tab.page.locator("#d_k").is_visible() and tab.page.locator("#question").is_visible()
+    tab.page.locator("#question").get_by_text("level", exact=True).click()
+    tab.until(lambda: "Yes: level" in tab.text("#answer"), "the first answer")
     said = tab.text("#said")
     tab.divide("none")
     tab.page.locator("#d_k").press("End")
@@ -427,9 +301,8 @@ def test_tools_give_python_a_drawing_and_a_table(opened: Callable[..., Tab]) -> 
         tab.until(lambda place=place: place.locator(".table tbody tr").count() > 0, "the table")
         assert place.locator(".table tbody td").first.inner_text(), id
     tab.page.get_by_text("copy link").click()
-    tab.until(lambda: tab.text("#copy-link") == "copied", "the link")
-    link = tab.ask("navigator.clipboard.readText()")
-    assert link.endswith("#d_k=64&scale=1/sqrt(d_k)&keys=32&seed=0") and "token" not in link
+    tab.until(lambda: tab.text("#copy-link") == "copied what follows the #", "the link")
+    assert tab.ask("navigator.clipboard.readText()") == "#d_k=64&scale=1/sqrt(d_k)&keys=32&seed=0"  # no address of ours
 
 
 # ---- panels with something of their own
@@ -567,6 +440,8 @@ def test_a_run_is_followed_while_it_is_recorded(browser: Any, tmp_path: Path) ->
     with serving("--run", str(path)) as url, tabs(browser) as open_tab:
         tab = open_tab(url).all_drawn()
         assert "following" in tab.text("[data-figure=heads] .choose")
+        above = "document.querySelector('[data-figure=heads]').getBoundingClientRect().top < innerHeight"
+        tab.until(lambda: tab.ask(above), "the page to go to the heads")
         before = tab.text("[data-figure=heads] .levels caption"), tab.count(".levels .cell")
         assert "a model in training" in before[0] and before[1] == 2
         sink(Snapshot(1, (record_of("layers.0.attention", (1.0, 40.0, 1.0)),)))
@@ -585,7 +460,7 @@ def test_the_export_opens_from_a_disk_and_its_controls_work(browser: Any, tmp_pa
     assert done.returncode == 0, done.stderr
     assert path.stat().st_size <= 10_000_000
     with tabs(browser) as open_tab:
-        tab = open_tab(path.as_uri()).all_drawn()
+        tab = open_tab(f"{path.as_uri()}#bench").all_drawn()
         rest_of_the_figures(tab)
         assert tab.count(".badge.live:not(.key *)") == 0  # nothing in a file is computed now
         level = tab.bubble()
@@ -597,19 +472,31 @@ def test_the_export_opens_from_a_disk_and_its_controls_work(browser: Any, tmp_pa
         tab.until(lambda: tab.text("#keys-now") == "256", "the grid's last number of keys")
         assert tab.page.locator("#seed").is_disabled()
         assert tab.page.locator(".segments input[value='1/d_k^p']").first.is_disabled()
+        assert "one seed" in tab.text("#bench > .saved")
+        for id in ("attack", "online", "sentence"):  # what stands still says why
+            assert tab.count(f"[data-figure={id}] .own :is(input, button, select):disabled") > 0
+            assert "levelhead page" in tab.text(f"[data-figure={id}] .saved")
         tab.rests()
         tab.page.locator("[data-figure=jacobian] .chip").first.click()
         tab.until(lambda: tab.count("#claim-C6 figure[data-drawn] .plot .trace") > 0, "the claim")
         assert tab.count(".trouble:not([hidden])") == 0
         assert [one.url for one in tab.requests if not one.url.startswith("data:")] == [path.as_uri()]
+        story = open_tab(path.as_uri())
+        story.page.locator(".option[value=both]").click()
+        story.page.locator(".because").wait_for()
+        story.page.locator(".top-bar select").select_option("hi-Latn")
+        story.page.locator(".end.next").click()
+        story.until(lambda: story.count("[data-chapter=hook]") == 0, "the next chapter")
+        assert "lang=hi-Latn&answers=hook:both" in story.page.url and story.count(".option") > 1
+        assert [one.url for one in story.requests if not one.url.startswith("data:")] == [path.as_uri()]
 
 
 def test_one_module_asks_and_none_parses_markup(root: Path) -> None:
     files = sorted((root / "src" / "levelhead" / "page" / "static").glob("*.js"))
     texts = {file.name: file.read_text(encoding="utf-8") for file in files}
-    asking = r"\bfetch\(|EventSource|XMLHttpRequest|WebSocket|sendBeacon|import\("
+    asking = r"\bfetch\(|EventSource|XMLHttpRequest|WebSocket|sendBeacon|import\((?!\"\./[\w-]+\.js\"\))"
     assert [name for name, text in texts.items() if re.search(asking, text)] == ["source.js"]
     parsing = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function"
     assert [name for name, text in texts.items() if re.search(parsing, text)] == []
-    elsewhere = r"https?://(?!www\.w3\.org/2000/svg)"
+    elsewhere = r"https?://(?!www\.w3\.org/(2000/svg|1998/Math/MathML))"
     assert [name for name, text in texts.items() if re.search(elsewhere, text)] == []

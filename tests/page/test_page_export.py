@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -30,11 +30,13 @@ def data_in(text: str) -> Any:
 
 
 def modules_in(text: str) -> dict[str, str]:
+    """All of them: those in the import map, and those that are read when they are needed."""
     (found,) = re.findall(r'<script type="importmap">(.*?)</script>', text, re.DOTALL)
-    start = "data:text/javascript;base64,"
-    imports = json.loads(found)["imports"]
+    start = "data:text/javascript;charset=utf-8,"
+    later = dict(re.findall(r'<script type="text/plain" id="(levelhead/[^"]*)">(.*?)</script>', text))
+    imports = json.loads(found)["imports"] | later
     assert all(address.startswith(start) for address in imports.values())
-    return {name: base64.b64decode(address.removeprefix(start)).decode() for name, address in imports.items()}
+    return {name: unquote(address.removeprefix(start)) for name, address in imports.items()}
 
 
 @pytest.fixture(scope="module", name="whole")
@@ -74,9 +76,16 @@ def test_a_policy_inside_forbids_the_network(whole: str) -> None:
 
 def test_modules_find_each_other_without_addresses(whole: str) -> None:
     modules = modules_in(whole)
-    assert set(modules) == {"levelhead/declared.js", "levelhead/main.js", "levelhead/source.js"}
+    names = {"cards-data", "declared", "main", "source", "story-data", "words-en", "words-hi-Latn"}
+    assert set(modules) == {f"levelhead/{name}.js" for name in names}
     assert 'import { data } from "levelhead/source.js";' in modules["levelhead/main.js"]
-    assert '<script type="module">import "levelhead/main.js";</script>' in whole
+    assert '<script type="module" async>import "levelhead/main.js";</script>' in whole
+
+
+def test_fields_that_say_nothing_are_left_out() -> None:
+    chart = {"x": {"range": None, "log": False}, "series": [{"low": None, "y": [0, None, 0.0], "z": []}], "outside": {}}
+    assert export._filled(chart) == {"x": {}, "series": [{"y": [0, None, 0.0], "z": []}]}
+    assert export._filled({"value": 0, "about": ""}) == {"value": 0, "about": ""}
 
 
 def test_data_stays_inside_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +120,7 @@ def test_nothing_in_a_file_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_script_cannot_end_early(stubbed: Path) -> None:
     text = export._script(assets.Asset("x.js", "", b'a = "</script>" + "</SCRIPT >"'))
-    assert text == '<script>\na = "<\\/script>" + "<\\/SCRIPT >"\n</script>'
+    assert text == '<script type="text/plain" id="levelhead-x">\na = "<\\/script>" + "<\\/SCRIPT >"\n</script>\n'
     with pytest.raises(RuntimeError, match="x.js"):
         export._script(assets.Asset("x.js", "", b"<!-- <script>"))
     with pytest.raises(RuntimeError, match="x.css"):
@@ -149,7 +158,30 @@ def test_what_the_export_does_not_know_is_an_error(file: str, before: str, after
 def test_every_way_to_import_is_known(statement: str) -> None:
     b = assets.Asset("b.js", "", b"")
     text = export._renamed({"b.js": b}, assets.Asset("a.js", "", statement.encode()))
-    assert text == statement.replace("./b.js", "levelhead/b.js")
+    later = 'levelheadModule("levelhead/b.js").then((address) => import(address))'
+    assert text == statement.replace('import("./b.js")', later).replace("./b.js", "levelhead/b.js")
+
+
+def test_the_first_chapter_comes_first() -> None:
+    """It runs while the rest of the file arrives: other chapters, the drawing library, the figures, the lab bench."""
+    modules = ("main", "story", "dom", "words-en", "chapter-hook", "scene-hook", "chapter-softmax", "bench")
+    files = {f"{name}.js": assets.Asset(f"{name}.js", "", b"export {};") for name in modules}
+    files["main.js"] = assets.Asset("main.js", "", b'import "./dom.js"; import("./story.js"); import("./bench.js")')
+    index = '<head><script type="module" src="/assets/main.js"></script></head><body><h1>x</h1></body>'
+    files |= {
+        "plotly.js": assets.Asset("plotly.js", "", b"P"),
+        "index.html": assets.Asset("index.html", "", index.encode()),
+    }
+    text = export.inlined(files, "{}")
+    begun = text.index('<script type="module" async>')
+    place = {name: text.index(f'id="levelhead/{name}.js"') for name in modules if name not in ("main", "dom")}
+    place |= {name: text.index(f'id="levelhead-{name}"') for name in ("plotly", "data")}
+    before = {name for name, at in place.items() if at < begun}
+    assert before == {"story", "words-en", "chapter-hook", "scene-hook"} and text.index("<h1>") < text.index(
+        "importmap"
+    )
+    order = ["chapter-softmax", "plotly", "data", "bench"]
+    assert sorted(order, key=place.__getitem__) == order
 
 
 # ---- the command

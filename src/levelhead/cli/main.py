@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import levelhead as lh
-from levelhead.cli import bench, cluster_bench, diagnose, doctor, explain, lab, page, tour
+from levelhead.cli import bench, cards, cluster_bench, diagnose, docs, doctor, explain, lab, page, tour
 from levelhead.terminal import message
 
 _EXAMPLES = """examples:
@@ -27,6 +27,8 @@ _EXAMPLES = """examples:
   levelhead explain "The dog chased the ball because it was fast." --token it
   levelhead lab run all
   levelhead page
+  levelhead cards --chapter softmax
+  levelhead docs wrong-scale
 """
 
 
@@ -75,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="for programs")
     info.set_defaults(run=_info)
     tour.add(commands, parser)
-    for command in (bench, diagnose, doctor, explain, lab, page, cluster_bench):
+    for command in (bench, cards, diagnose, docs, doctor, explain, lab, page, cluster_bench):
         command.add(commands)
     return parser
 

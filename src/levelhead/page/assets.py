@@ -1,24 +1,32 @@
-"""The files of the page: those of `static/`, plotly.js and the lab's declarations, read once, at the start.
+"""The files of the page: those of `static/`, plotly.js, and modules made of the lab's and the course's declarations.
+All are made once, at the start.
 
 A request names a key of this dictionary, never a path. The lab declares parameters, what each panel needs, and the
-claims with their verdicts; the page imports them as a JavaScript module.
+claims with their verdicts. The course has a module per chapter and one per language, which the story imports when it
+shows them; `story-data.js` says which there are.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from levelhead import documentation, stats
+from levelhead.course.catalogue import catalogues
+from levelhead.course.chapters import CHAPTERS
+from levelhead.course.deck import deck_json
+from levelhead.course.story import chapter_json
 from levelhead.errors import LevelheadError, expected
 from levelhead.lab import figures
 from levelhead.lab.parameters import PARAMETERS, POWER
 
 STATIC = Path(__file__).with_name("static")
 INDEX, PLOTLY, DECLARED = "index.html", "plotly.js", "declared.js"
+STORY, LOOKS = "story-data.js", "scenes.css"  # which chapters and languages there are; the style sheets of the scenes
 
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -40,21 +48,57 @@ def assets() -> Mapping[str, Asset]:
     """All files, by name."""
     files = {path.name: path for path in STATIC.iterdir() if path.suffix in _KINDS}
     files[PLOTLY] = _plotly()
-    contents = {name: path.read_bytes() for name, path in files.items()} | {DECLARED: _declared()}
+    contents = {name: path.read_bytes() for name, path in files.items()} | {DECLARED: _declared()} | _story()
     return {name: Asset(name, _KINDS[Path(name).suffix], content) for name, content in sorted(contents.items())}
 
 
+def _story() -> dict[str, bytes]:
+    """The modules of the course. Importing one by a name that is written out is what the export understands."""
+    modules = {f"chapter-{one.id}.js": _module({"CHAPTER": chapter_json(one)}) for one in CHAPTERS}
+    modules["cards-data.js"] = _module({"CARDS": deck_json()})
+    modules |= {f"words-{language}.js": _module({"WORDS": words}) for language, words in catalogues().items()}
+    constants = {
+        "CHAPTERS": [{"id": one.id, "options": one.options, "steps": one.steps} for one in CHAPTERS],
+        "LANGUAGES": {language: words["language"] for language, words in catalogues().items()},
+        "LEVELS": {
+            "flat": stats.FLAT,
+            "sharp": stats.SHARP,
+            "saturated": stats.SATURATED,
+            "saturated_row": stats.SATURATED_ROW,
+            "cells": stats.CELLS,
+            "entropies": stats.ENTROPIES,
+            "places": stats.PLACES,
+        },
+    }
+    loaders = [
+        f"export const DATA = {{ {_loaders('chapter', [one.id for one in CHAPTERS])} }};",
+        f"export const SCENES = {{ {_loaders('scene', [one.id for one in CHAPTERS])} }};",
+        f"export const WORDS = {{ {_loaders('words', catalogues())} }};",
+    ]
+    looks = b"".join(path.read_bytes() for path in sorted(STATIC.glob("scene-*.css")))
+    return modules | {STORY: _module(constants, *loaders), LOOKS: looks}
+
+
+def _loaders(kind: str, names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}": () => import("./{kind}-{name}.js")' for name in names)
+
+
 def _declared() -> bytes:
-    """The text of the module."""
     constants: dict[str, Any] = {
         "PARAMETERS": {name: {"kind": type(x).__name__.lower(), **asdict(x)} for name, x in PARAMETERS.items()},
         "NEEDS": {id: figures.NEEDS[id] for id in figures.PANELS},
         "CLAIMS": figures.claims(),
         "POWER": POWER,
         "OLD_SCALES": figures.OLD_SCALES,
+        "SITE": documentation.site(),  # where links that are copied point; null: none is set
     }
+    return _module(constants)
+
+
+def _module(constants: Mapping[str, Any], *statements: str) -> bytes:
+    """The text of a JavaScript module."""
     lines = (f"export const {name} = {json.dumps(value, ensure_ascii=False)};" for name, value in constants.items())
-    return "\n".join(("// Made by levelhead.page.assets: what the lab declares.", *lines, "")).encode()
+    return "\n".join(("// Made by levelhead.page.assets.", *lines, *statements, "")).encode()
 
 
 def missing() -> LevelheadError | None:

@@ -2,17 +2,22 @@
 
 The same index, modules and drawing library as the served page. Modules become data: addresses under an import map, so
 that a browser opens the file from a disk; a policy inside forbids it the network. No number in the file is marked live.
+
+The order matters to readers with a slow line: first what the first chapter needs, which runs while the rest arrives;
+then the other chapters, the drawing library, the figures, and at last the module that needs all of them.
 """
 
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from levelhead.course.catalogue import PATTERN
+from levelhead.course.chapters import CHAPTERS
 from levelhead.errors import LevelheadError, expected
 from levelhead.lab import figures
 from levelhead.lab.parameters import default
@@ -36,8 +41,17 @@ _POLICY = (
 )
 _STYLE = re.compile(r'<link rel="stylesheet" href="/assets/([\w.-]+)">')
 _MODULE = re.compile(r'<script type="module" src="/assets/([\w.-]+)"></script>')
-_SCRIPT = re.compile(r'<script src="/assets/([\w.-]+)"[^>]*></script>')
-_IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*\(?\s*)(["'])\./([\w.-]+\.js)\2""")
+_IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*)(["'])\./([\w.-]+\.js)\2""")
+_LATER = re.compile(r"""\bimport\s*\(\s*(["'])\./([\w.-]+\.js)\1\s*\)""")
+# The address of a module further down. One that has a neighbour has arrived whole.
+_SAVED = """<script>
+function levelheadModule(name) {
+  const found = () => document.getElementById(name);
+  if (found()?.nextElementSibling || document.readyState !== "loading") return Promise.resolve(found().textContent);
+  return new Promise((resolve) => addEventListener("DOMContentLoaded", () => resolve(found().textContent)));
+}
+</script>
+"""
 
 Tell = Callable[[str], None]
 
@@ -74,7 +88,14 @@ def _kept(figure: dict[str, Any], origin: str) -> dict[str, Any]:
     if kept != figure and not kept["recorded"]:
         kept["recorded"] = origin
     charts = _mapped(kept["charts"], lambda _, x: float(f"{x:.{_DIGITS}g}") if isinstance(x, float) else x)
-    return {**kept, "charts": charts}
+    return {**kept, "charts": _filled(charts)}
+
+
+def _filled(value: Any) -> Any:
+    """JSON without the fields of charts that say nothing: the page reads an absent one as null, false or empty."""
+    if isinstance(value, dict):
+        return {name: _filled(x) for name, x in value.items() if not (x is None or x is False or x == {})}
+    return [_filled(x) for x in value] if isinstance(value, list) else value
 
 
 def _mapped(value: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
@@ -90,13 +111,18 @@ def _mapped(value: Any, change: Callable[[str, Any], Any], name: str = "") -> An
 def inlined(files: Mapping[str, Asset], data: str) -> str:
     """The index with everything it refers to inside, and the data for its modules."""
     index = files[INDEX].content.decode()
-    outside = _SCRIPT.sub("", _MODULE.sub("", _STYLE.sub("", index)))
-    if "/assets/" in outside or index.count("<head>") != 1 or len(_MODULE.findall(index)) != 1:
+    outside = _MODULE.sub("", _STYLE.sub("", index))
+    if (
+        "/assets/" in outside
+        or index.count("<head>") != 1
+        or index.count("</body>") != 1
+        or len(_MODULE.findall(index)) != 1
+    ):
         raise RuntimeError("the index refers to an asset in a way that the export does not know")
     index = index.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
     index = _STYLE.sub(lambda tag: _style(files[tag[1]]), index)
-    index = _MODULE.sub(lambda tag: _modules(files, tag[1], data), index)
-    return _SCRIPT.sub(lambda tag: _script(files[tag[1]]), index)
+    (entry,) = _MODULE.findall(index)
+    return _MODULE.sub("", index).replace("</body>", f"{_modules(files, entry, data)}</body>")
 
 
 def _text(asset: Asset, *unsafe: str) -> str:
@@ -111,30 +137,51 @@ def _style(asset: Asset) -> str:
 
 
 def _script(asset: Asset) -> str:
+    """A script that a module starts when it needs it: a browser does not run this type."""
     text = _text(asset, "<!--")  # would change how the rest of the file is read
     text = re.sub("</(?=script)", r"<\\/", text, flags=re.IGNORECASE)
-    return f"<script>\n{text}\n</script>"
+    return f'<script type="text/plain" id="levelhead-{Path(asset.name).stem}">\n{text}\n</script>\n'
 
 
-def _modules(files: Mapping[str, Asset], first: str, data: str) -> str:
-    """An import map with every module in it, the data, and the import that begins it all."""
-    scripts = [asset for name, asset in files.items() if name.endswith(".js") and name != PLOTLY]
-    encodings = {asset.name: b64encode(_renamed(files, asset).encode()).decode() for asset in scripts}
-    modules = {f"levelhead/{name}": f"data:text/javascript;base64,{text}" for name, text in encodings.items()}
-    return (
-        f'<script type="application/json" id="levelhead-data">{data}</script>\n'
-        f'<script type="importmap">{encoded({"imports": modules}).decode()}</script>\n'
-        f'<script type="module">import "levelhead/{first}";</script>'
+def _modules(files: Mapping[str, Asset], entry: str, data: str) -> str:
+    """The modules: those that others import as they begin are in an import map, the rest is read when it is needed."""
+    texts = {name: asset.content.decode() for name, asset in files.items() if name.endswith(".js") and name != PLOTLY}
+    needed = {entry, *(found[3] for text in texts.values() for found in _IMPORT.finditer(text))}
+    addresses = {name: _address(_renamed(files, files[name])) for name in texts}
+    now = {f"levelhead/{name}": addresses[name] for name in texts if name in needed}
+    told = [(f"chapter-{one.id}.js", f"scene-{one.id}.js") for one in CHAPTERS]  # in the order of the story
+    later = {name: _later(name, addresses[name]) for name in texts if name not in needed}
+    return "".join(
+        (
+            _SAVED,
+            f'<script type="importmap">{encoded({"imports": now}).decode()}</script>\n',
+            *(later.pop(name, "") for name in ("story.js", f"words-{PATTERN}.js", *chain(*told[:1]))),
+            f'<script type="module" async>import "levelhead/{entry}";</script>\n',
+            *(later.pop(name, "") for name in chain(*told[1:])),
+            _script(files[PLOTLY]),
+            f'<script type="application/json" id="levelhead-data">{data}</script>\n',
+            *later.values(),
+        )
     )
 
 
-def _renamed(files: Mapping[str, Asset], asset: Asset) -> str:
-    """The module with names of the import map for addresses: a data: address has no neighbours."""
+def _address(text: str) -> str:
+    """Escaped are only what an address cannot hold and what would end a script: base64 takes a third more."""
+    return "data:text/javascript;charset=utf-8," + re.sub(r"[%#<\t\r\n]", lambda found: quote(found[0]), text)
 
-    def rename(found: re.Match[str]) -> str:
-        before, quote, name = found.groups()
+
+def _later(name: str, address: str) -> str:
+    return f'<script type="text/plain" id="levelhead/{name}">{address}</script>\n'
+
+
+def _renamed(files: Mapping[str, Asset], asset: Asset) -> str:
+    """The module with names for addresses: a data: address has no neighbours."""
+
+    def known(name: str) -> str:
         if name not in files:
             raise RuntimeError(f"{asset.name} imports {name}, which is no asset")
-        return f"{before}{quote}levelhead/{name}{quote}"
+        return f"levelhead/{name}"
 
-    return _IMPORT.sub(rename, asset.content.decode())
+    text = _IMPORT.sub(lambda found: f"{found[1]}{found[2]}{known(found[3])}{found[2]}", asset.content.decode())
+    read = 'levelheadModule("{}").then((address) => import(address))'
+    return _LATER.sub(lambda found: read.format(known(found[2])), text)

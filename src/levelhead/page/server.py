@@ -69,4 +69,5 @@ def open_page(port: int = 0, *, run: Path | None = None) -> Page:
         timeout_graceful_shutdown=3,
     )
     server = uvicorn.Server(config)
-    return Page(server, listener, f"http://{ADDRESS}:{port}/?token={token}", computing)
+    place = "" if run is None else "#heads"
+    return Page(server, listener, f"http://{ADDRESS}:{port}/?token={token}{place}", computing)

@@ -1,7 +1,8 @@
 // Attack the assumption: sliders for what training does to q and k, and a choice of cures.
 
-import { segments, slider } from "./controls.js";
+import { segments, slider } from "./inputs.js";
 import { make, number } from "./dom.js";
+import { saved } from "./saved.js";
 import { grid } from "./source.js";
 
 const CURES = [["none", "none"], ["1/d_k", "1/dₖ"], ["qk-norm", "QK-norm"], ["softcap", "softcap"]];
@@ -28,6 +29,7 @@ export class Attack {
       }),
     };
     panel.drawing.above.append(make("div", { class: "controls" }, ...Object.values(this.inputs).map((input) => input.element)));
+    if (disabled) panel.drawing.above.append(saved("one attack for every setting of the strip"));
     this.#show(state);
     store.listen((now) => this.#show(now));
   }

@@ -2,6 +2,7 @@
 // theory, everywhere; series of one name share one colour. Numbers pass through untouched.
 
 import { number } from "./dom.js";
+import { INDEX } from "./spelled.js";
 import { faded } from "./theme.js";
 
 export const DASHES = { live: "solid", recorded: "dot", theory: "dash" };
@@ -94,8 +95,8 @@ function bars(series, common, colour, hovertemplate) {
 function heat(series, common, theme) {
   const numbers = series.z.flat().filter((x) => x !== null);
   const [low, high] = numbers.reduce(([a, b], x) => [Math.min(a, x), Math.max(b, x)], [0, 0]);
-  const most = Math.max(-low, high) || 1;
-  const signed = low < 0;
+  const most = series.shades?.[1] ?? (Math.max(-low, high) || 1);
+  const signed = (series.shades?.[0] ?? low) < 0;
   const [blue, orange] = theme.hues;
   return {
     ...common,
@@ -128,12 +129,31 @@ export function layout(chart, theme, { whole = false, height = 260 } = {}) {
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: theme.font, color: theme.ink, size: 13 },
     hoverlabel: { bgcolor: theme.card, bordercolor: theme.line, font: { family: theme.font, color: theme.ink } },
+    annotations: outside(chart, theme),
     dragmode: false,
     hovermode: "closest",
     showlegend: whole && !matrix,
     legend: { orientation: "h", y: -0.2, yanchor: "top", x: 0, traceorder: "normal" },
     title: whole ? { text: plain(chart.title), x: 0.02, xanchor: "left", font: { size: 16 } } : undefined,
   };
+}
+
+/** What the frame does not show, in the frame: an arrow with the share of the data beyond it, or with the peak. */
+function outside(chart, theme) {
+  const { left, right, above } = chart.outside ?? {};
+  const common = { xref: "paper", yref: "paper", showarrow: false, font: { size: 13, color: theme.ink }, bgcolor: faded(theme.card, 0.8) };
+  const found = [];
+  if (left) found.push({ ...common, x: 0, y: 0.97, xanchor: "left", yanchor: "top", text: `← ${percent(left)} outside` });
+  if (right) found.push({ ...common, x: 1, y: 0.97, xanchor: "right", yanchor: "top", text: `${percent(right)} outside →` });
+  if (above) found.push({ ...common, x: 0.5, y: 1, xanchor: "left", yanchor: "top", xshift: 10, text: `↑ up to ${number(Number(above.toPrecision(2)))}` });
+  return found;
+}
+
+/** A share that is neither nothing nor everything is not shown as such. */
+export function percent(share) {
+  const points = 100 * share;
+  if (points < 0.1) return "< 0.1 %";
+  return points > 99.9 && points < 100 ? "> 99.9 %" : `${number(Number(points.toPrecision(points > 99 ? 3 : 2)))} %`;
 }
 
 function axis(chart, which, theme) {
@@ -206,9 +226,6 @@ function distinct(names) {
   while (end < shortest - begin - 1 && shared(-end - 1)) end += 1;
   return names.map((name) => name.slice(begin, name.length - end));
 }
-
-/** A letter with an index: d_k, W_Q, ‖J‖_F. */
-export const INDEX = /([\p{L}‖])_(\p{L})(?!\p{L})/gu;
 
 /** Plotly reads a little HTML in texts: ours is subscripts, theirs is none. */
 function plain(text) {

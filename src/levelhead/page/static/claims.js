@@ -4,8 +4,8 @@
 import { mark } from "./chips.js";
 import { CLAIMS } from "./declared.js";
 import { make } from "./dom.js";
-import { spelled } from "./figure.js";
 import { Panel } from "./panel.js";
+import { spelled } from "./spelled.js";
 
 export class Claims {
   constructor(list) {
@@ -19,11 +19,17 @@ export class Claims {
       const link = event.target.closest("a[data-claim]");
       if (!link) return;
       event.preventDefault();
-      const entry = document.getElementById(`claim-${link.dataset.claim}`);
-      entry.open = true;
-      entry.scrollIntoView();
-      entry.firstElementChild.focus();
+      this.open(link.dataset.claim);
     });
+  }
+
+  /** Unfolds a claim and goes there. */
+  open(id) {
+    if (!Object.hasOwn(CLAIMS, id)) return;
+    const entry = document.getElementById(`claim-${id}`);
+    entry.open = true;
+    entry.scrollIntoView();
+    entry.firstElementChild.focus();
   }
 
   #entry(id, { claim, verdict }) {

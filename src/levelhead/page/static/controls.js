@@ -1,9 +1,10 @@
-// The strip of shared controls, and sliders like them for panels. Native inputs: the keyboard works by itself.
+// The strip of shared controls. Native inputs: the keyboard works by itself.
 
+import { copied } from "./clipboard.js";
 import { PARAMETERS, POWER } from "./declared.js";
-import { make } from "./dom.js";
+import { saved } from "./saved.js";
+import { shared } from "./share.js";
 import { grid } from "./source.js";
-import { copied } from "./tools.js";
 
 const powers = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => 2 ** (from + i));
 const D_K = grid?.d_k ?? powers(0, 12);
@@ -60,8 +61,10 @@ export class Controls {
 
   async #copy() {
     const button = $("copy-link");
-    history.replaceState(null, "", this.store.link());
-    button.textContent = (await copied(this.store.link())) ? "copied" : "in the address bar";
+    const link = shared(this.store.hash());
+    history.replaceState(null, "", this.store.hash());
+    const said = link.startsWith("#") ? "copied what follows the #" : "copied"; // for any page of levelhead
+    button.textContent = (await copied(link)) ? said : "in the address bar";
     setTimeout(() => (button.textContent = "copy link"), 1500);
   }
 
@@ -73,6 +76,7 @@ export class Controls {
       radio.disabled = !grid.scale.includes(radio.value);
       if (radio.disabled) radio.parentElement.title = "Not in this saved page";
     }
+    $("strip").after(saved("one seed and four divisors", "the seed and the power stand still, and the sliders move in steps"));
     const { state } = this.store;
     const snapped = { d_k: D_K[nearest(D_K, state.d_k)], keys: KEYS[nearest(KEYS, state.keys)] };
     if (!grid.scale.includes(state.scale)) snapped.scale = PARAMETERS.scale.default;
@@ -85,60 +89,4 @@ export class Controls {
 function nearest(values, x) {
   const far = values.map((value) => Math.abs(Math.log(value / x)));
   return far.indexOf(Math.min(...far));
-}
-
-let sliders = 0;
-
-/** A labelled slider with its value beside it; `changed` is called with the number while it moves. */
-export function slider({ label, min, max, step, value, shown, changed, disabled = false }) {
-  const id = `slider-${(sliders += 1)}`;
-  const output = make("output", { for: id }, shown(value));
-  const input = make("input", { id, type: "range", min, max, step, disabled });
-  input.value = value;
-  input.addEventListener("input", () => {
-    output.textContent = shown(Number(input.value));
-    input.setAttribute("aria-valuetext", output.textContent);
-    changed(Number(input.value));
-  });
-  const element = make("div", { class: "control" }, make("label", { for: id }, label), output, input);
-  const set = (to) => {
-    input.value = to;
-    output.textContent = shown(to);
-    input.setAttribute("aria-valuetext", output.textContent);
-  };
-  return { element, input, set };
-}
-
-/** Radio buttons side by side; `changed` is called with the value that is chosen. */
-export function segments({ label, name, options, value, changed, disabled = false }) {
-  const radios = options.map(([option, words]) => {
-    const input = make("input", { type: "radio", name, value: option, disabled, change: () => changed(option) });
-    return [input, make("label", {}, input, make("span", {}, words))];
-  });
-  const set = (to) => radios.forEach(([input]) => (input.checked = input.value === to));
-  set(value);
-  const group = make("div", { class: "segments" }, ...radios.map(([, element]) => element));
-  return { element: make("fieldset", { class: "control" }, make("legend", {}, label), group), set };
-}
-
-/** A labelled list to choose from; `fill` makes it the numbers from 0, `forbid` takes options out of reach. */
-export function choose(label, options, changed) {
-  const select = make("select", { change: changed });
-  const put = (pairs) => select.replaceChildren(...pairs.map(([value, words]) => make("option", { value }, words)));
-  put(options);
-  return {
-    select,
-    element: make("label", {}, label, select),
-    number: () => Number(select.value),
-    fill: (count, chosen) => {
-      put(Array.from({ length: count }, (_, i) => [i, String(i)]));
-      select.value = chosen;
-    },
-    forbid: (when, why) => {
-      for (const option of select.options) {
-        option.disabled = when(option.value);
-        if (option.disabled) option.textContent += ` (${why})`;
-      }
-    },
-  };
 }

@@ -33,7 +33,7 @@ export function number(x) {
   if (typeof x !== "number") return String(x);
   if (x === 0) return "0";
   const size = Math.abs(x);
-  if (size >= 1e6 || size < 1e-3) return scientific(x);
+  if (size >= 1e6 || size < 1e-4) return scientific(x);
   const text = size >= 1000 && Number.isInteger(x) ? String(x) : String(Number(x.toPrecision(4)));
   return text.replace("-", "−");
 }

@@ -2,10 +2,11 @@
 // It draws whatever numbers it is given, and makes none.
 
 import { chips } from "./chips.js";
-import { DASHES, INDEX, bare, key, layout, palette, traces } from "./chart.js";
+import { DASHES, bare, key, layout, palette, traces } from "./chart.js";
 import { badge, make, measurement, shape } from "./dom.js";
 import { Level, line } from "./gauge.js";
 import { plotly } from "./library.js";
+import { spelled } from "./spelled.js";
 import { colours } from "./theme.js";
 import { Tools } from "./tools.js";
 
@@ -142,18 +143,6 @@ function swatch(series, colour, at) {
   const dashes = { solid: "none", dot: "0.1 5", dash: "6 4" }[DASHES[series.source]];
   const attributes = { d: "M2 6H26", stroke: colour, "stroke-width": 2.6, "stroke-dasharray": dashes, "stroke-linecap": "round", fill: "none" };
   return shape("svg", { viewBox: "0 0 28 12", class: "swatch", "aria-hidden": "true" }, shape("path", attributes));
-}
-
-/** A text with d_k, W_Q and the like as they should look. */
-export function spelled(text) {
-  const found = make("span");
-  const [first, ...rest] = String(text).split(INDEX); // text, letter, index, text, …
-  found.append(first);
-  for (let i = 0; i < rest.length; i += 3) {
-    const index = make("sub", {}, make("i", {}, rest[i + 1]));
-    found.append(rest[i] === "‖" ? rest[i] : make("i", {}, rest[i]), index, rest[i + 2]);
-  }
-  return found;
 }
 
 /** Facts of one name side by side: measurement and theory. */

@@ -1,5 +1,5 @@
-// The spirit level. Bubble left: flat; in the middle: level; right: saturated. A place is all it is told; where a
-// level begins is the core's business. The level tilts as a real one would: its bubble goes to the higher end.
+// The spirit level. Bubble left: flat; between the marks: level; right: saturated. A place is all it is told; the marks
+// are where stats.bubble begins and ends the level. The level tilts as a real one would: its bubble goes to the higher end.
 
 import { badge, make, number, shape } from "./dom.js";
 
@@ -12,36 +12,49 @@ export const MEANINGS = {
 };
 const ZONES = [["flat", 0.09], ["level", 0.44], ["sharp", 0.81], ["saturated", 1]]; // where their words stand
 const TICKS = [1.5 / 8, 5.5 / 8, 7.5 / 8]; // between the cells of the levels, as stats.bubble deals them out
+const BOUNDS = TICKS.slice(0, 2); // where level begins and ends: a bubble between these marks is level
 const [LEFT, RIGHT, TOP, HIGH] = [44, 676, 14, 58]; // of the tube, in a drawing 720 wide
 const BUBBLE = 40; // half its width
 const TILT = 3.2; // degrees from end to end
 let count = 0;
 
-/** A large level that moves. */
-export class Level {
+/** A large level that moves, without words beside it. */
+export class Spirit {
   constructor() {
     const id = `level${(count += 1)}`;
     this.bubble = shape("g", { class: "bubble" }, ...bubble(id));
     this.tube = shape("rect", { class: "liquid", x: LEFT, y: TOP, width: RIGHT - LEFT, height: HIGH, rx: HIGH / 2 });
     this.body = shape("g", { class: "tilt" }, ...frame(id, this.tube), this.bubble, ...glass(id));
     this.svg = shape("svg", { viewBox: "0 -12 720 132", class: "spirit", role: "img" }, gradients(id), this.body);
+  }
+
+  /** `label` is the text alternative. */
+  set(gauge, label) {
+    const share = Math.min(Math.max(gauge.bubble ?? 0.5, 0), 1);
+    this.bubble.style.transform = `translateX(${across(share)}px)`;
+    this.body.style.transform = `rotate(${(0.5 - share) * TILT}deg)`;
+    this.tube.setAttribute("class", `liquid ${gauge.level}`);
+    this.svg.setAttribute("aria-label", label);
+  }
+}
+
+/** A large level with its word, its meaning and its number. */
+export class Level {
+  constructor() {
+    this.spirit = new Spirit();
     this.word = make("strong");
     this.meaning = make("span", { class: "soft" });
     this.value = make("span", { class: "value" });
     this.element = make(
       "div", { class: "level-big" },
       make("p", { class: "level-word" }, this.word, this.meaning),
-      this.svg,
+      this.spirit.svg,
       make("p", { class: "level-number" }, this.value),
     );
   }
 
   set(gauge) {
-    const share = Math.min(Math.max(gauge.bubble ?? 0.5, 0), 1);
-    this.bubble.style.transform = `translateX(${across(share)}px)`;
-    this.body.style.transform = `rotate(${(0.5 - share) * TILT}deg)`;
-    this.tube.setAttribute("class", `liquid ${gauge.level}`);
-    this.svg.setAttribute("aria-label", `Spirit level, bubble at ${gauge.level}`);
+    this.spirit.set(gauge, `Spirit level, bubble at ${gauge.level}`);
     this.word.textContent = gauge.level;
     this.word.className = gauge.level;
     this.meaning.textContent = MEANINGS[gauge.level] ?? "";
@@ -52,7 +65,7 @@ export class Level {
 
 /** A small level that stands still: one of many, or beside a number. */
 export function vial(level, place) {
-  const marks = shape("path", { class: "mark", d: "M16.5 0V18M31.5 0V18" });
+  const marks = shape("path", { class: "mark", d: BOUNDS.map((at) => `M${8 + at * 32} 0V18`).join("") });
   const still = [
     shape("rect", { class: `liquid ${level}`, width: 48, height: 18, rx: 9 }),
     shape("rect", { class: "gloss", x: 5, y: 2, width: 38, height: 5, rx: 2.5 }),
@@ -74,7 +87,6 @@ export function line(gauge, label) {
 }
 
 function frame(id, tube) {
-  const middle = (LEFT + RIGHT) / 2;
   const words = ZONES.map(([word, at]) => {
     const end = at === 1;
     const x = end ? RIGHT - 4 : across(at);
@@ -86,7 +98,7 @@ function frame(id, tube) {
     shape("rect", { class: "bed", x: LEFT - 5, y: TOP - 5, width: RIGHT - LEFT + 10, height: HIGH + 10, rx: HIGH / 2 + 5 }),
     tube,
     shape("rect", { x: LEFT, y: TOP, width: RIGHT - LEFT, height: HIGH, rx: HIGH / 2, fill: `url(#${id}-depth)` }),
-    shape("path", { class: "mark", d: `M${middle - 58} ${TOP}v${HIGH}M${middle + 58} ${TOP}v${HIGH}` }),
+    shape("path", { class: "mark", d: BOUNDS.map((at) => `M${across(at)} ${TOP}v${HIGH}`).join("") }),
     ...TICKS.map((at) => shape("path", { class: "tick", d: `M${across(at)} ${TOP + HIGH + 7}v6` })),
     ...words,
   ];

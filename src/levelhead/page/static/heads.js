@@ -11,6 +11,7 @@ import { rows } from "./table.js";
 import { colours } from "./theme.js";
 
 const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+const HISTORY = [["normalised_entropy", "H / ln n", [0, 1.02]], ["max_logit", "largest logit"]]; // name, title, fixed axis
 const PLACES = 8; // of one kind of finding that are listed
 const LARGEST = 256e6; // bytes of a file that a browser reads without complaint
 
@@ -25,7 +26,7 @@ export class Heads {
     this.grid = make("div", { class: "scroll" });
     this.one = make("div", { class: "one" });
     this.found = make("div", { class: "findings" });
-    panel.drawing.above.append(choose, this.grid, this.one, this.found);
+    panel.drawing.above.append(choose, panel.trouble, this.grid, this.one, this.found);
     panel.drawing.own = this;
     for (const name of ["dragover", "dragleave", "drop"]) panel.place.addEventListener(name, (event) => this.#dropped(event));
     about.then(({ run }) => run && this.#follow());
@@ -105,11 +106,14 @@ export class Heads {
     if (!past || past.step.length < 2) return;
     const library = await plotly();
     const theme = colours();
-    for (const [name, title] of [["normalised_entropy", "H / ln n"], ["max_logit", "largest logit"]]) {
+    const charts = HISTORY.map(([name, title, range]) => {
       const series = [{ name: title, source: this.source, shape: "line", x: past.step, y: past[name], quiet: false }];
-      const chart = { title, x: { title: "step" }, y: { title }, series };
-      const place = make("div", { role: "img", "aria-label": `${title} by step` });
-      plot.append(place);
+      return { title, x: { title: "step" }, y: { title, range }, series };
+    });
+    const places = charts.map(({ title }) => make("div", { role: "img", "aria-label": `${title} by step` }));
+    plot.append(...places); // all of them before one is drawn: a drawing keeps the width that it finds
+    for (const [i, chart] of charts.entries()) {
+      const place = places[i];
       await library.newPlot(place, traces(chart, theme), layout(chart, theme, { height: 190 }), { displayModeBar: false, responsive: true });
     }
   }

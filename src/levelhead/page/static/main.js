@@ -1,97 +1,23 @@
-// The page: its panels and its claims, and in what order they are drawn.
+// The page: the story, or the lab bench. A view is loaded when it is first opened.
 
-import { Attack } from "./attack.js";
-import { Claims } from "./claims.js";
-import { Controls } from "./controls.js";
-import { NEEDS } from "./declared.js";
-import { make, number } from "./dom.js";
-import { vial } from "./gauge.js";
-import { Heads } from "./heads.js";
-import { Online } from "./online.js";
-import { Panel, first } from "./panel.js";
-import { Prediction } from "./predict.js";
-import { Sentence } from "./sentence.js";
-import { askAbout } from "./source.js";
-import { Speed } from "./speed.js";
-import { Store } from "./store.js";
-import { onChange } from "./theme.js";
-import { Training } from "./training.js";
+import { view } from "./view.js";
 
-const SHARED = NEEDS.logits; // the controls of the strip
-const OWN = { training: Training, attack: Attack, online: Online, sentence: Sentence, heads: Heads, speed: Speed };
-const LATER = 150; // ms of rest before figures that are out of sight are requested
-const $ = (id) => document.getElementById(id);
+const LOAD = { story: () => import("./story.js"), bench: () => import("./bench.js") };
+const places = { story: document.getElementById("story"), bench: document.getElementById("bench") };
+const last = { story: "#/", bench: "#bench" }; // addresses, to come back to
 
-const store = new Store();
-const controls = new Controls(store);
-const panels = Object.entries(NEEDS).map(([id, needs]) => {
-  const place = document.querySelector(`[data-figure="${id}"]`);
-  return new Panel(place, { needs, hero: id === "logits" });
+async function show() {
+  const name = view(location.hash);
+  for (const [other, place] of Object.entries(places)) place.hidden = other !== name;
+  document.documentElement.dataset.view = name;
+  const module = await LOAD[name]();
+  if (name !== view(location.hash)) return; // the reader has gone on
+  module.open(location.hash, last);
+}
+
+addEventListener("hashchange", (event) => {
+  const before = new URL(event.oldURL).hash;
+  last[view(before)] = before || "#/";
+  show();
 });
-const [hero] = panels;
-const prediction = new Prediction(panels.filter((panel) => panel.needs.includes("seed")), say);
-const seen = new Set();
-const claims = new Claims($("claims-list"));
-
-async function begin() {
-  notes();
-  const about = askAbout();
-  for (const panel of panels) {
-    const Own = OWN[panel.id];
-    if (Own) panel.own = new Own(panel, store, about);
-  }
-  const opened = hero.load(store.state).then(say);
-  first(opened);
-  for (const panel of panels) panel.load(store.state);
-  watch();
-  claims.listen();
-  footer(await about);
-}
-
-/** Figures in sight follow a slider; the others wait until it rests. */
-let later = 0;
-store.listen((state, names) => {
-  controls.show(state);
-  notes();
-  if (state.predict !== "1") prediction.lift();
-  else if (names.some((name) => SHARED.includes(name))) prediction.cover();
-  hero.load(state).then(say);
-  clearTimeout(later);
-  for (const panel of panels) if (seen.has(panel.place)) panel.load(state);
-  later = setTimeout(() => panels.forEach((panel) => panel.load(state)), LATER);
-});
-
-function watch() {
-  const eyes = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) isIntersecting ? seen.add(target) : seen.delete(target);
-  });
-  panels.forEach((panel) => eyes.observe(panel.place));
-  onChange(() => [...panels, ...claims.panels].filter((panel) => panel.figure).forEach((panel) => panel.show(panel.figure)));
-  document.querySelector(".skip").addEventListener("click", (event) => {
-    event.preventDefault(); // the address after the # is the state's
-    $("logits").focus();
-  });
-}
-
-/** The level in words, for screen readers, and as a small gauge in the strip. */
-function say() {
-  const gauge = hero.figure?.gauges[0];
-  if (!gauge) return;
-  const covered = prediction.waiting;
-  $("strip-gauge").replaceChildren(
-    ...(covered ? [vial("none", null)] : [vial(gauge.level, gauge.bubble), make("span", {}, gauge.level)]),
-  );
-  if (!covered) $("said").textContent = `${gauge.level}: H over ln n is ${number(gauge.normalised_entropy)}`;
-}
-
-function notes() {
-  $("notes").textContent = store.notes.join(" ");
-  $("notes").hidden = !store.notes.length;
-}
-
-function footer(about) {
-  const where = about.export ? "A saved page: its controls move on a grid of settings computed on" : "Computed on";
-  $("about").textContent = `levelhead ${about.version}. ${where} ${about.cpu}, ${about.isa}, ${about.threads} threads.`;
-}
-
-begin();
+show();

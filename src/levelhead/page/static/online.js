@@ -1,8 +1,9 @@
 // The online softmax, scrubbed: which keys have been seen, and what the row's state holds after each tile. All steps
 // come with the figure; moving between them sends no request.
 
-import { slider } from "./controls.js";
+import { slider } from "./inputs.js";
 import { badge, make, number, shape } from "./dom.js";
+import { saved } from "./saved.js";
 import { grid } from "./source.js";
 
 const WIDTH = 720;
@@ -25,7 +26,8 @@ export class Online {
     this.numbers = make("dl", { class: "facts", "aria-live": "off" });
     this.same = make("p", { class: "soft" });
     panel.drawing.above.append(
-      make("div", { class: "controls" }, this.scrub.element, this.tile.element, buttons), this.tiles, this.numbers, this.same,
+      make("div", { class: "controls" }, this.scrub.element, this.tile.element, buttons), ...(disabled ? [saved("one order of tiles")] : []),
+      this.tiles, this.numbers, this.same,
     );
     store.listen((state) => this.tile.set(Math.log2(Math.min(state.tile, state.keys))));
   }
@@ -39,8 +41,11 @@ export class Online {
     this.tile.set(Math.log2(extra.tile));
     this.scrub.set(whole ? this.steps.length : Math.min(this.at, this.steps.length));
     this.source = charts[0].series[0].source;
-    const same = extra.difference === 0
-      ? "In order, nothing differs; shuffle the tiles"
+    const inOrder = this.steps.every((step, i) => i === 0 || step.keys[0] > this.steps[i - 1].keys[0]);
+    this.shuffle.disabled = grid !== null || this.steps.length < 2;
+    const same =
+      this.steps.length < 2 ? "One tile: there is nothing to shuffle"
+      : inOrder ? "The tiles come in order; shuffle them"
       : `Shuffled, the output differs from the one in order by at most ${number(extra.difference)}`;
     this.same.replaceChildren(same, badge(this.source));
     await this.#go(Number(this.scrub.input.value));

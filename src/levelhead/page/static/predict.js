@@ -1,5 +1,5 @@
-// Predict, then see. With predict=1 in the link, a change covers the figures until the reader has said where the
-// bubble will go.
+// Predict, then see. With predict=1 in the link, figures are covered at the start and after every change, until the
+// reader has said where the bubble will go.
 
 const QUESTION = document.getElementById("question");
 const ANSWER = document.getElementById("answer");

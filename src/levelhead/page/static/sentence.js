@@ -1,11 +1,13 @@
 // A sentence through one head: its tokens coloured by what the chosen one gives them, with the scale and without.
 // Recorded until the reader asks for a run; after that every choice is answered by the model on this machine.
 
-import { choose } from "./controls.js";
+import { choose } from "./inputs.js";
 import { badge, make, number } from "./dom.js";
 import { askSentence, grid } from "./source.js";
+import { saved } from "./saved.js";
 import { LONGEST } from "./state.js";
 
+const DEEPEST = 80; // % of the colour at weight 1: the word on it stays readable
 const MODELS = [["minilm", "MiniLM, reads both ways"], ["smollm2", "SmolLM2, reads left to right"], ["random", "random weights, d 512"]];
 
 export class Sentence {
@@ -26,7 +28,8 @@ export class Sentence {
     this.block = panel.place.querySelector(".block");
     this.steps = make("div", { class: "scroll" });
     this.it = make("div", { class: "scroll" });
-    panel.drawing.above.append(form, this.tokens);
+    this.progress = make("p", { class: "soft progress", role: "status", hidden: true });
+    panel.drawing.above.append(form, ...(grid ? [saved("one sentence")] : []), panel.trouble, this.progress, this.tokens);
     panel.drawing.below.append(make("div", { class: "pair" }, make("div", {}, make("div", { class: "scroll" }, this.block), this.steps), this.it));
     if (grid) [this.text, this.button, ...form.querySelectorAll("select")].forEach((input) => (input.disabled = true));
     about.then(({ models }) => this.model.forbid((name) => models[name] === false, "not installed"));
@@ -65,7 +68,7 @@ export class Sentence {
       "button", { type: "button", class: i === row ? "token chosen" : "token", title: label, "aria-pressed": String(i === row), click: () => this.#choose(i) },
       token,
     );
-    button.style.setProperty("--weight", `${Math.round(100 * (weight ?? 0))}%`);
+    button.style.setProperty("--weight", `${Math.round(DEEPEST * (weight ?? 0))}%`);
     return button;
   }
 
@@ -77,7 +80,12 @@ export class Sentence {
 
   #submit(event) {
     event.preventDefault();
-    if (this.text.value && this.text.value.length <= LONGEST) this.store.set({ text: this.text.value });
+    if (!this.text.value.trim()) {
+      this.panel.tell("Write a sentence first: a few words are enough.");
+      this.text.focus();
+      return;
+    }
+    if (this.text.value.length <= LONGEST) this.store.set({ text: this.text.value });
     this.#run();
   }
 
@@ -90,10 +98,35 @@ export class Sentence {
     const body = { text: this.text.value, model: this.model.select.value };
     const same = body.text === this.extra?.text && body.model === this.extra.model;
     if (same) Object.assign(body, { layer: this.layer.number(), head: this.head.number(), token: token ?? this.extra.token });
-    else if (/\bit\b/.test(body.text)) body.token = "it";
+    else body.token = this.#kept(body.text);
     this.button.disabled = true;
+    const done = this.#waiting(MODELS.find(([name]) => name === body.model)[1].split(",")[0]);
     await this.panel.ask((signal) => askSentence(body, signal));
+    done();
     this.button.disabled = false;
+  }
+
+  /** The word that is chosen now, where the new sentence has it too; else "it", or null for the server's choice. */
+  #kept(text) {
+    const words = text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
+    const chosen = this.extra?.tokens[this.extra.token]?.toLowerCase();
+    return [chosen, "it"].find((word) => words.includes(word)) ?? null;
+  }
+
+  /** Says what is waited for, with the seconds so far; what it returns takes it back. */
+  #waiting(model) {
+    const begun = performance.now();
+    const seconds = make("span", { "aria-hidden": "true" });
+    const tick = () => (seconds.textContent = ` ${Math.round((performance.now() - begun) / 1000)} s`);
+    this.progress.replaceChildren(`${model}: loading the model if this is its first sentence, then reading …`, seconds);
+    this.progress.hidden = false;
+    this.panel.tell("");
+    tick();
+    const timer = setInterval(tick, 1000);
+    return () => {
+      clearInterval(timer);
+      this.progress.hidden = true;
+    };
   }
 }
 

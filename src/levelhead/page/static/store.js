@@ -1,6 +1,7 @@
 // The state as it is now. A change goes into the address at once, and to those who listen once per frame.
 
 import { read, usual, write } from "./state.js";
+import { view } from "./view.js";
 
 export class Store {
   constructor() {
@@ -9,6 +10,7 @@ export class Store {
     this.due = false;
     this.#take(location.hash);
     addEventListener("hashchange", () => {
+      if (view(location.hash) !== "bench") return;
       const before = this.state;
       this.#take(location.hash);
       this.#announce(Object.keys(this.state).filter((name) => this.state[name] !== before[name]));
@@ -33,8 +35,8 @@ export class Store {
     this.set({ ...usual(), hide, predict });
   }
 
-  link() {
-    return location.href.replace(/#.*$/, "") + write(this.state);
+  hash() {
+    return write(this.state);
   }
 
   #take(hash) {

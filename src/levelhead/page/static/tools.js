@@ -1,6 +1,7 @@
 // What a reader can take away from a figure: the Python that makes it again, a drawing, a table.
 
 import { layout, traces } from "./chart.js";
+import { copied } from "./clipboard.js";
 import { make, shape } from "./dom.js";
 import { plotly } from "./library.js";
 import { tables } from "./table.js";
@@ -46,16 +47,6 @@ export class Tools {
   #fill() {
     const { own, figure } = this.drawing;
     this.rows.replaceChildren(...(this.table.open ? [...(own?.tables?.() ?? []), ...tables(figure)] : []));
-  }
-}
-
-/** Puts a text on the clipboard; false where the browser does not let a page do that. */
-export async function copied(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    return false;
   }
 }
 

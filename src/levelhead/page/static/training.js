@@ -1,7 +1,7 @@
 // Does training care: which of the recorded trainings is shown.
 
 import { make } from "./dom.js";
-import { choose } from "./controls.js";
+import { choose } from "./inputs.js";
 import { grid } from "./source.js";
 
 const WORDS = { task: "task", width: "dₖ of the heads", depth: "layers" };

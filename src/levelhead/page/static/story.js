@@ -1,0 +1,129 @@
+// The story: its bar, its chapters, and how a reader moves: links, arrow keys, swipes. The address holds the state.
+
+import { ChapterView } from "./chapter.js";
+import { CARDS, read, write } from "./router.js";
+import { Shell } from "./shell.js";
+import { keep, recall } from "./storage.js";
+import { CHAPTERS, DATA, LANGUAGES, SCENES, WORDS } from "./story-data.js";
+import { Words } from "./words.js";
+
+const SWIPE = 70; // pixels across, and at most half as many up or down
+const TYPED = "input, select, textarea, pre, [role=slider], [contenteditable]";
+const FIRST = Object.keys(LANGUAGES)[0];
+
+let state = null;
+let notes = [];
+let shown = null; // the chapter's view
+let asked = 0; // the newest request to show; older ones are dropped
+const shell = new Shell(document.getElementById("story"), { go, speak });
+
+/** Shows what the address says. */
+export function open(hash, { bench }) {
+  shell.leadTo(bench);
+  const found = read(hash);
+  const before = state;
+  state = found.state;
+  notes = found.notes;
+  const same = before && shown && !notes.length && !shell.noted && before.chapter === state.chapter && before.lang === state.lang && String(before.answers[state.chapter]) === String(state.answers[state.chapter]);
+  return same ? shown.go(state.step) : show({ focus: Boolean(before) });
+}
+
+/** Draws the state. What it needs is loaded first; until then the last chapter stays. */
+async function show({ focus = false, top = focus } = {}) {
+  const turn = (asked += 1);
+  const { chapter: id } = state;
+  const language = state.lang ?? known(recall("language")) ?? FIRST;
+  try {
+    const [{ WORDS: catalogue }, view] = await Promise.all([WORDS[language](), id === CARDS ? allCards() : chapterOf(id)]);
+    if (turn !== asked) return;
+    shown?.stop();
+    shown = view(catalogue);
+    shell.show({ words: new Words(catalogue), language, state, view: shown.element, notes });
+    if (top) scrollTo({ top: 0, behavior: "instant" });
+    if (focus) shown.focus();
+    const next = CHAPTERS[CHAPTERS.findIndex((one) => one.id === id) + 1];
+    if (next) Promise.all([DATA[next.id](), SCENES[next.id]()]).catch(() => {}); // an error shows when it is opened
+  } catch (error) {
+    if (turn === asked) shell.fail(error);
+  }
+}
+
+/** Loads a chapter; returns what makes its view. */
+async function chapterOf(id) {
+  const [{ CHAPTER: chapter }, module] = await Promise.all([DATA[id](), SCENES[id]()]);
+  const place = CHAPTERS.findIndex((one) => one.id === id) + 1;
+  return (catalogue) => new ChapterView({ chapter, catalogue, module, place, count: CHAPTERS.length, given: state.answers[id] ?? null, step: state.step, answered, stepped });
+}
+
+/** The same for the view of all cards. */
+async function allCards() {
+  const { CardsView } = await import("./cards.js");
+  return (catalogue) => new CardsView({ catalogue, address });
+}
+
+/** Another chapter. */
+function go(id) {
+  location.hash = address(id);
+}
+
+function address(id) {
+  return write({ ...state, chapter: id, step: 0 });
+}
+
+function answered(option) {
+  const answers = { ...state.answers };
+  if (option) answers[state.chapter] = option;
+  else delete answers[state.chapter];
+  replace({ answers, step: 0 });
+  show({ focus: true, top: false });
+}
+
+function stepped(step) {
+  replace({ step });
+}
+
+function speak(language) {
+  keep("language", language);
+  replace({ lang: language });
+  show();
+}
+
+function replace(changes) {
+  state = { ...state, ...changes };
+  notes = [];
+  history.replaceState(null, "", write(state));
+  shell.follow(state);
+}
+
+function known(language) {
+  return Object.hasOwn(LANGUAGES, language ?? "") ? language : null;
+}
+
+/** To the next step, else to the next chapter. */
+function move(by) {
+  if (shown?.move(by)) return;
+  const next = CHAPTERS[CHAPTERS.findIndex(({ id }) => id === state.chapter) + by];
+  if (next) go(next.id);
+}
+
+const isHere = () => document.documentElement.dataset.view === "story";
+
+addEventListener("keydown", (event) => {
+  const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  const other = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey;
+  if (!by || other || !isHere() || event.target.closest?.(TYPED)) return;
+  event.preventDefault();
+  move(by);
+});
+
+let touch = null;
+addEventListener("touchstart", ({ touches, target }) => {
+  const free = isHere() && touches.length === 1 && !target.closest?.(`${TYPED}, .story-bars, svg, .display, .fold .deck`);
+  touch = free ? { x: touches[0].clientX, y: touches[0].clientY } : null;
+}, { passive: true });
+addEventListener("touchend", ({ changedTouches: [end] }) => {
+  if (!touch) return;
+  const [x, y] = [end.clientX - touch.x, end.clientY - touch.y];
+  touch = null;
+  if (Math.abs(x) > SWIPE && Math.abs(y) < Math.abs(x) / 2) move(x < 0 ? 1 : -1);
+}, { passive: true });

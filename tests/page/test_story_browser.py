@@ -1,0 +1,358 @@
+"""The story in a real browser: every chapter that exists, in every language.
+
+A chapter needs no test of its own for what all chapters do: its name appears here by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from browsing import DESKTOP, PHONE, Tab, in_a_browser, started_browser, tabs  # noqa: F401
+from levelhead import reference, stats
+from levelhead.course.catalogue import catalogues
+from levelhead.course.chapter import Chapter
+from levelhead.course.chapters import CHAPTERS
+
+pytestmark = in_a_browser
+
+LAST = CHAPTERS[-1].id
+each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=[chapter.id for chapter in CHAPTERS])
+HINGLISH = "hi-Latn"
+OPEN_ENDS = re.compile(r"NaN|undefined|\[object|\{\w+\}|\[\[|null")
+
+
+@pytest.fixture
+def opened(address: str, browser: Any) -> Iterator[Callable[..., Tab]]:
+    """Opens the story at this address; at the end nothing may have gone wrong."""
+    with tabs(browser) as open_tab:
+
+        def open_story(state: str = "", chapter: str | None = None, **options: Any) -> Tab:
+            tab = open_tab(f"{address}{state}", **options)
+            arrives(tab, chapter or "hook")
+            return tab
+
+        yield open_story
+
+
+@pytest.fixture(scope="module", name="loaded")
+def loaded_once(address: str, browser: Any) -> Iterator[dict[str, Tab]]:
+    """Two tabs that all chapters share: the page is loaded once."""
+    with tabs(browser) as open_tab:
+        yield {"desktop": open_tab(address), "phone": open_tab(address, viewport=PHONE, reduced_motion="reduce")}
+
+
+@contextmanager
+def lent(tab: Tab) -> Iterator[Tab]:
+    """A shared tab for one test, with nothing stored. What goes wrong is this test's."""
+    tab.ask("localStorage.clear()")
+    tab.errors.clear()
+    yield tab
+    assert tab.errors == []
+
+
+@pytest.fixture
+def story(loaded: dict[str, Tab]) -> Iterator[Tab]:
+    with lent(loaded["desktop"]) as tab:
+        yield tab
+
+
+@pytest.fixture
+def phone(loaded: dict[str, Tab]) -> Iterator[Tab]:
+    with lent(loaded["phone"]) as tab:
+        yield tab
+
+
+def arrives(tab: Tab, chapter: str) -> None:
+    tab.page.locator(f"[data-chapter={chapter}]").wait_for()
+
+
+def goes(tab: Tab, hash: str, chapter: str) -> None:
+    tab.page.evaluate("hash => { location.hash = hash }", hash)
+    arrives(tab, chapter)
+
+
+def plain(text: str) -> str:
+    """The words of a value, without markup and numbers, for a search in the page."""
+    return max(re.split(r"[{}*`$_√]|\{\w+\}", text), key=len).strip()
+
+
+@each_chapter
+def test_a_chapter_asks_before_it_shows_and_the_address_holds_it(story: Tab, chapter: Chapter) -> None:
+    words, tab = catalogues()["en"][chapter.id], story
+    goes(tab, f"#/{chapter.id}", chapter.id)
+    tab.page.locator(".option").first.wait_for()
+    assert tab.count(".option") == len(chapter.options)
+    assert tab.count(".because, .takeaway, .chapter-text > *, .player") == 0
+    assert plain(words["because"]) not in tab.text("body")
+    first = chapter.options[0]
+    tab.page.locator(f".option[value={first}]").click()
+    tab.page.locator(".because").wait_for()
+    assert plain(words["because"]) in tab.text(".because")
+    assert plain(words["options"][first]) in tab.text(".said")
+    assert plain(words["options"][chapter.answer]) in tab.text(".is")
+    assert tab.count(".takeaway") == 1 and tab.count(".scene > *") > 0 and tab.count(".option") == 0
+    assert f"answers={chapter.id}:{first}" in tab.page.url
+    assert tab.ask("document.activeElement.className") == "is"  # where a screen reader goes on
+    scene = tab.text(".scene")
+    tab.page.reload()
+    arrives(tab, chapter.id)
+    assert tab.text(".scene") == scene and plain(words["options"][first]) in tab.text(".said")
+    tab.page.locator(".ask-again").click()
+    tab.page.locator(".option").first.wait_for()
+    assert "answers" not in tab.page.url
+
+
+@each_chapter
+def test_a_chapter_has_all_its_words_in_every_language(story: Tab, chapter: Chapter) -> None:
+    tab = story
+    goes(tab, f"#/{chapter.id}?lang={HINGLISH}", chapter.id)
+    tab.page.locator(".skip-question").click()
+    tab.page.locator(".because").wait_for()
+    assert tab.count(".said") == 0 and f"{chapter.id}:skip" in tab.page.url
+    for language in (HINGLISH, "en"):
+        words = catalogues()[language][chapter.id]
+        tab.page.locator(".top-bar select").select_option(language)
+        tab.until(lambda language=language: tab.ask("document.documentElement.lang") == language, language)
+        assert plain(words["title"]) in tab.text("h1") and plain(words["takeaway"]) in tab.text(".takeaway")
+        tab.ask(UNFOLDED)
+        said = tab.ask(SAID)
+        assert not OPEN_ENDS.search(said), OPEN_ENDS.search(said)
+        labels = tab.ask("[...document.querySelectorAll('#story [aria-label]')].map(x => x.ariaLabel).join(' ')")
+        assert not OPEN_ENDS.search(labels), labels
+        assert tab.ask(
+            "[...document.querySelectorAll('#story svg[role=img], #story [role=img]')].every(x => x.ariaLabel)"
+        )
+        assert len(tab.text(".code").splitlines()) >= 5
+        assert tab.count(".claim-list li") == len(chapter.claims)
+    assert "lang=en" in tab.page.url
+
+
+@each_chapter
+def test_arrow_keys_go_through_steps_then_chapters(story: Tab, chapter: Chapter) -> None:
+    tab = story
+    goes(tab, f"#/{chapter.id}?answers={chapter.id}:skip", chapter.id)
+    tab.page.locator(".because").wait_for()
+    for step in range(1, min(chapter.steps, 3)):
+        before = tab.text(".step-words")
+        tab.page.keyboard.press("ArrowRight")
+        tab.until(lambda step=step: tab.page.url.endswith(f"&step={step}"), f"step {step}")
+        assert tab.text(".step-words") != before
+    for _ in range(1, min(chapter.steps, 3)):
+        tab.page.keyboard.press("ArrowLeft")
+    tab.until(lambda: "step" not in tab.page.url, "the first step")
+    last = max(chapter.steps - 1, 0)
+    if last:
+        goes(tab, f"#/{chapter.id}?answers={chapter.id}:skip&step={last}", chapter.id)
+        tab.until(
+            lambda: tab.text(".player-at").endswith(str(chapter.steps)) or str(last + 1) in tab.text(".player-at"),
+            "step",
+        )
+    tab.page.keyboard.press("ArrowRight")
+    at = CHAPTERS.index(chapter)
+    if chapter.id != LAST:
+        arrives(tab, CHAPTERS[at + 1].id)
+        assert f"#/{CHAPTERS[at + 1].id}?answers={chapter.id}:skip" in tab.page.url  # answers are kept, the step is not
+        tab.page.keyboard.press("ArrowLeft")
+    arrives(tab, chapter.id)
+
+
+@each_chapter
+def test_every_screen_has_room(phone: Tab, chapter: Chapter) -> None:
+    """Phone and desktop, light and dark, at 200 % zoom, without motion: nothing is wider than the window, before the
+    answer, after it, and at every step."""
+    tab, narrow = phone, {"width": 320, "height": 480}
+    zoomed = {"width": DESKTOP["width"] // 2, "height": DESKTOP["height"] // 2}
+    for language in (HINGLISH, "en"):
+        tab.page.set_viewport_size(narrow)
+        goes(tab, f"#/{chapter.id}?lang={language}", chapter.id)
+        tab.page.locator(f"html[lang={language}] .option").first.wait_for()
+        assert not tab.ask(WIDE), (language, "before the answer", tab.ask(WIDE))
+        goes(tab, f"#/{chapter.id}?lang={language}&answers={chapter.id}:skip", chapter.id)
+        tab.page.locator(f"html[lang={language}] .because").wait_for()
+        tab.ask(UNFOLDED)
+        for size in (PHONE, zoomed, DESKTOP, narrow):
+            tab.page.set_viewport_size(size)
+            assert not tab.ask(WIDE), (language, size, tab.ask(WIDE))
+        for step in range(1, chapter.steps):
+            tab.page.keyboard.press("ArrowRight")
+            assert not tab.ask(WIDE), (language, step, tab.ask(WIDE))
+        last = f"step={chapter.steps - 1}"
+        tab.until(lambda last=last: chapter.steps < 2 or last in tab.page.url, last)
+    for scheme in ("light", "dark"):
+        tab.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        paper = tab.ask("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", paper))) > 384) == (scheme == "light")
+    moving = (
+        "[...document.querySelectorAll('#story *')].filter(x => getComputedStyle(x).transitionDuration !== '0s').length"
+    )
+    assert tab.ask(moving) == 0
+    assert tab.page.locator(".player-play").is_hidden()
+
+
+SAID = "document.querySelector('#story').innerText.replaceAll(document.querySelector('.code').innerText, '')"
+UNFOLDED = "document.querySelectorAll('.fold').forEach((x) => { x.open = true })"
+# What is wider than the window, two frames later: charts follow it.
+WIDE = """() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(
+  document.documentElement.scrollWidth <= innerWidth ? [] :
+  [...document.querySelectorAll('#story *')].filter((x) => x.getBoundingClientRect().right > innerWidth + 1)
+    .map((x) => x.className?.baseVal ?? x.className).slice(0, 5)))))"""
+
+HOSTILE = {
+    "#/nothing": "“nothing”",
+    "#/__proto__?lang=__proto__": "__proto__",
+    "#/hook?lang=<img src=x onerror=alert(1)>": "<img",
+    "#/hook?answers=hook:__proto__": "hook:__proto__",
+    "#/hook?answers=constructor:skip,:,::": "constructor",
+    "#/hook?step=-1&step=999": "-1",
+    "#/hook?constructor=1": "constructor",
+    "#/%E0%A4%A?lang=%": "%E0",
+    "#/" + "x" * 5000: "xxx",
+}
+
+
+def test_a_hostile_address_opens_the_first_chapter_with_a_sentence(opened: Callable[..., Tab]) -> None:
+    tab = opened()
+    for address, said in HOSTILE.items():
+        goes(tab, address, "hook")
+        tab.until(lambda said=said: said in tab.text(".notes:visible"), f"a note about {said}")
+        assert tab.count(".notes *") == 0 and tab.count("#story img") == 0  # text, and nothing that was parsed
+        assert tab.count(".option") == 4 and len(tab.text(".notes:visible")) < 400
+    goes(tab, "#", "hook")
+    tab.until(lambda: tab.count("#story .notes") == 0, "the note to go")
+
+
+def test_the_story_works_where_nothing_can_be_stored(address: str, browser: Any) -> None:
+    with tabs(browser) as open_tab:
+        tab = open_tab("about:blank")
+        broken = (
+            "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError') } })"
+        )
+        tab.page.add_init_script(broken)
+        tab.page.goto(address)
+        arrives(tab, "hook")
+        tab.requests.clear()
+        tab.page.locator(".top-bar select").select_option(HINGLISH)
+        tab.until(lambda: "aapko" in tab.text(".kicker").lower(), "the language")
+        goes(tab, "#/softmax", "softmax")
+        assert tab.ask("document.documentElement.lang") == HINGLISH  # kept in memory
+        tab.requests.clear()
+
+
+def test_a_language_is_remembered(opened: Callable[..., Tab]) -> None:
+    tab = opened()
+    tab.page.locator(".top-bar select").select_option(HINGLISH)
+    tab.until(lambda: f"lang={HINGLISH}" in tab.page.url, "the address")
+    tab.page.evaluate("location.hash = '#/softmax'")
+    arrives(tab, "softmax")
+    assert tab.ask("document.documentElement.lang") == HINGLISH
+
+
+def test_the_first_chapter_is_small_and_needs_no_drawing_library(opened: Callable[..., Tab]) -> None:
+    tab = opened()
+    tab.page.wait_for_load_state("networkidle")
+    names = [one.url.rsplit("/", 1)[1] for one in tab.requests]
+    assert "chapter-hook.js" in names and "plotly.js" not in names and "bench.js" not in names
+    assert f"words-{HINGLISH}.js" not in names
+    loaded = {name for name in names if name.startswith("chapter-")}
+    assert loaded <= {f"chapter-{chapter.id}.js" for chapter in CHAPTERS[:2]}  # this one, and the next
+    assert sum(len(one.response().body()) for one in tab.requests if one.response().status == 200) < 400_000
+
+
+def test_links_lead_to_the_bench_and_back(opened: Callable[..., Tab]) -> None:
+    tab = opened("#/hook?answers=hook:skip")
+    tab.page.locator(".fold-claims summary").click()
+    tab.page.locator(".claim-list a").first.click()
+    tab.until(lambda: tab.count("#claim-C5[open]") == 1, "the claim")
+    assert tab.page.locator("#bench").is_visible() and not tab.page.locator("#story").is_visible()
+    tab.page.locator("#d_k").press("End")
+    tab.until(lambda: "d_k=4096" in tab.page.url, "the bench's address")
+    tab.page.go_back()
+    arrives(tab, "hook")
+    assert not tab.page.locator("#bench").is_visible() and tab.count("#story .notes") == 0
+    tab.page.locator(".to-bench").click()
+    tab.until(lambda: "d_k=4096" in tab.page.url and tab.text("#d_k-now") == "4096", "the bench as it was left")
+    tab.page.locator(".brand a").last.click()
+    tab.page.locator("#story").wait_for()
+    assert tab.page.url.endswith("#/hook?answers=hook:skip")  # and the story as it was left
+
+
+def test_contents_numbers_and_swipes(opened: Callable[..., Tab]) -> None:
+    tab = opened("#/hook?answers=hook:skip", has_touch=True, viewport=PHONE)
+    tab.page.locator(".because .number[title]").first.click()
+    assert "Live" in tab.text(".where:visible")
+    tab.page.locator(".contents summary").click()
+    assert tab.count(".contents li") == len(CHAPTERS) and tab.count(".contents a[aria-current=page]") == 1
+    tab.page.keyboard.press("Escape")
+    assert not tab.page.locator(".contents nav").is_visible()
+    tab.ask(SWIPE)
+    arrives(tab, CHAPTERS[1].id)
+    tab.page.go_back()
+    arrives(tab, "hook")
+
+
+SWIPE = """() => {
+  const target = document.querySelector('h1');
+  const touch = (clientX) => new Touch({ identifier: 1, target, clientX, clientY: 100 });
+  const fire = (type, all, changed) => target.dispatchEvent(
+    new TouchEvent(type, { bubbles: true, touches: all, changedTouches: changed }));
+  fire('touchstart', [touch(300)], [touch(300)]);
+  fire('touchend', [], [touch(120)]);
+}"""
+
+
+def test_code_is_copied(opened: Callable[..., Tab]) -> None:
+    tab = opened("#/softmax?answers=softmax:skip", "softmax", permissions=["clipboard-read", "clipboard-write"])
+    tab.page.locator(".fold-code summary").click()
+    tab.page.get_by_role("button", name="PyTorch").click()
+    tab.page.locator(".copy-code").click()
+    tab.until(lambda: "copied" in tab.text(".tabs"), "the copy")
+    assert tab.ask("navigator.clipboard.readText()").startswith("import torch")
+
+
+def test_a_softmax_of_the_readers_own_is_the_references(opened: Callable[..., Tab]) -> None:
+    tab = opened("#/softmax?answers=softmax:skip", "softmax")
+    tab.page.get_by_role("slider", name="logit 1", exact=True).press("ArrowRight")
+    tab.page.get_by_role("slider", name="add to all", exact=True).press("End")
+    logits = [float(x.replace("−", "-")) for x in tab.text(".sandbox .bar-name").split()]
+    assert logits == [107.5, 103, 101]
+    rows = tab.page.evaluate("async (s) => (await import('/assets/measure.js')).softmax(s)", logits)
+    wanted = reference_softmax(logits)
+    assert rows == pytest.approx(wanted, rel=1e-12)
+    assert [float(x) for x in tab.text(".sandbox .bar-value").split()] == pytest.approx(wanted, abs=5e-4)
+    for _ in range(4):
+        if tab.page.get_by_role("button", name="one logit more").is_enabled():
+            tab.page.get_by_role("button", name="one logit more").click()
+    assert tab.count(".sandbox .story-bar") == 5 and tab.count(".sandbox .number.here") >= 3
+
+
+GAUGE = "async (p) => (await import('/assets/measure.js')).gaugeOf(p)"
+
+
+ROWS = ([0, 0, 0], [1, 0, 0.3], [3, 0, -1], [5, 0, 0, 0], [25, 2, -3], [0.4, 0, 0.1, 0, 0])
+
+
+def test_a_gauge_of_the_browser_is_the_cores(opened: Callable[..., Tab]) -> None:
+    tab = opened()
+    levels = set()
+    for logits in ROWS:
+        weights = reference_softmax(logits)
+        found = tab.page.evaluate(GAUGE, weights)
+        entropy = -sum(p * math.log(p) for p in weights if p) / math.log(len(weights))
+        level = stats.level(entropy, float(max(weights) >= stats.SATURATED_ROW))
+        place = stats.bubble(entropy, level)
+        assert place is not None and found["level"] == level
+        assert found["bubble"] == pytest.approx(place / 8, abs=1e-9)
+        levels.add(level)
+    assert levels == set(stats.CELLS)
+
+
+def reference_softmax(logits: list[float]) -> list[float]:
+    keys = np.array(logits, dtype=np.float64)[:, None]
+    return list(reference.attention(np.ones((1, 1)), keys, np.eye(len(logits)), scale=1.0)[0])

@@ -1,0 +1,157 @@
+"""What is special in the story's scenes, in a real browser: what their controls change, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browsing import DESKTOP, Tab, in_a_browser, started_browser, tabs  # noqa: F401
+from levelhead.course.chapters import by_hand, walk
+from levelhead.page.assets import assets
+from levelhead.page.export import inlined
+
+pytestmark = in_a_browser
+
+TILES = "[...document.querySelectorAll('.online-name')].map(x => x.textContent).join('')"
+RESULTS = "[...document.querySelectorAll('.online-result td')].map(x => x.textContent).join(' ')"
+
+REAL = "#/real?answers=real:skip"
+OPEN = "#/by_hand?answers=by_hand:skip"
+TICKS = "[...document.querySelectorAll('.story-chart .tick-word')].map((x) => x.textContent).join(' ')"
+PLACED = "[...document.querySelectorAll('.scene .tick-word')].map(x => x.textContent + x.getAttribute('y')).join(' ')"
+
+
+def test_every_number_can_be_read_and_the_terms_add_up(address: str, browser: Any) -> None:
+    found = by_hand.data()
+    with tabs(browser) as open_tab:
+        tab = open_tab(f"{address}{OPEN}")
+        strip = tab.page.get_by_role("slider", name="the row of Apple in X", exact=True)
+        strip.press("End")
+        last = f"{found['X'][by_hand.APPLE, -1]:.2f}".replace("-", "−")
+        tab.until(lambda: tab.text(".heat-read") == f"X, Apple, number 512: {last}", "the last number")
+        assert strip.get_attribute("aria-valuetext") == tab.text(".heat-read")
+        tab.page.goto(f"{address}{OPEN}&step=3")
+        terms = tab.page.get_by_role("slider", name="terms added", exact=True)
+        terms.press("ArrowRight")
+        assert tab.text(".hand-terms tr.here th") == "2"
+        terms.press("End")
+        assert by_hand.CHAPTER.numbers()["apple_love"].text in tab.text(".hand-sum")
+        assert tab.text(".hand-terms tr.here th") == "64" and tab.count(".hand-terms tbody tr") == 64
+        tab.page.get_by_role("button", name="add", exact=True).click()
+        tab.until(lambda: tab.text(".hand-terms tr.here th") == "3", "the third term by itself")
+        tab.page.get_by_role("button", name="pause", exact=True).click()
+
+
+def test_walks_and_their_ends(address: str, browser: Any) -> None:
+    found, numbers = walk.data(), walk.CHAPTER.numbers()
+    with tabs(browser) as open_tab:
+        tab = open_tab(f"{address}#/walk")  # the first walk is there before the answer
+        terms = tab.page.get_by_role("slider", name="terms added", exact=True)
+        terms.press("End")
+        last = f"{found['walks'][0, -1]:.2f}".replace("-", "−")
+        tab.until(lambda: "term 64 adds" in tab.text(".hand-sum") and last in tab.text(".hand-sum"), "the last term")
+        tab.page.goto(f"{address}#/walk?answers=walk:skip&step=3")
+        tab.page.locator("input[value='64']").wait_for(state="attached")
+        assert numbers["spread_64"].text in tab.text(".hand-sum") and tab.text(".outside") == ""
+        ticks = tab.ask(TICKS)
+        tab.page.locator("input[value='1024']").check(force=True)
+        wide = found["ends"][-1]
+        outside = f"{100 * (wide['left'] + wide['right']):.2g} %"
+        tab.until(lambda: outside in tab.text(".outside"), "the share outside")
+        assert tab.ask(TICKS) == ticks and tab.count(".story-chart .arrow") == 2
+
+
+def test_only_the_root_is_level_in_both_models(address: str, browser: Any) -> None:
+    with tabs(browser) as open_tab:
+        tab = open_tab(f"{address}#/root?answers=root:skip")
+        power = tab.page.locator(".root-own input")
+        power.press("End")
+        assert tab.text(".root-said .number").split() == ["64", "0.0156", "0.125"]  # divisor, variance, spread
+        assert tab.text(".root-own .gauge-words strong") == "flat"
+        ticks = tab.ask(TICKS)
+        power.press("Home")
+        assert tab.text(".root-said .number").split() == ["1", "64", "8"]
+        assert tab.text(".root-own .gauge-words strong") in ("sharp", "saturated") and tab.ask(TICKS) == ticks
+        levels = [tab.text(".root-four .gauge-words strong").split()]
+        tab.page.locator("input[value=large]").check(force=True)
+        levels.append(tab.text(".root-four .gauge-words strong").split())
+        assert levels == [["sharp", "level", "flat", "flat"], ["saturated", "level", "flat", "flat"]]
+        assert tab.text(".root-said .number").split()[1] == "128"  # d_k to the power of 1
+
+
+@pytest.fixture
+def opened(address: str, browser: Any) -> Iterator[Any]:
+    with tabs(browser) as open_tab:
+        yield lambda chapter, step: open_tab(f"{address}#/{chapter}?answers={chapter}:skip&step={step}")
+
+
+def test_a_pinned_softcap_is_not_a_cure(opened: Any) -> None:
+    tab: Tab = opened("attack", 4)
+    said = tab.page.locator(".attack-now")
+    said.wait_for()
+    axes = tab.ask(PLACED)
+    assert said.get_attribute("data-verdict") == "pinned" and "level" in tab.text(".scene .gauge-words strong")
+    tab.page.locator("input[value=norm]").check(force=True)
+    assert said.get_attribute("data-verdict") == "found"
+    tab.page.locator("input[value=root]").check(force=True)
+    tab.slide("correlation ρ of the match", "Home")
+    assert said.get_attribute("data-verdict") == "other" and "saturated" in tab.text(".scene .gauge-words strong")
+    assert tab.ask(PLACED) == axes
+
+
+def test_additive_scores_grow_with_v_alone_and_cosine_with_the_angle_alone(opened: Any) -> None:
+    tab: Tab = opened("rivals", 1)
+    tab.page.locator(".rivals-now").wait_for()
+    tab.slide("q and k grow", "End")
+    dot, additive, bound = map(float, tab.page.locator(".rivals-now .number").all_inner_texts())
+    assert dot > 80 and abs(additive) < bound < 3
+    tab.slide("v grows", "End")
+    assert tab.page.locator(".rivals-now .number").nth(2).inner_text() == "17"
+    for _ in range(2):
+        tab.page.get_by_role("slider").last.press("ArrowRight")  # the player's own: to the picture of the angle
+    tab.page.locator(".rivals-angle").wait_for()
+    values = tab.page.locator(".rivals-scores .bar-value")
+    assert values.all_inner_texts() == ["4", "4"]
+    tab.page.locator(".rivals-picture:not([hidden]) input[type=range]").nth(1).press("End")
+    assert values.all_inner_texts() == ["8", "4"]
+
+
+def test_the_first_press_shuffles_and_the_result_stays(address: str, browser: Any) -> None:
+    with tabs(browser) as open_tab:
+        tab = open_tab(f"{address}#/online?answers=online:skip&step=1", viewport=DESKTOP)
+        tab.page.locator(".online-shuffle").wait_for()
+        assert tab.ask(TILES) == "ABCD"
+        first = tab.ask(RESULTS)
+        tab.page.locator(".online-shuffle").click()
+        assert tab.ask(TILES) == "CADB" and tab.ask(RESULTS) != first
+        assert "C, A, D, B" in tab.text("[data-chapter=online] .scene-tools")
+        for _ in range(3):
+            tab.page.locator(".player-forward").click()
+        shuffled = tab.ask(RESULTS)
+        for _ in range(5):
+            tab.page.locator(".online-shuffle").click()
+            assert tab.ask(RESULTS) == shuffled
+        assert tab.ask(TILES) == "ABCD"
+
+
+def test_a_head_is_chosen_and_described(address: str, browser: Any) -> None:
+    with tabs(browser) as open_tab:
+        tab = open_tab(f"{address}{REAL}", viewport=DESKTOP)
+        tab.page.locator(".real-chosen b").wait_for()
+        assert tab.count(".real-cell") == 72 and tab.text(".real-chosen b") == "dog"
+        tab.page.locator(".real-layer >> nth=0").locator(".real-cell >> nth=2").click()
+        assert tab.text(".real-chosen b") == "because" and "saturated" in tab.text(".real-chosen")
+        assert tab.count('.real-cell[aria-pressed="true"]') == 1
+        assert tab.count(".scene code") == 0  # a server is there: nothing is missing
+
+
+def test_a_saved_page_says_that_it_runs_no_model(tmp_path: Path, browser: Any) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(inlined(assets(), "{}"), encoding="utf-8")
+    with tabs(browser) as open_tab:
+        tab = open_tab(f"{path.as_uri()}{REAL}", viewport=DESKTOP)
+        tab.page.locator(".real-chosen b").wait_for()
+        assert "levelhead page" in tab.text(".scene .soft code >> nth=1")
