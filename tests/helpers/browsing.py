@@ -88,9 +88,21 @@ class Tab:
     def ask(self, script: str) -> Any:
         return self.page.evaluate(script)
 
+    def goes_to(self, hash: str) -> None:
+        """Changes the address, and returns when the page has noticed."""
+        self.page.evaluate(
+            """hash => new Promise((noticed) => {
+                if (location.hash === hash) return noticed();
+                addEventListener("hashchange", () => noticed(), { once: true });
+                location.hash = hash;
+            })""",
+            hash,
+        )
+
     def rests(self) -> None:
-        """Until no figure is on its way."""
-        self.page.wait_for_timeout(250)  # figures out of sight are asked for after a pause
+        """Until no figure is on its way. Panels follow in the next frame, those out of sight after a pause of the
+        page: its own clock is waited for, which may be late on a busy machine."""
+        self.ask("new Promise((passed) => requestAnimationFrame(() => setTimeout(passed, 200)))")
         self.until(lambda: self.count("figure[aria-busy]") == 0, "figures to arrive")
 
     def divide(self, by: str) -> None:

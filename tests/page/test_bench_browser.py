@@ -30,7 +30,7 @@ def bench_at_rest(shared: Tab) -> Iterator[Callable[[str], Tab]]:
     """Goes to a state of the bench; afterwards everything is as it was."""
 
     def at(state: str) -> Tab:
-        shared.ask(f"location.hash = '{state}'")
+        shared.goes_to(state)
         shared.rests()
         return shared
 
