@@ -332,7 +332,8 @@ def test_who_stops_listening_leaves_no_process_behind(bench: Bench) -> None:
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_the_lab_ends_its_workers_do_too(bench: Bench, end: signal.Signals) -> None:
     bench.claim("C1", SLEEPS)
-    begin = f"import sys; sys.path[:] = {sys.path!r}; from levelhead import cli; "
+    begin = f"import signal, sys; sys.path[:] = {sys.path!r}; from levelhead import cli; "
+    begin += "signal.signal(signal.SIGINT, signal.default_int_handler); "  # tests in the background inherit "ignored"
     begin += f"from levelhead.lab import registry; registry.MODULES = {bench.modules!r}; "
     begin += "sys.exit(cli.main(['lab', 'run', 'C1']))"
     lab = subprocess.Popen([sys.executable, "-c", begin], stderr=subprocess.PIPE, text=True)
