@@ -20,7 +20,7 @@ import numpy as np
 
 from levelhead import _core
 from levelhead.attention import attention, observe
-from levelhead.bench import additive, models, peers_jax, peers_onnx, peers_openvino, peers_torch
+from levelhead.bench import additive, models, peers_jax, peers_onnx, peers_openvino, peers_torch, peers_vllm, peers_zentorch
 from levelhead.bench.calls import Array, Call, Question, Refused, Variants, refuse_large_scores
 from levelhead.bench.cases import OFF, Case, Work
 from levelhead.bench.inputs import Problem
@@ -141,6 +141,8 @@ PEERS = (
     Implementation(
         "FlexAttention", ("torch",), peers_torch.session, {"attention": peers_torch.flex, "training": peers_torch.flex}
     ),
+    Implementation("zentorch", ("zentorch", "torch"), peers_torch.session, {"attention": peers_zentorch.variants}),
+    Implementation("vLLM", ("vllm", "torch"), peers_torch.session, {"attention": peers_vllm.variants}),
     Implementation(
         "ONNX Runtime",
         ("onnxruntime", "onnx"),
