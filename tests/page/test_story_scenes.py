@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from browsing import DESKTOP, Tab, in_a_browser, started_browser, tabs  # noqa: F401
-from levelhead.course.chapters import by_hand, real, walk
+from levelhead.course.chapters import by_hand, real, training, walk
 from levelhead.page.assets import assets
 from levelhead.page.export import inlined
 
@@ -179,3 +179,14 @@ def test_a_saved_page_says_that_it_runs_no_model(tmp_path: Path, browser: Any) -
         tab = open_tab(f"{path.as_uri()}{REAL}", viewport=DESKTOP)
         tab.page.locator(".real-chosen b").wait_for()
         assert "levelhead page" in tab.text(".scene .soft code >> nth=1")
+
+
+def test_a_line_marks_where_the_ratios_are_equal(opened: Any) -> None:
+    tab: Tab = opened("training", 0)
+    tab.page.locator(".training-ratios").wait_for()
+    ratios = training.CHAPTER.numbers()
+    lines = tab.page.locator(".training-ratios .bar-mark").evaluate_all(SHARES)
+    bars = tab.page.locator(".training-ratios .bar-fill").evaluate_all(SHARES)
+    assert len(set(lines)) == 1
+    for name, line, bar in zip(training.data()["ratios"], lines, bars, strict=True):
+        assert float(bar) / float(line) == pytest.approx(ratios[name].value)  # one unit for bars and line
