@@ -1,7 +1,8 @@
 """Records one sentence for machines without a model: `python bench/record_sentence.py FILE`.
 
-Writes what `explain_text` computes on minilm: the numbers of one head, the largest weights of every head, and the
-versions that made them. The file is small enough to be kept beside the code. Not installed.
+Writes what `explain_text` computes on minilm: the numbers of one head; of every head its level and the weights of one
+token, with and without the division; and the versions that made them. The file is small enough to be kept beside the
+code. Not installed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 
 from levelhead._version import __version__
 from levelhead.cache import write_whole
-from levelhead.explanation.text import explain_text
+from levelhead.explanation.head_steps import rounded
+from levelhead.explanation.text import TextExplanation, explain_text
 
 SENTENCE, TOKEN, MODEL = "The dog chased the ball because it was fast.", "it", "minilm"
 _COMMAND = "python bench/record_sentence.py FILE"
@@ -34,7 +36,17 @@ def recorded() -> dict[str, Any]:
         "python": platform.python_version(),
         **{package: version(package) for package in ("torch", "transformers", "numpy")},
     }
-    return {"about": about} | {name: value for name, value in explained.to_json().items() if name not in _DROPPED}
+    kept = {name: value for name, value in explained.to_json().items() if name not in _DROPPED}
+    return {"about": about} | kept | _every_head(explained)
+
+
+def _every_head(explained: TextExplanation) -> dict[str, Any]:
+    """By layer and head: the token's row of weights, scaled and unscaled, and the level of the unscaled head."""
+    scaled = explained.reading.calls
+    unscaled = [call.unscaled() for call in scaled]
+    rows, bare = ([rounded(call.weights()[:, explained.token]) for call in calls] for calls in (scaled, unscaled))
+    levels = [[gauge.to_json() for gauge in call.gauges()] for call in unscaled]
+    return {"rows": rows, "unscaled_rows": bare, "unscaled_gauges": levels}
 
 
 def main(arguments: list[str]) -> int:

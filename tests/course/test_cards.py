@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from levelhead.course import catalogue, deck
+from levelhead.course.card_numbers import MORE
 from levelhead.course.cards import CARDS, Card
 from levelhead.course.catalogue import catalogues
-from levelhead.course.chapters import ORDER
-from levelhead.course.numbers import shown
+from levelhead.course.chapter import Chapter
+from levelhead.course.chapters import CHAPTERS, ORDER
+from levelhead.course.numbers import CHOSEN, shown
 from levelhead.course.results import claim
 from levelhead.errors import LevelheadError
 
@@ -66,11 +68,21 @@ def test_no_number_is_stale() -> None:
     assert numbers["how-much-slower"]["steps_deep"] == shown(c12["steps, depth 8"])
     assert numbers["correlated"]["exponent"] == shown(c9a["exponent"]["1/sqrt(d_k)"], 3)
     assert numbers["additive-bound"]["norm"] == shown(claim("C13a")["measured"]["‖v‖₁"])
-    assert numbers["sharp"]["rows"] == shown(claim("C11a")["measured"]["rows near one-hot"], 3)
+    assert numbers["sharp"]["one_hot"] == shown(claim("C11a")["measured"]["rows near one-hot"], 3)
     assert numbers["variance"]["variance_measured"] == shown(claim("C1")["details"]["variance"]["normal"][6], 3)
-    at = claim("C11")["params"]["d_k"].index(64)
-    assert numbers["root-not-d_k"]["root"] == shown(claim("C11")["details"]["std"]["y"][at], 4)
-    assert numbers["gpt-three"]["gpt_d_k"] == "128" and numbers["first-transformer"]["divisor"] == "8"
+    assert numbers["gpt-three"]["spread_heads"] == shown(claim("C10")["measured"]["logit std"][-1], 3)
+    assert numbers["gpt-three"]["d_k_large"] == "128" and numbers["first-transformer"]["root_small"] == "8"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=ORDER)
+def test_a_number_of_a_chapter_is_not_made_again_for_its_cards(chapter: Chapter) -> None:
+    """The cards add what the chapter does not have, under names of their own, and show all that they add."""
+    more = MORE[chapter.id]() if chapter.id in MORE else {}
+    assert not more.keys() & chapter.numbers().keys()
+    used = {name for one in deck.deck(chapter=chapter.id) for name in one.numbers}
+    assert more.keys() <= used
+    found = {(number.where, number.value) for number in chapter.numbers().values() if number.where != CHOSEN}
+    assert not [name for name, number in more.items() if (number.where, number.value) in found]
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:

@@ -144,6 +144,7 @@ def changed(path: str, value: Any, language: str = "hi-Latn") -> dict[str, Any]:
         ("softmax.title", None, "got nothing"),
         ("softmax.options.same", None, "got nothing"),
         ("softmax.text.1", None, "got nothing"),
+        ("training.pause.0", None, "got nothing"),
         ("shell.extra", "kuch aur", "one more"),
         ("softmax.options.same", "wahi rehta hai", "placeholders"),
         ("softmax.text.1", "[[ratios]]", "formulas"),
@@ -171,6 +172,8 @@ def test_a_value_that_is_not_translated_is_refused() -> None:
         ("softmax.words", {"row": 3}, "softmax.words.row: expected a text"),
         ("softmax.because", "It is {nothing}.", "a number of the chapter"),
         ("softmax.options.more", "another", "exactly same, larger, smaller"),
+        ("training.pause", "Rest.", "training.pause: expected a list"),
+        ("training.pause.1", "It is {nothing}.", "a number of the chapter"),
         ("hook", None, "the words of the chapter"),
     ],
 )

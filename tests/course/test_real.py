@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from levelhead.course.chapters.real import data
+import math
+
+import numpy as np
+import pytest
+
+from levelhead.course.chapters.real import D_K, data, numbers
 from levelhead.course.results import claim
 
 
 def test_the_saturated_head_of_the_sentence_is_the_one_of_the_claim() -> None:
     found = claim("C11a")["details"]
-    cells = {(layer, head): cell for layer, heads in enumerate(data()["layers"]) for head, cell in enumerate(heads)}
-    assert [place for place, cell in cells.items() if cell["level"] == "saturated"] == [(found["layer"], found["head"])]
+    cells = {
+        (layer, head): one["divided"] for layer, heads in enumerate(data()["layers"]) for head, one in enumerate(heads)
+    }
+    saturated = [place for place, cell in cells.items() if cell["gauge"]["level"] == "saturated"]
+    assert saturated == [(found["layer"], found["head"])]
     assert found["offset"] == -1  # "the token just before"
-    tokens, at = data()["tokens"], data()["query"]
-    assert cells[found["layer"], found["head"]]["to"] == tokens[at - 1]
+    row = cells[found["layer"], found["head"]]["row"]
+    assert row.index(max(row)) == data()["query"] - 1
 
 
 def test_all_pairs_of_heads_differ() -> None:
     assert set(claim("C15")["measured"]["pairs that differ"]) == {1.0}  # "which is all of them"
 
 
-def test_the_head_that_is_drawn_is_in_the_table() -> None:
+def test_the_first_head_that_is_drawn_is_the_one_of_the_text() -> None:
     layer, head = data()["first"]
-    cell = data()["layers"][layer][head]
-    assert cell["to"] == "dog"
-    assert (cell["weight"], cell["undivided"]) == (max(data()["rows"]["divided"]), max(data()["rows"]["undivided"]))
+    for name, one in data()["layers"][layer][head].items():
+        assert data()["tokens"][one["row"].index(max(one["row"]))] == "dog"
+        assert numbers()[f"top_{name}"].value == max(one["row"])
+
+
+def test_every_row_is_one_of_weights_and_the_undivided_one_its_power() -> None:
+    """The derivation's formula, over all heads: what was recorded without the division is what it says."""
+    for one in (one for heads in data()["layers"] for one in heads):
+        divided, undivided = (np.array(one[name]["row"]) for name in ("divided", "undivided"))
+        power = divided ** math.sqrt(D_K)
+        assert divided.sum() == pytest.approx(1, abs=1e-5)
+        np.testing.assert_allclose(undivided, power / power.sum(), atol=1e-5)

@@ -135,6 +135,24 @@ def test_a_chapter_has_all_its_words_in_every_language(story: Tab, chapter: Chap
 
 
 @each_chapter
+def test_a_pause_stands_where_the_words_have_one(story: Tab, chapter: Chapter) -> None:
+    """After everything else of its chapter, in every language, and nowhere before the answer."""
+    tab = story
+    goes(tab, f"#/{chapter.id}", chapter.id)
+    tab.page.locator(".option").first.wait_for()
+    assert tab.count(".pause") == 0
+    tab.page.locator(".skip-question").click()
+    tab.page.locator(".because").wait_for()
+    for language in catalogues():
+        tab.page.locator(".top-bar select").select_option(language)
+        tab.until(lambda language=language: tab.ask("document.documentElement.lang") == language, language)
+        words = catalogues()[language][chapter.id].get("pause", [])
+        assert tab.count(".chapter-text > .folds + .pause:last-child > p") == tab.count(".pause > p") == len(words)
+        assert all(plain(text) in tab.text(".pause") for text in words)
+    assert tab.count(".pause") == (chapter.id == "training")
+
+
+@each_chapter
 def test_arrow_keys_go_through_steps_then_chapters(story: Tab, chapter: Chapter) -> None:
     tab = story
     goes(tab, f"#/{chapter.id}?answers={chapter.id}:skip", chapter.id)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from browsing import DESKTOP, Tab, in_a_browser, started_browser, tabs  # noqa: F401
-from levelhead.course.chapters import by_hand, walk
+from levelhead.course.chapters import by_hand, real, training, walk
 from levelhead.page.assets import assets
 from levelhead.page.export import inlined
 
@@ -18,6 +18,7 @@ pytestmark = in_a_browser
 TILES = "[...document.querySelectorAll('.online-name')].map(x => x.textContent).join('')"
 RESULTS = "[...document.querySelectorAll('.online-result td')].map(x => x.textContent).join(' ')"
 
+SHARES = "all => all.map((x) => x.style.getPropertyValue('--share'))"
 REAL = "#/real?answers=real:skip"
 OPEN = "#/by_hand?answers=by_hand:skip"
 TICKS = "[...document.querySelectorAll('.story-chart .tick-word')].map((x) => x.textContent).join(' ')"
@@ -137,15 +138,38 @@ def test_the_first_press_shuffles_and_the_result_stays(address: str, browser: An
         assert tab.ask(TILES) == "ABCD"
 
 
-def test_a_head_is_chosen_and_described(address: str, browser: Any) -> None:
+def test_the_bars_follow_the_head_that_is_chosen(address: str, browser: Any) -> None:
+    layers = real.data()["layers"]
     with tabs(browser) as open_tab:
         tab = open_tab(f"{address}{REAL}", viewport=DESKTOP)
         tab.page.locator(".real-chosen b").wait_for()
         assert tab.count(".real-cell") == 72 and tab.text(".real-chosen b") == "dog"
+        assert_drawn(tab, layers[5][11], "layer 5, head 11")
         tab.page.locator(".real-layer >> nth=0").locator(".real-cell >> nth=2").click()
         assert tab.text(".real-chosen b") == "because" and "saturated" in tab.text(".real-chosen")
-        assert tab.count('.real-cell[aria-pressed="true"]') == 1
+        assert_drawn(tab, layers[0][2], "layer 0, head 2")
+        for key, layer, head in (("ArrowDown", 1, 2), ("ArrowRight", 1, 3), ("ArrowLeft", 1, 2), ("ArrowUp", 0, 2)):
+            tab.page.keyboard.press(key)
+            assert_drawn(tab, layers[layer][head], f"layer {layer}, head {head}")
+        tab.page.keyboard.press("ArrowUp")  # there is none above: it stays, in this chapter
+        assert_drawn(tab, layers[0][2], "layer 0, head 2")
+        assert tab.count('.real-cell[aria-checked="true"]') == tab.count('.real-cell[tabindex="0"]') == 1
         assert tab.count(".scene code") == 0  # a server is there: nothing is missing
+
+
+def assert_drawn(tab: Tab, head: Any, name: str) -> None:
+    """Title, levels and bars of both divisors are those of this head; so is the text for who cannot see them."""
+    assert name in tab.text(".scene > h3 >> nth=1")
+    assert tab.text(".scene .gauge-words strong").split() == [head[side]["gauge"]["level"] for side in head]
+    for i, side in enumerate(head):
+        drawn = tab.page.locator(".scene .head").nth(i)
+        shares = [float(x) for x in drawn.locator(".bar-fill").evaluate_all(SHARES)]
+        assert shares == pytest.approx(head[side]["row"], rel=1e-3)
+        most = head[side]["row"].index(max(head[side]["row"]))
+        assert drawn.locator(".chosen .bar-name").all_inner_texts() == [real.data()["tokens"][most]]
+        assert drawn.locator(".chosen .bar-value").inner_text() in drawn.locator("[role=img].story-bars").get_attribute(
+            "aria-label"
+        )
 
 
 def test_a_saved_page_says_that_it_runs_no_model(tmp_path: Path, browser: Any) -> None:
@@ -155,3 +179,14 @@ def test_a_saved_page_says_that_it_runs_no_model(tmp_path: Path, browser: Any) -
         tab = open_tab(f"{path.as_uri()}{REAL}", viewport=DESKTOP)
         tab.page.locator(".real-chosen b").wait_for()
         assert "levelhead page" in tab.text(".scene .soft code >> nth=1")
+
+
+def test_a_line_marks_where_the_ratios_are_equal(opened: Any) -> None:
+    tab: Tab = opened("training", 0)
+    tab.page.locator(".training-ratios").wait_for()
+    ratios = training.CHAPTER.numbers()
+    lines = tab.page.locator(".training-ratios .bar-mark").evaluate_all(SHARES)
+    bars = tab.page.locator(".training-ratios .bar-fill").evaluate_all(SHARES)
+    assert len(set(lines)) == 1
+    for name, line, bar in zip(training.data()["ratios"], lines, bars, strict=True):
+        assert float(bar) / float(line) == pytest.approx(ratios[name].value)  # one unit for bars and line

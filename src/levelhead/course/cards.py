@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from levelhead.course.card_numbers import NUMBERS
+from levelhead.course.card_numbers import numbers
 from levelhead.course.numbers import Number
 
 _DECLARED = """
@@ -93,8 +93,8 @@ class Card:
     claims: tuple[str, ...]
 
     def numbers(self) -> Mapping[str, Number]:
-        """All numbers of its chapter; its words use some of them."""
-        return NUMBERS[self.chapter]()
+        """All that its chapter has; its words use some of them."""
+        return numbers(self.chapter)
 
 
 def _cards() -> tuple[Card, ...]:

@@ -29,7 +29,15 @@ _LONE_DIGITS = re.compile(r"(?<![\d.,])\d(?![\d.,])")  # of a formula: 1 − p, 
 # Names with a digit in them. A digit anywhere else is a number that was typed.
 _NAMES = re.compile(r"\b(?:C\d+[a-z]?|b?float(?:16|32|64)|GPT-[23]|SmolLM2|Llama 3|T5|H100|A100)\b")
 _CHAPTER = {"title": str, "question": str, "options": dict, "because": str, "text": list, "takeaway": str}
-_OPTIONAL = {"intro": list, "steps": list, "charts": dict, "words": dict, "derivation": list, "more": list}
+_OPTIONAL = {
+    "intro": list,
+    "steps": list,
+    "charts": dict,
+    "words": dict,
+    "derivation": list,
+    "more": list,
+    "pause": list,
+}
 _FILLED = ("words", "charts")  # a scene fills in what it computes; the page's tests look for what is left open
 
 

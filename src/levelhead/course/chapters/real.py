@@ -97,27 +97,25 @@ def _number(id: str, name: str, digits: int) -> Number:
 
 def data() -> Any:
     found = _sentence()
-    looks = {(one["layer"], one["head"]): one for one in found["it"]}
     return {
         "tokens": found["tokens"],
         "special": found["special"],
         "query": found["token"],
-        "rows": _rows(),
-        "gauges": {"divided": found["gauge"], "undivided": found["unscaled_gauge"]},
         "first": [found["layer"], found["head"]],
-        "layers": [
-            [_look(gauge) | _to(looks[layer, head], found["tokens"]) for head, gauge in enumerate(gauges)]
-            for layer, gauges in enumerate(found["gauges"])
-        ],
+        "layers": [[_head(layer, head) for head in range(found["heads"])] for layer in range(found["layers"])],
     }
 
 
-def _look(gauge: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: gauge[name] for name in ("level", "bubble", "normalised_entropy")}
-
-
-def _to(look: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
-    return {"to": tokens[look["key"]], "weight": look["weight"], "undivided": look["unscaled_weight"]}
+def _head(layer: int, head: int) -> dict[str, Any]:
+    """A head by divisor: its level on the sentence, and the weights of "it"."""
+    found = _sentence()
+    return {
+        divisor: {
+            "row": found[rows][layer][head],
+            "gauge": {name: found[gauges][layer][head][name] for name in ("level", "bubble", "normalised_entropy")},
+        }
+        for divisor, rows, gauges in (("divided", "rows", "gauges"), ("undivided", "unscaled_rows", "unscaled_gauges"))
+    }
 
 
 CHAPTER = Chapter(

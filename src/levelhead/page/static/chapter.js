@@ -22,7 +22,7 @@ export class ChapterView {
     const at = this.words.plain(this.words.of("shell", "chapter"), { number: place, count });
     const head = [make("p", { class: "course" }, ...this.words.nodes(this.words.of("shell", "title")), make("span", { class: "soft" }, at)), make("h1", { tabindex: "-1" }, ...this.words.nodes(own.title)), ...this.words.paragraphs(own.intro ?? [])];
     head.push(question({ chapter, words: this.words, given, answered }));
-    const rest = given ? [...this.words.paragraphs(own.text), this.#takeaway(own), ...unfolds(chapter, this.words)] : [];
+    const rest = given ? [...this.words.paragraphs(own.text), this.#takeaway(own), ...unfolds(chapter, this.words), ...this.#pause(own)] : [];
     this.element = make(
       "article", { class: `chapter${given ? " open" : ""}`, "data-chapter": chapter.id },
       make("div", { class: "chapter-head" }, ...head),
@@ -89,6 +89,12 @@ export class ChapterView {
   #step(step) {
     this.said.replaceChildren(...this.words.nodes(this.words.of(this.chapter.id, "steps")[step]));
     this.shown.go?.(step);
+  }
+
+  /** A place to rest between two chapters: what is known so far, what follows. Most chapters have none. */
+  #pause(own) {
+    if (!own.pause) return [];
+    return [make("section", { class: "pause", "aria-labelledby": "pause" }, make("h2", { id: "pause" }, this.words.of("shell", "pause")), ...this.words.paragraphs(own.pause))];
   }
 
   #takeaway(own) {

@@ -1,11 +1,12 @@
-// A sentence through a trained model: the weights of one head with and without its division, a level for every head,
-// and the ways to a sentence and a model of the reader's own.
+// A sentence through a trained model: a level for every head, the weights of the one that is chosen with and without its
+// division, and the ways to a sentence and a model of the reader's own.
 
 import { make } from "./dom.js";
 import { display, frac, root, row, sub, subsup, sup, sum } from "./formulas.js";
 import { vial } from "./gauge.js";
 import { weight } from "./plot.js";
 
+const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 // A page saved to a file has an import map. Its figures may not have arrived yet: source.js must not look for them here.
 const saved = document.querySelector('script[type="importmap"]') !== null;
 const e = (...power) => sup("e", row(...power));
@@ -23,11 +24,15 @@ export function setup(place, { data, words, own }) {
 
 export function scene(place, tools) {
   const { data, words, own } = tools;
-  const [layer, head] = data.first;
+  const title = make("h3");
+  const sides = [side("divided", "root", tools), side("undivided", "nothing", tools)];
+  const show = (layer, head) => {
+    title.replaceChildren(...words.nodes(own("words", "one"), { layer: String(layer), head: String(head) }));
+    for (const one of sides) one.set(data.layers[layer][head]);
+  };
   place.append(
-    make("h3", {}, ...words.nodes(own("words", "one"), { layer, head })),
-    make("div", { class: "two" }, side("divided", "root", tools), side("undivided", "nothing", tools)),
-    make("h3", {}, own("words", "all")), levels(tools),
+    make("h3", {}, own("words", "all")), levels(tools, show), // first, so that what it changes is in sight on a phone
+    title, make("div", { class: "two" }, ...sides.map(({ element }) => element)),
     make("p", { class: "real-own" }, link("#sentence", "own_sentence", tools), link("#heads", "own_model", tools)),
   );
   if (saved) place.append(make("p", { class: "soft" }, ...words.nodes(own("words", "saved"))));
@@ -37,35 +42,56 @@ function link(href, name, { own }) {
   return make("a", { href }, own("words", name));
 }
 
-/** The weights of "it" under one divisor. */
+/** The level of a head under one divisor, and the weights of "it"; `set(head)` shows another head. */
 function side(name, colour, { data, words, own, plot }) {
-  const title = words.plain(own("words", name));
   const level = plot.gauge("recorded");
-  level.set(data.gauges[name]);
-  const rows = data.tokens.map((label, i) => ({ label, value: data.rows[name][i], chosen: data.rows[name][i] === Math.max(...data.rows[name]) }));
-  const about = words.plain(own("charts", "weights", "about"), { head: title, list: rows.map(({ label, value }) => `${label} ${weight(value)}`).join(", ") });
-  return make("section", { class: "head" }, make("h3", { class: `by-${colour}` }, ...words.nodes(own("words", name))), level.element, plot.bars({ rows, about, source: "recorded", colour }).element);
+  const bars = plot.bars({ rows: [], about: "", source: "recorded", colour });
+  const set = (head) => {
+    const { row, gauge } = head[name];
+    const most = Math.max(...row);
+    level.set(gauge);
+    const list = data.tokens.map((label, i) => `${label} ${weight(row[i])}`).join(", ");
+    const about = words.plain(own("charts", "weights", "about"), { head: words.plain(own("words", name)), list });
+    bars.set(data.tokens.map((label, i) => ({ label, value: row[i], chosen: row[i] === most })), about);
+  };
+  return { element: make("section", { class: "head" }, make("h3", { class: `by-${colour}` }, ...words.nodes(own("words", name))), level.element, bars.element), set };
 }
 
-/** A level for every head, a line per layer; the one that is chosen is described below. */
-function levels({ data, words, own }) {
+/** A level for every head, a line per layer; `show(layer, head)` draws the one that is chosen, and a sentence says what
+ * it does. One stop for the Tab key: in the table the arrow keys choose. */
+function levels({ data, words, own }, show) {
   const said = make("p", { class: "real-chosen", role: "status" });
-  let pressed = null;
-  const cell = (one, layer, head) => {
-    const choose = () => {
-      pressed?.setAttribute("aria-pressed", "false");
-      pressed = button;
-      button.setAttribute("aria-pressed", "true");
-      const mark = (x) => words.marked(weight(x), "recorded", "sentence.json");
-      said.replaceChildren(...words.nodes(own("words", "chosen"), { layer: String(layer), head: String(head), level: one.level, to: make("b", {}, one.to), weight: mark(one.weight), undivided: mark(one.undivided) }));
-    };
-    const label = words.plain(own("words", "cell"), { layer, head, level: one.level });
-    const button = make("button", { type: "button", class: "real-cell", "aria-pressed": "false", "aria-label": label, title: label, click: choose }, vial(one.level, one.bubble));
-    if (layer === data.first[0] && head === data.first[1]) choose();
-    return button;
+  let at = data.first;
+  const choose = (layer, head) => {
+    const { divided, undivided } = data.layers[layer][head];
+    const most = Math.max(...divided.row);
+    const mark = (x) => words.marked(weight(x), "recorded", "sentence.json");
+    const to = make("b", {}, data.tokens[divided.row.indexOf(most)]);
+    said.replaceChildren(...words.nodes(own("words", "chosen"), { layer: String(layer), head: String(head), level: divided.gauge.level, to, weight: mark(most), undivided: mark(Math.max(...undivided.row)) }));
+    checked(cells[at[0]][at[1]], false);
+    checked(cells[layer][head], true);
+    at = [layer, head];
+    show(layer, head);
   };
-  const line = (heads, layer) =>
-    make("div", { class: "real-layer", role: "group", "aria-label": words.plain(own("words", "layer"), { layer }) }, make("span", { class: "soft" }, String(layer)), make("div", { class: "real-heads" }, ...heads.map((one, head) => cell(one, layer, head))));
-  const lines = data.layers.map(line);
-  return make("div", { class: "real-levels" }, ...lines, said);
+  const cells = data.layers.map((heads, layer) => heads.map(({ divided: { gauge } }, head) => {
+    const label = words.plain(own("words", "cell"), { layer, head, level: gauge.level });
+    return make("button", { type: "button", role: "radio", class: "real-cell", "aria-checked": "false", tabindex: "-1", "aria-label": label, title: label, click: () => choose(layer, head) }, vial(gauge.level, gauge.bubble));
+  }));
+  const lines = cells.map((line, layer) => make("div", { class: "real-layer" }, make("span", { class: "soft" }, String(layer)), make("div", { class: "real-heads" }, ...line)));
+  const keydown = (event) => {
+    const [down, across] = MOVES[event.key] ?? [0, 0];
+    const next = cells[at[0] + down]?.[at[1] + across];
+    if (event.altKey || event.ctrlKey || event.metaKey || !MOVES[event.key]) return;
+    event.preventDefault(); // the story's arrows are for chapters
+    event.stopPropagation();
+    next?.focus();
+    next?.click();
+  };
+  choose(...at);
+  return make("div", { class: "real-levels" }, make("div", { role: "radiogroup", "aria-label": own("words", "all"), keydown }, ...lines), said);
+}
+
+function checked(cell, is) {
+  cell.setAttribute("aria-checked", String(is));
+  cell.setAttribute("tabindex", is ? "0" : "-1");
 }

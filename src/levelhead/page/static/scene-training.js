@@ -34,11 +34,11 @@ export function scene(place, tools) {
   );
 }
 
-/** Undivided over divided by √d_k: four bars, one unit for all. */
+/** Undivided over divided by √d_k: four bars, one unit for all, and a line where both are equal. */
 function ratios({ data, numbers, words, own, plot }) {
   const most = Math.max(...data.ratios.map((name) => numbers[name].value));
   const rows = data.ratios.map((name) => ({ label: words.plain(own("words", name)), value: numbers[name].value, text: `${numbers[name].text} ×` }));
   const about = words.plain(own("charts", "ratios", "about"), { list: rows.map(({ label, text }) => `${label} ${text}`).join(", ") });
-  const chart = plot.bars({ rows, most: Math.ceil(most), about, source: "recorded", colour: "nothing" }).element;
-  return make("div", { class: "training-ratios" }, chart);
+  const chart = plot.bars({ rows, most: Math.ceil(most), mark: 1, about, source: "recorded", colour: "nothing" }).element;
+  return make("div", { class: "training-ratios" }, chart, make("p", { class: "soft training-equal" }, own("words", "equal")));
 }
