@@ -1,13 +1,13 @@
 // Texts of the lab's figures in another language. The lab writes them in English, for terminals and notebooks too. A
 // catalogue has them by the English text, with {names} where numbers and other texts stand:
 //   "{line}: {first} to {last}": "{line}: {first} se {last} tak"
-// What a name holds is translated itself; one with a capital letter is a name of something and stays. A text that is
-// made of several, with ". ", "; " or ", " between them, is translated part by part.
+// What a name holds is translated itself. A Name stays as it is, and a NAME is a single word that does. The first pattern
+// that fits is taken. A text made of several, with ". ", "; " or ", " between them, is translated part by part.
 
 const NAME = /\{(\w+)\}/;
-export const SENTENCE = /(?<=\.) (?=[A-Z])/; // between two of them
+export const SENTENCE = /(?<=\.) (?=[A-Z√]|\S+ →)/; // between two of them
 const BETWEEN = [SENTENCE, /(?<=;) /, /(?<=,) /];
-const NUMBER = /\d[\d.]*(?:e[+-]?\d+)?/g;
+const NUMBER = /(?<![\w.]|[A-Za-z]-)\d[\d.]*(?:e[+-]?\d+)?/g; // float16 and top-1 are words
 const WORD = /[^\W\d_][\w-]*/g;
 
 export class Translation {
@@ -61,5 +61,5 @@ function pattern(key) {
   const [first, ...rest] = key.split(NAME); // text, name, text, …
   const names = rest.filter((_, i) => i % 2 === 0);
   const literal = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
-  return { names, whole: new RegExp(`^${literal(first)}${rest.map((part, i) => (i % 2 ? literal(part) : "(.+)")).join("")}$`, "s") };
+  return { names, whole: new RegExp(`^${literal(first)}${rest.map((part, i) => (i % 2 ? literal(part) : /^[A-Z]{2}/.test(part) ? "(\\S+)" : "(.+)")).join("")}$`, "s") };
 }
