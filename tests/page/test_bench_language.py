@@ -92,7 +92,7 @@ def shown(id: str, setting: dict[str, Any]) -> Iterator[tuple[str, str]]:
 UNTRANSLATED = """async ([entries, terms, texts]) => {
   const [{ Translation }, { bare }] = await Promise.all([import("/assets/translation.js"), import("/assets/chart.js")]);
   const translation = new Translation(entries, terms);
-  const named = (place, text) => /fact|series/.test(place) ? [text, bare(text) || text] : [text]; // one colour, one name
+  const named = (place, text) => /fact|series/.test(place) ? [text, bare(text) || text] : [text]; // as in a legend
   return texts.filter(([place, text]) => named(place, text).some((one) => translation.of(one) === null));
 }"""
 
@@ -213,9 +213,10 @@ def test_a_link_to_a_claim_keeps_the_language_of_the_story(address: str, browser
 
 # Texts and labels that a reader meets. What is a name of something, typed by a reader, or code is left out.
 WALK = """() => {
-  const skipped = "code, pre, option, .languages, .token, .levels, .pair td, .brand, [lang=en], .xtick, .ytick, .cbaxis, .verdict";
+  const skipped = "code, pre, option, .languages, .token, .levels, .pair td, [lang=en], .xtick, .ytick, .cbaxis";
   const found = new Set();
-  const walker = document.createTreeWalker(document.getElementById("bench"), NodeFilter.SHOW_ELEMENT | NodeFilter.SHOW_TEXT);
+  const kinds = NodeFilter.SHOW_ELEMENT | NodeFilter.SHOW_TEXT;
+  const walker = document.createTreeWalker(document.getElementById("bench"), kinds);
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     const element = node.nodeType === Node.TEXT_NODE ? node.parentElement : node;
     if (!element.checkVisibility({ visibilityProperty: true }) || element.closest(skipped)) continue;
@@ -241,6 +242,7 @@ def test_no_word_of_the_bench_stays_english(tab: Tab) -> None:
     assert tab.page.locator("#english").is_visible()
 
 
+FITS = "document.documentElement.scrollWidth <= innerWidth"
 WIDE = """[...document.querySelectorAll('#bench *')].filter((one) => one.checkVisibility() &&
   one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('.scroll, .display, svg, .python, .unseen'))
   .map((one) => one.outerHTML.slice(0, 100))"""
@@ -251,8 +253,7 @@ def test_every_language_has_room(tab: Tab, language: str) -> None:
     speaks(tab, language)
     for width in (320, 390, 768, 1280):
         tab.page.set_viewport_size({"width": width, "height": 800})
-        fits = "document.documentElement.scrollWidth <= innerWidth"
-        tab.until(lambda: tab.ask(fits), f"room on {width} pixels, {tab.ask(WIDE)}")
+        tab.until(lambda: tab.ask(FITS), f"room on {width} pixels, {tab.ask(WIDE)}")
 
 
 def test_the_link_for_teachers_asks_in_the_readers_language(tab: Tab) -> None:
