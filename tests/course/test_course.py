@@ -151,6 +151,15 @@ def changed(path: str, value: Any, language: str = "hi-Latn") -> dict[str, Any]:
         ("softmax.text.0", "Gap 4 hai", "no typed number, got 4"),
         ("softmax.text.0", "Gap $0.97$ hai", "no typed number, got 0"),
         ("softmax.takeaway", " ", "got nothing"),
+        ("bench.strip.nothing", None, "got nothing"),
+        ("bench.walk.text.1", "variance", "formulas"),
+        ("bench.speed.run", "yahan chalao (thodi der)", "placeholders"),
+        ("bench.online.one", "1 hi tile hai", "no typed number, got 1"),
+        ("figures", None, "translations of the lab's texts"),
+        ("figures.One row", " ", "expected words"),
+        ("figures.One row", "One row", "a translation"),
+        ("figures.One row", "1 row", "no typed number, got 1"),
+        ("figures.{count} tokens", "kuch tokens", "placeholders"),
     ],
 )
 def test_a_catalogue_with_a_fault_is_refused(path: str, value: Any, said: str) -> None:
@@ -175,6 +184,7 @@ def test_a_value_that_is_not_translated_is_refused() -> None:
         ("training.pause", "Rest.", "training.pause: expected a list"),
         ("training.pause.1", "It is {nothing}.", "a number of the chapter"),
         ("hook", None, "the words of the chapter"),
+        ("figures", {"One row": "One row"}, "The lab writes these texts"),
     ],
 )
 def test_english_has_what_a_chapter_needs(path: str, value: Any, said: str) -> None:
@@ -195,3 +205,34 @@ def test_formulas_of_the_words_exist(chapter: Chapter, root: Path) -> None:
     known = re.findall(r"^  (\w+): \(\) =>", scene + (static / "formulas.js").read_text(encoding="utf-8"), re.MULTILINE)
     words = json.dumps(catalogue.catalogues()["en"][chapter.id])
     assert set(re.findall(r"\[\[([\w-]+)\]\]", words)) <= set(known)
+
+
+# ---- the lab bench
+
+STATIC = Path("src", "levelhead", "page", "static")
+PATH = re.compile(r'(?<=["`])(?:bench|shell)(?:\.\w+)+(?:\.\$)?')  # of words in the catalogue; $ begins any name
+
+
+def test_the_bench_has_the_words_that_it_asks_for_and_asks_for_all(root: Path) -> None:
+    files = [root / STATIC / "index.html", *(root / STATIC).glob("*.js")]
+    asked = {path for file in files for path in PATH.findall(file.read_text(encoding="utf-8"))}
+    english = catalogue.catalogues()["en"]
+    known = {path for path, _ in catalogue._leaves({name: english[name] for name in ("bench", "shell")})}
+    assert {one for one in asked if not any(_names(one, path) for path in known)} == set()
+    own = {path for path in known if path.startswith("bench.")}
+    assert {path for path in own if not any(_names(one, path) for one in asked)} == set()
+
+
+def _names(asked: str, path: str) -> bool:
+    """A path is asked for by its own name, by that of its list, or by the beginning of a name that is put together."""
+    if asked.endswith("$"):
+        return path.startswith(asked[:-1])
+    return path == asked or re.fullmatch(re.escape(asked) + r"\.\d+", path) is not None
+
+
+def test_formulas_of_the_bench_exist(root: Path) -> None:
+    static = root / STATIC
+    modules = "".join((static / name).read_text(encoding="utf-8") for name in ("formulas.js", "bench-formulas.js"))
+    known = set(re.findall(r"^  (\w+): \(\) =>", modules, re.MULTILINE))
+    words = json.dumps(catalogue.catalogues()["en"]["bench"])
+    assert set(re.findall(r"\[\[([\w-]+)\]\]", words)) <= known

@@ -20,6 +20,7 @@ import pytest
 
 import levelhead as lh
 from browsing import DESKTOP, PHONE, Tab, in_a_browser, serving, started_browser, tabs  # noqa: F401
+from levelhead.course.catalogue import catalogues
 from levelhead.lab import figures
 from levelhead.runs.jsonl import JSONL
 from levelhead.runs.record import Run, Snapshot
@@ -480,6 +481,12 @@ def test_the_export_opens_from_a_disk_and_its_controls_work(browser: Any, tmp_pa
         tab.page.locator("[data-figure=jacobian] .chip").first.click()
         tab.until(lambda: tab.count("#claim-C6 figure[data-drawn] .plot .trace") > 0, "the claim")
         assert tab.count(".trouble:not([hidden])") == 0
+        tab.page.locator("#languages select").select_option("hi-Latn")
+        words = catalogues()["hi-Latn"]["bench"]
+        tab.until(lambda: tab.text("#root") == words["root"]["title"].replace("$d_k$", "dk"), "the language")
+        tab.until(lambda: "bina divide" in tab.text("[data-figure=root] .legend"), "its figures")
+        assert "saved page" in tab.text("#bench > .saved") and "lang=hi-Latn" in tab.page.url
+        assert tab.text("#d_k-now") == "4096" and tab.ask("document.documentElement.lang") == "hi-Latn"
         assert [one.url for one in tab.requests if not one.url.startswith("data:")] == [path.as_uri()]
         story = open_tab(path.as_uri())
         story.page.locator(".option[value=both]").click()

@@ -76,7 +76,8 @@ def test_a_policy_inside_forbids_the_network(whole: str) -> None:
 
 def test_modules_find_each_other_without_addresses(whole: str) -> None:
     modules = modules_in(whole)
-    names = {"cards-data", "declared", "main", "source", "story-data", "words-en", "words-hi-Latn"}
+    names = {"bench-data", "cards-data", "declared", "main", "source", "story-data"}
+    names |= {f"{kind}-{language}" for kind in ("words", "bench-words") for language in ("en", "hi-Latn")}
     assert set(modules) == {f"levelhead/{name}.js" for name in names}
     assert 'import { data } from "levelhead/source.js";' in modules["levelhead/main.js"]
     assert '<script type="module" async>import "levelhead/main.js";</script>' in whole

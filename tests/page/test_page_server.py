@@ -51,6 +51,9 @@ def test_assets_are_the_files_of_the_page_and_plotly(page: Running, stubbed: Pat
     assert plotly.status == 200 and plotly.body.startswith(b"/**\n* plotly.js v")
     own = {"index.html", "main.js", "source.js", "page.css"}
     made = {
+        "bench-data.js",
+        "bench-words-en.js",
+        "bench-words-hi-Latn.js",
         "cards-data.js",
         "declared.js",
         "plotly.js",

@@ -2,12 +2,16 @@
 
 English is the pattern: every other catalogue has its keys, its placeholders and its formulas. A value holds words and
 this markup: `{number}`, `*emphasis*`, `` `code` ``, `$formula in a line$`, and a line of its own `[[formula]]`.
+
+The lab's figures bring English words of their own. Other catalogues translate them in the section `figures`, by the
+English text with placeholders; `page/static/translation.js` says how they are found.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -20,6 +24,7 @@ from levelhead.errors import LevelheadError, expected
 
 FOLDER = Path(__file__).with_name("catalogues")
 PATTERN = "en"
+FIGURES = "figures"  # the section that English does not have
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _FORMULA = re.compile(r"\[\[([\w-]+)\]\]")
@@ -56,12 +61,16 @@ def check(found: Mapping[str, Mapping[str, Any]], written: tuple[Chapter, ...]) 
     for chapter in written:
         _check_chapter(chapter, pattern.get(chapter.id))
     _check_cards(CARDS, pattern.get("cards"))
+    if FIGURES in pattern:
+        raise _wrong(PATTERN, FIGURES, "nothing", "a section", "The lab writes these texts; remove the key")
     leaves = dict(_leaves(pattern))
     for path, words in leaves.items():
         _check_words(PATTERN, path, words)
     for language, catalogue in found.items():
         if language != PATTERN:
-            _check_language(language, dict(_leaves(catalogue)), leaves)
+            shared = {name: section for name, section in catalogue.items() if name != FIGURES}
+            _check_language(language, dict(_leaves(shared)), leaves)
+            _check_figures(language, catalogue.get(FIGURES))
 
 
 def _check_chapter(chapter: Chapter, words: Any) -> None:
@@ -114,6 +123,24 @@ def _check_language(language: str, own: Mapping[str, str], pattern: Mapping[str,
             raise _wrong(language, path, "a translation", repr(words), "Translate it, or add its terms to terms.txt")
 
 
+def _check_figures(language: str, texts: Any) -> None:
+    """Translations of the lab's texts. Numbers that the English text has typed may be in the translation, too."""
+    if not isinstance(texts, dict):
+        raise _wrong(language, FIGURES, "translations of the lab's texts", texts, "Add the section")
+    for english, words in texts.items():
+        path = f"{FIGURES}.{english}"
+        if not isinstance(words, str) or not words.strip():
+            raise _wrong(language, path, "words", words, "Write them")
+        wanted, given = (sorted(_PLACEHOLDER.findall(text)) for text in (english, words))
+        if wanted != given:
+            raise _wrong(language, path, f"placeholders {wanted}", given, "Use the same")
+        typed = Counter(re.findall(r"\d+", _PLACEHOLDER.sub("", words)))
+        if more := typed - Counter(re.findall(r"\d+", _PLACEHOLDER.sub("", english))):
+            raise _wrong(language, path, "no typed number", sorted(more)[0], "Write the numbers of the English text")
+        if words == english and not _same_everywhere(words):
+            raise _wrong(language, path, "a translation", repr(words), "Translate it, or add its terms to terms.txt")
+
+
 def _check_words(language: str, path: str, words: str) -> None:
     if not words.strip():
         raise _wrong(language, path, "words", "nothing", "Write them")
@@ -131,11 +158,11 @@ def placeholders(words: str) -> list[str]:
 def _same_everywhere(words: str) -> bool:
     """Nothing to translate: no word at all, or technical terms only."""
     found = re.findall(r"[^\W\d_][\w-]*", _bare(words))
-    return all(word.lower() in _terms() or len(word) == 1 for word in found)
+    return all(word.lower() in terms() or len(word) == 1 for word in found)
 
 
 @cache
-def _terms() -> frozenset[str]:
+def terms() -> frozenset[str]:
     """Technical terms that another language may use unchanged, a line each."""
     return frozenset((FOLDER / "terms.txt").read_text(encoding="utf-8").split())
 

@@ -2,8 +2,8 @@
 All are made once, at the start.
 
 A request names a key of this dictionary, never a path. The lab declares parameters, what each panel needs, and the
-claims with their verdicts. The course has a module per chapter and one per language, which the story imports when it
-shows them; `story-data.js` says which there are.
+claims with their verdicts. The course has a module per chapter and, per language, one for each view, which are imported
+when they are shown; `story-data.js` and `bench-data.js` say which there are.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from levelhead import documentation, stats
-from levelhead.course.catalogue import catalogues
+from levelhead.course.catalogue import FIGURES, PATTERN, catalogues, terms
 from levelhead.course.chapters import CHAPTERS
 from levelhead.course.deck import deck_json
 from levelhead.course.story import chapter_json
 from levelhead.errors import LevelheadError, expected
-from levelhead.lab import figures
+from levelhead.lab import figures, measure
 from levelhead.lab.parameters import PARAMETERS, POWER
 
 STATIC = Path(__file__).with_name("static")
 INDEX, PLOTLY, DECLARED = "index.html", "plotly.js", "declared.js"
 STORY, LOOKS = "story-data.js", "scenes.css"  # which chapters and languages there are; the style sheets of the scenes
+_BENCH = ("bench", FIGURES)  # the sections of a catalogue that the story does without
 
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -48,7 +49,7 @@ def assets() -> Mapping[str, Asset]:
     """All files, by name."""
     files = {path.name: path for path in STATIC.iterdir() if path.suffix in _KINDS}
     files[PLOTLY] = _plotly()
-    contents = {name: path.read_bytes() for name, path in files.items()} | {DECLARED: _declared()} | _story()
+    contents = {name: path.read_bytes() for name, path in files.items()} | {DECLARED: _declared()} | _story() | _bench()
     return {name: Asset(name, _KINDS[Path(name).suffix], content) for name, content in sorted(contents.items())}
 
 
@@ -56,7 +57,9 @@ def _story() -> dict[str, bytes]:
     """The modules of the course. Importing one by a name that is written out is what the export understands."""
     modules = {f"chapter-{one.id}.js": _module({"CHAPTER": chapter_json(one)}) for one in CHAPTERS}
     modules["cards-data.js"] = _module({"CARDS": deck_json()})
-    modules |= {f"words-{language}.js": _module({"WORDS": words}) for language, words in catalogues().items()}
+    for language, words in catalogues().items():
+        told = {name: section for name, section in words.items() if name not in _BENCH}
+        modules[f"words-{language}.js"] = _module({"WORDS": told})
     constants = {
         "CHAPTERS": [{"id": one.id, "options": one.options, "steps": one.steps} for one in CHAPTERS],
         "LANGUAGES": {language: words["language"] for language, words in catalogues().items()},
@@ -79,6 +82,17 @@ def _story() -> dict[str, bytes]:
     return modules | {STORY: _module(constants, *loaders), LOOKS: looks}
 
 
+def _bench() -> dict[str, bytes]:
+    """The words of the lab bench. Other languages than the lab's own translate its texts, all but technical terms."""
+    modules = {"bench-data.js": _module({}, f"export const WORDS = {{ {_loaders('bench-words', catalogues())} }};")}
+    for language, words in catalogues().items():
+        said = {name: words[name] for name in ("shell", *_BENCH) if name in words}
+        if language != PATTERN:
+            said["terms"] = sorted(terms())
+        modules[f"bench-words-{language}.js"] = _module({"WORDS": said})
+    return modules
+
+
 def _loaders(kind: str, names: Iterable[str]) -> str:
     return ", ".join(f'"{name}": () => import("./{kind}-{name}.js")' for name in names)
 
@@ -89,6 +103,7 @@ def _declared() -> bytes:
         "NEEDS": {id: figures.NEEDS[id] for id in figures.PANELS},
         "CLAIMS": figures.claims(),
         "POWER": POWER,
+        "HEADS": measure.HEADS,
         "OLD_SCALES": figures.OLD_SCALES,
         "SITE": documentation.site(),  # where links that are copied point; null: none is set
     }

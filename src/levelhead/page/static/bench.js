@@ -4,9 +4,10 @@ import { Attack } from "./attack.js";
 import { Claims } from "./claims.js";
 import { Controls } from "./controls.js";
 import { NEEDS } from "./declared.js";
-import { make, number } from "./dom.js";
+import { make } from "./dom.js";
 import { vial } from "./gauge.js";
 import { Heads } from "./heads.js";
+import { inLanguage, languageOf, selector, spoken } from "./languages.js";
 import { plotly } from "./library.js";
 import { Online } from "./online.js";
 import { Panel, first } from "./panel.js";
@@ -14,6 +15,7 @@ import { Prediction } from "./predict.js";
 import { Sentence } from "./sentence.js";
 import { askAbout } from "./source.js";
 import { Speed } from "./speed.js";
+import { fill, label, learn, mixed, number, say, text } from "./spoken.js";
 import { Store } from "./store.js";
 import { onChange } from "./theme.js";
 import { Training } from "./training.js";
@@ -24,15 +26,21 @@ const LATER = 150; // ms of rest before figures that are out of sight are reques
 const $ = (id) => document.getElementById(id);
 
 const store = new Store();
+let story = "#/"; // the last address of the other view
+let language = null;
+await speak(); // everything below has words
 const controls = new Controls(store);
 const panels = Object.entries(NEEDS).map(([id, needs]) => {
   const place = document.querySelector(`[data-figure="${id}"]`);
   return new Panel(place, { needs, hero: id === "logits" });
 });
 const [hero] = panels;
-const prediction = new Prediction(panels.filter((panel) => panel.needs.includes("seed")), say);
+const prediction = new Prediction(panels.filter((panel) => panel.needs.includes("seed")), announce);
 const seen = new Set();
 const claims = new Claims($("claims-list"));
+const languages = selector(text("shell.language"), language, (lang) => store.set({ lang }));
+$("languages").append(label(languages, "label", "shell.language"));
+fill($("bench"));
 
 async function begin() {
   if (store.state.predict === "1") prediction.cover(); // before there is anything to see
@@ -43,7 +51,7 @@ async function begin() {
     const Own = OWN[panel.id];
     if (Own) panel.own = new Own(panel, store, about);
   }
-  const opened = hero.load(store.state).then(say);
+  const opened = hero.load(store.state).then(announce);
   first(opened);
   for (const panel of panels) panel.load(store.state);
   watch();
@@ -54,11 +62,12 @@ async function begin() {
 /** Figures in sight follow a slider; the others wait until it rests. */
 let later = 0;
 store.listen((state, names) => {
+  if (names.includes("lang")) speak().then(dress);
   controls.show(state);
   notes();
   if (state.predict !== "1") prediction.lift();
   else if (names.some((name) => name === "predict" || SHARED.includes(name))) prediction.cover();
-  hero.load(state).then(say);
+  hero.load(state).then(announce);
   clearTimeout(later);
   for (const panel of panels) if (seen.has(panel.place)) panel.load(state);
   later = setTimeout(() => panels.forEach((panel) => panel.load(state)), LATER);
@@ -70,7 +79,7 @@ function watch() {
   });
   panels.forEach((panel) => eyes.observe(panel.place));
   followed();
-  onChange(() => [...panels, ...claims.panels].filter((panel) => panel.figure).forEach((panel) => panel.show(panel.figure)));
+  onChange(redraw);
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault(); // the address after the # is the state's
     $("logits").focus();
@@ -87,32 +96,71 @@ function followed() {
   document.querySelectorAll("#bench main > section").forEach((section) => line.observe(section));
 }
 
+/** Takes the words of the language that the address asks for, of the story that the reader comes from, or of the reader. */
+async function speak() {
+  const wanted = spoken(store.state.lang ?? languageOf(story));
+  if (wanted === language) return;
+  language = wanted;
+  const take = await learn(wanted);
+  if (language === wanted) take(); // and no other was asked for meanwhile
+}
+
+/** Puts everything on the page into the language that is spoken now. */
+function dress() {
+  show();
+  fill($("bench"));
+  notes();
+  claims.say();
+  announce();
+  redraw();
+}
+
+/** What the document says of itself, and links to the story in its language. */
+function show() {
+  document.documentElement.lang = language;
+  document.title = `${text("bench.title")} · levelhead`;
+  languages.value = language;
+  $("english").hidden = !mixed();
+  for (const link of document.querySelectorAll("#bench a[data-story]")) link.href = inLanguage(story, store.state.lang);
+}
+
+function redraw() {
+  for (const panel of [...panels, ...claims.panels]) if (panel.figure) panel.show(panel.figure);
+}
+
 /** The level in words, for screen readers, and as a small gauge in the strip. */
-function say() {
+function announce() {
   const gauge = hero.figure?.gauges[0];
   if (!gauge) return;
   const covered = prediction.waiting;
   $("strip-gauge").replaceChildren(
     ...(covered ? [vial("none", null)] : [vial(gauge.level, gauge.bubble), make("span", {}, gauge.level)]),
   );
-  if (!covered) $("said").textContent = `${gauge.level}: H over ln n is ${number(gauge.normalised_entropy)}`;
+  if (!covered) $("said").textContent = text("bench.said", { level: gauge.level, entropy: number(gauge.normalised_entropy) });
 }
 
 function notes() {
-  $("notes").textContent = store.notes.join(" ");
+  $("notes").textContent = store.notes.map(note).join(" ");
   $("notes").hidden = !store.notes.length;
 }
 
+function note([kind, { wanted, usual, ...rest }]) {
+  if (kind === "language") return text("shell.notes.language", rest);
+  const expected = wanted && text(`bench.notes.wanted.${wanted[0]}`, wanted[1]);
+  return text(`bench.notes.${kind}`, { ...rest, wanted: expected, usual: usual || text("bench.notes.as_it_was") });
+}
+
 function footer(about) {
-  const where = about.export ? "A saved page: its controls move on a grid of settings computed on" : "Computed on";
-  $("about").textContent = `levelhead ${about.version}. ${where} ${about.cpu}, ${about.isa}, ${about.threads} threads.`;
+  say($("about"), `bench.about.${about.export ? "saved" : "served"}`, about);
 }
 
 /** Shows the bench; a place in the address is gone to, a claim is opened. Settings in the address are the store's. */
-export async function open(hash, { story }) {
-  for (const link of document.querySelectorAll("#bench a[data-story]")) link.href = story;
-  document.documentElement.lang = "en";
-  document.title = "Scaling keeps the head level · levelhead";
+export async function open(hash, last) {
+  const before = language;
+  story = last.story;
+  await speak();
+  if (language === before) show();
+  else dress();
   begun ??= begin();
   claims.open(hash.replace(/^#claim-/, ""));
   const place = /^#[\w-]+$/.test(hash) && hash !== "#bench" && $(hash.slice(1));

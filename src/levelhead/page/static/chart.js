@@ -1,8 +1,9 @@
 // A chart of a figure as what Plotly draws: traces and a layout. Solid is live, dots are recorded, dashes are
-// theory, everywhere; series of one name share one colour. Numbers pass through untouched.
+// theory, everywhere; series of one name share one colour. Numbers pass through untouched;
+// names are the lab's own until they are written.
 
-import { number } from "./dom.js";
 import { INDEX } from "./spelled.js";
+import { number, text, translated } from "./spoken.js";
 import { faded } from "./theme.js";
 
 export const DASHES = { live: "solid", recorded: "dot", theory: "dash" };
@@ -51,8 +52,9 @@ export function traces(chart, theme) {
 }
 
 function drawn(series, colour, theme, i) {
-  const common = { name: plain(series.name), x: words(series.x), y: words(series.y), meta: series.source };
-  const hover = `%{x:.4~g}, %{y:.4~g}<extra>${plain(series.name)}, ${series.source}</extra>`;
+  const name = plain(translated(series.name));
+  const common = { name, x: words(series.x), y: words(series.y), meta: series.source };
+  const hover = `%{x:.4~g}, %{y:.4~g}<extra>${name}, ${series.source}</extra>`;
   if (series.shape === "heat") return [heat(series, common, theme)];
   if (series.shape === "bars") return [bars(series, common, colour, hover)];
   if (series.shape === "points") {
@@ -108,7 +110,7 @@ function heat(series, common, theme) {
     colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: theme.soft, size: 11 }, len: 1 },
     xgap: series.x.length <= 40 ? 1 : 0,
     ygap: series.y.length <= 40 ? 1 : 0,
-    hovertemplate: `row %{y}, column %{x}: %{z:.4~g}<extra>${series.source}</extra>`,
+    hovertemplate: `${text("bench.figure.heat", { row: "%{y}", column: "%{x}", value: "%{z:.4~g}" })}<extra>${series.source}</extra>`,
   };
 }
 
@@ -134,7 +136,7 @@ export function layout(chart, theme, { whole = false, height = 260 } = {}) {
     hovermode: "closest",
     showlegend: whole && !matrix,
     legend: { orientation: "h", y: -0.2, yanchor: "top", x: 0, traceorder: "normal" },
-    title: whole ? { text: plain(chart.title), x: 0.02, xanchor: "left", font: { size: 16 } } : undefined,
+    title: whole ? { text: plain(translated(chart.title)), x: 0.02, xanchor: "left", font: { size: 16 } } : undefined,
   };
 }
 
@@ -143,23 +145,24 @@ function outside(chart, theme) {
   const { left, right, above } = chart.outside ?? {};
   const common = { xref: "paper", yref: "paper", showarrow: false, font: { size: 13, color: theme.ink }, bgcolor: faded(theme.card, 0.8) };
   const found = [];
-  if (left) found.push({ ...common, x: 0, y: 0.97, xanchor: "left", yanchor: "top", text: `← ${percent(left)} outside` });
-  if (right) found.push({ ...common, x: 1, y: 0.97, xanchor: "right", yanchor: "top", text: `${percent(right)} outside →` });
-  if (above) found.push({ ...common, x: 0.5, y: 1, xanchor: "left", yanchor: "top", xshift: 10, text: `↑ up to ${number(Number(above.toPrecision(2)))}` });
+  if (left) found.push({ ...common, x: 0, y: 0.97, xanchor: "left", yanchor: "top", text: `← ${text("bench.figure.outside", { share: percent(left) })}` });
+  if (right) found.push({ ...common, x: 1, y: 0.97, xanchor: "right", yanchor: "top", text: `${text("bench.figure.outside", { share: percent(right) })} →` });
+  if (above) found.push({ ...common, x: 0.5, y: 1, xanchor: "left", yanchor: "top", xshift: 10, text: `↑ ${text("bench.figure.above", { value: number(Number(above.toPrecision(2))) })}` });
   return found;
 }
 
 /** A share that is neither nothing nor everything is not shown as such. */
-export function percent(share) {
+function percent(share) {
   const points = 100 * share;
   if (points < 0.1) return "< 0.1 %";
   return points > 99.9 && points < 100 ? "> 99.9 %" : `${number(Number(points.toPrecision(points > 99 ? 3 : 2)))} %`;
 }
 
 function axis(chart, which, theme) {
-  const { title, log, range } = chart[which];
+  const { log, range } = chart[which];
+  const title = plain(translated(chart[which].title));
   const found = {
-    title: { text: which === "y" ? broken(plain(title)) : plain(title), standoff: 8, font: { size: 13, color: theme.soft } },
+    title: { text: which === "y" ? broken(title) : title, standoff: 8, font: { size: 13, color: theme.soft } },
     type: log ? "log" : undefined,
     gridcolor: theme.line,
     zerolinecolor: theme.line,
@@ -195,10 +198,10 @@ function ticks(chart, which) {
 }
 
 /** A long title of a y axis in two lines. */
-function broken(text) {
-  if (text.length <= 30) return text;
-  const middle = text.indexOf(" ", Math.floor(text.length / 2) - 3);
-  return middle < 0 ? text : `${text.slice(0, middle)}<br>${text.slice(middle + 1)}`;
+function broken(title) {
+  if (title.length <= 30) return title;
+  const middle = title.indexOf(" ", Math.floor(title.length / 2) - 3);
+  return middle < 0 ? title : `${title.slice(0, middle)}<br>${title.slice(middle + 1)}`;
 }
 
 /** A few whole numbers get a tick each, and none between them. */
@@ -228,8 +231,8 @@ function distinct(names) {
 }
 
 /** Plotly reads a little HTML in texts: ours is subscripts, theirs is none. */
-function plain(text) {
-  return escaped(text).replace(INDEX, "$1<sub>$2</sub>");
+function plain(words) {
+  return escaped(words).replace(INDEX, "$1<sub>$2</sub>");
 }
 
 function words(values) {

@@ -6,11 +6,18 @@ import { CLAIMS } from "./declared.js";
 import { make } from "./dom.js";
 import { Panel } from "./panel.js";
 import { spelled } from "./spelled.js";
+import { foreign, piece, told } from "./spoken.js";
 
 export class Claims {
   constructor(list) {
     this.panels = [];
     list.append(...Object.entries(CLAIMS).map(([id, claim]) => this.#entry(id, claim)));
+    this.say();
+  }
+
+  /** The claims' sentences, in the language of the page. */
+  say() {
+    for (const [id, { claim }] of Object.entries(CLAIMS)) document.querySelector(`#claim-${id} > summary > :last-child`).replaceChildren(told(claim));
   }
 
   /** Links open their claim. The address after the # is the state's, so they do not change it. */
@@ -32,9 +39,9 @@ export class Claims {
     entry.firstElementChild.focus();
   }
 
-  #entry(id, { claim, verdict }) {
+  #entry(id, { verdict }) {
     const place = make("figure", { "data-figure": id });
-    const summary = make("summary", {}, make("b", {}, id), mark(verdict), make("span", {}, spelled(claim)));
+    const summary = make("summary", {}, make("b", {}, id), mark(verdict), make("span"));
     return make("details", { class: "claim", id: `claim-${id}`, toggle: ({ target }) => target.open && this.#open(place) }, summary, place);
   }
 
@@ -50,6 +57,6 @@ export class Claims {
 
 function texts({ derivation, params, seed }) {
   const given = Object.entries({ ...params, seed }).map(([name, value]) => `${name} ${JSON.stringify(value).replaceAll(",", ", ")}`);
-  const part = (title, content) => [make("dt", {}, title), make("dd", {}, spelled(content))];
-  return make("dl", { class: "texts" }, ...part("Derivation", derivation), ...part("Parameters", given.join(", ")));
+  const part = (title, content) => [make("dt", {}, piece(`bench.claims.${title}`)), foreign(make("dd", {}, spelled(content)))];
+  return make("dl", { class: "texts" }, ...part("derivation", derivation), ...part("parameters", given.join(", ")));
 }

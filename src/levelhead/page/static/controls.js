@@ -5,6 +5,7 @@ import { PARAMETERS, POWER } from "./declared.js";
 import { saved } from "./saved.js";
 import { shared } from "./share.js";
 import { grid } from "./source.js";
+import { label, say } from "./spoken.js";
 
 const powers = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => 2 ** (from + i));
 const D_K = grid?.d_k ?? powers(0, 12);
@@ -63,20 +64,22 @@ export class Controls {
     const button = $("copy-link");
     const link = shared(this.store.hash());
     history.replaceState(null, "", this.store.hash());
-    const said = link.startsWith("#") ? "copied what follows the #" : "copied"; // for any page of levelhead
-    button.textContent = (await copied(link)) ? said : "in the address bar";
-    setTimeout(() => (button.textContent = "copy link"), 1500);
+    const said = link.startsWith("#") ? "bench.strip.copied_end" : "shell.copied"; // for any page of levelhead
+    say(button, (await copied(link)) ? said : "bench.strip.not_copied");
+    setTimeout(() => say(button, "bench.strip.copy"), 1500);
   }
 
   /** A saved page holds figures for some values only. */
   #confine() {
-    const why = "This saved page holds one seed; serve the page to change it";
-    for (const id of ["seed", "resample"]) Object.assign($(id), { disabled: true, title: why });
+    for (const id of ["seed", "resample"]) {
+      $(id).disabled = true;
+      label($(id), "title", "bench.strip.one_seed");
+    }
     for (const radio of this.radios) {
       radio.disabled = !grid.scale.includes(radio.value);
-      if (radio.disabled) radio.parentElement.title = "Not in this saved page";
+      if (radio.disabled) label(radio.parentElement, "title", "bench.strip.absent");
     }
-    $("strip").after(saved("one seed and four divisors", "the seed and the power stand still, and the sliders move in steps"));
+    $("strip").after(saved("strip"));
     const { state } = this.store;
     const snapped = { d_k: D_K[nearest(D_K, state.d_k)], keys: KEYS[nearest(KEYS, state.keys)] };
     if (!grid.scale.includes(state.scale)) snapped.scale = PARAMETERS.scale.default;

@@ -1,4 +1,4 @@
-// Elements, and numbers as words. Text only ever goes in as text: nothing here parses HTML.
+// Elements, and numbers as text. Text only ever goes in as text: nothing here parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -29,7 +29,6 @@ export function badge(source) {
 
 /** Four digits at most, the way a person would write them. */
 export function number(x) {
-  if (x === null || x === undefined) return "not finite";
   if (typeof x !== "number") return String(x);
   if (x === 0) return "0";
   const size = Math.abs(x);
@@ -42,15 +41,6 @@ function scientific(x) {
   const [digits, power] = x.toExponential(2).split("e");
   const raised = [...String(Number(power))].map((c) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[c] ?? "⁻").join("");
   return `${Number(digits)}·10${raised}`.replace("-", "−");
-}
-
-/** A measurement with its standard error. */
-export function measurement(value, stderr) {
-  return stderr === null || stderr === undefined ? number(value) : `${number(value)} ± ${rounded(stderr)}`;
-}
-
-function rounded(x) {
-  return number(Number(x.toPrecision(2)));
 }
 
 /** Rests until what has been changed is on the screen, so that a long row of drawings never freezes the page. */

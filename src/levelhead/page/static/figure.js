@@ -3,10 +3,10 @@
 
 import { chips } from "./chips.js";
 import { DASHES, bare, key, layout, palette, traces } from "./chart.js";
-import { badge, make, measurement, shape } from "./dom.js";
-import { Level, line } from "./gauge.js";
+import { badge, make, shape } from "./dom.js";
+import { Level, line } from "./level.js";
 import { plotly } from "./library.js";
-import { spelled } from "./spelled.js";
+import { foreign, number, say, sentences, text, told, translated } from "./spoken.js";
 import { colours } from "./theme.js";
 import { Tools } from "./tools.js";
 
@@ -45,13 +45,13 @@ export class Drawing {
 
   async show(figure) {
     this.figure = figure;
-    const title = this.hero || this.#headed(figure.title) ? [] : [make("b", {}, spelled(figure.title))];
+    const title = this.hero || this.#headed(figure.title) ? [] : [make("b", {}, told(figure.title))];
     this.caption.replaceChildren(...title, ...noted(figure.note));
     this.claims.replaceChildren(...chips(figure.claims));
     this.level?.set(figure.gauges[0]);
-    this.gauges.replaceChildren(...(this.hero ? figure.gauges.slice(1) : figure.gauges).map((gauge) => line(gauge, spelled(gauge.label))));
+    this.gauges.replaceChildren(...(this.hero ? figure.gauges.slice(1) : figure.gauges).map(line));
     this.facts.replaceChildren(...grouped(figure.facts));
-    this.recorded.textContent = figure.recorded ? `Recorded: ${figure.recorded}` : "";
+    this.#origin(figure.recorded);
     this.tools.changed();
     await this.plot();
   }
@@ -67,9 +67,9 @@ export class Drawing {
       const [title, legend, plot] = this.charts.children[i].children;
       const named = chart.series.some((series) => series.shape === "bars" && typeof series.x[0] === "string");
       this.charts.children[i].classList.toggle("wide", named);
-      title.replaceChildren(spelled(chart.title));
+      title.replaceChildren(told(chart.title));
       legend.replaceChildren(...entries(chart, theme));
-      plot.setAttribute("aria-label", `${chart.title}. ${chart.about}`);
+      plot.setAttribute("aria-label", `${translated(chart.title)}. ${translated(chart.about)}`);
       await library.react(plot, traces(chart, theme), layout(chart, theme, { height: this.height(chart) }), CONFIG);
     }
   }
@@ -93,7 +93,14 @@ export class Drawing {
   /** Whether the heading above is the same text. */
   #headed(title) {
     const above = this.place.closest("details.claim")?.querySelector("summary > :last-child") ?? this.place.closest("section").querySelector("h2");
-    return above?.textContent.trim() === title.replaceAll("_", "");
+    return above?.textContent.trim() === translated(title).replaceAll("_", "");
+  }
+
+  #origin(recorded) {
+    const origin = typeof recorded === "function" ? recorded() : foreign(make("span", {}, recorded));
+    this.recorded.replaceChildren();
+    if (recorded) say(this.recorded, "bench.figure.recorded", { origin });
+    else delete this.recorded.dataset.words;
   }
 
   #drop(chart) {
@@ -104,10 +111,14 @@ export class Drawing {
 
 /** What to see; of a long story the first sentences, and the rest on demand. */
 function noted(note) {
-  const end = note.length > LONG ? note.slice(LONG / 2).search(/\. [A-Z]/) + LONG / 2 + 1 : 0;
-  if (end <= LONG / 2) return [make("span", { class: "see" }, spelled(note))];
-  const rest = make("details", { class: "rest" }, make("summary", {}, "more"), spelled(note.slice(end + 1)));
-  return [make("span", { class: "see" }, spelled(note.slice(0, end))), rest];
+  const all = sentences(note);
+  const see = (some) => some.flatMap((one, i) => (i ? [" ", one] : [one]));
+  const long = all.reduce((sum, one) => sum + one.textContent.length, 0) > LONG;
+  let [shown, letters] = [0, 0];
+  while (shown < all.length && letters < LONG / 2) letters += all[shown++].textContent.length;
+  if (!long || shown === all.length) return [make("span", { class: "see" }, ...see(all))];
+  const rest = make("details", { class: "rest" }, make("summary", {}, text("bench.figure.more")), ...see(all.slice(shown)));
+  return [make("span", { class: "see" }, ...see(all.slice(0, shown))), rest];
 }
 
 function emptyChart() {
@@ -124,7 +135,7 @@ function entries(chart, theme) {
   }
   const colour = palette(chart, theme);
   const items = [...found].map(([name, all]) =>
-    make("li", {}, ...all.map((series) => swatch(series, colour.get(name), chart.series.indexOf(series))), make("span", {}, spelled(name))),
+    make("li", {}, ...all.map((series) => swatch(series, colour.get(name), chart.series.indexOf(series))), make("span", {}, told(name))),
   );
   const sources = SOURCES.filter((source) => chart.series.some((series) => series.source === source));
   return [...items, make("li", {}, ...sources.map(badge))];
@@ -154,13 +165,20 @@ function grouped(facts) {
   }
   return [...found].map(([label, all]) =>
     make(
-      "div", {}, make("dt", {}, spelled(label)),
+      "div", {}, make("dt", {}, told(label)),
       ...all.map((fact) =>
         make(
-          "dd", {}, make("b", {}, spelled(measurement(fact.value, fact.stderr))), badge(fact.source),
-          fact.formula ? make("span", { class: "soft" }, spelled(fact.formula)) : null,
+          "dd", {}, make("b", {}, ...measured(fact)), badge(fact.source),
+          fact.formula ? make("span", { class: "soft" }, told(fact.formula)) : null,
         ),
       ),
     ),
   );
+}
+
+/** A measurement with its standard error, or what stands in its place. */
+function measured({ value, stderr }) {
+  if (typeof value === "string") return [told(value)];
+  if (stderr === null || stderr === undefined) return [number(value)];
+  return [`${number(value)} ± ${number(Number(stderr.toPrecision(2)))}`];
 }

@@ -16,9 +16,9 @@ export const subsup = (base, index, power) => m("msubsup", row(base), row(index)
 export const frac = (above, below) => m("mfrac", row(above), row(below));
 export const root = (...parts) => m("msqrt", ...parts);
 export const sum = (below, above) => (above ? m("munderover", row("∑"), row(below), row(above)) : m("munder", row("∑"), row(below)));
-export const gap = () => {
+export const gap = (width = "1.2em") => {
   const element = m("mspace");
-  element.setAttribute("width", "1.2em");
+  element.setAttribute("width", width);
   return element;
 };
 
@@ -46,6 +46,6 @@ export const SHARED = {
   attention: () =>
     display(
       "Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V",
-      "Attention", "(", "Q", ",", "K", ",", "V", ")", "=", "softmax", row("(", frac(row("Q", sup("K", "⊤")), root(sub("d", "k"))), ")"), "V",
+      "Attention", row("(", "Q", ",", "K", ",", "V", ")"), "=", "softmax", row("(", frac(row("Q", sup("K", "⊤")), root(sub("d", "k"))), ")"), "V",
     ),
 };

@@ -1,15 +1,8 @@
 // The spirit level. Bubble left: flat; between the marks: level; right: saturated. A place is all it is told; the marks
 // are where stats.bubble begins and ends the level. The level tilts as a real one would: its bubble goes to the higher end.
 
-import { badge, make, number, shape } from "./dom.js";
+import { shape } from "./dom.js";
 
-export const MEANINGS = {
-  flat: "hardly tells keys apart",
-  level: "weighs many keys",
-  sharp: "picks a few keys",
-  saturated: "picks one key",
-  none: "nothing seen",
-};
 const ZONES = [["flat", 0.09], ["level", 0.44], ["sharp", 0.81], ["saturated", 1]]; // where their words stand
 const TICKS = [1.5 / 8, 5.5 / 8, 7.5 / 8]; // between the cells of the levels, as stats.bubble deals them out
 const BOUNDS = TICKS.slice(0, 2); // where level begins and ends: a bubble between these marks is level
@@ -18,7 +11,7 @@ const BUBBLE = 40; // half its width
 const TILT = 3.2; // degrees from end to end
 let count = 0;
 
-/** A large level that moves, without words beside it. */
+/** A large level that moves, without words beside it: level.js has those of figures, plot.js those of the story. */
 export class Spirit {
   constructor() {
     const id = `level${(count += 1)}`;
@@ -38,31 +31,6 @@ export class Spirit {
   }
 }
 
-/** A large level with its word, its meaning and its number. */
-export class Level {
-  constructor() {
-    this.spirit = new Spirit();
-    this.word = make("strong");
-    this.meaning = make("span", { class: "soft" });
-    this.value = make("span", { class: "value" });
-    this.element = make(
-      "div", { class: "level-big" },
-      make("p", { class: "level-word" }, this.word, this.meaning),
-      this.spirit.svg,
-      make("p", { class: "level-number" }, this.value),
-    );
-  }
-
-  set(gauge) {
-    this.spirit.set(gauge, `Spirit level, bubble at ${gauge.level}`);
-    this.word.textContent = gauge.level;
-    this.word.className = gauge.level;
-    this.meaning.textContent = MEANINGS[gauge.level] ?? "";
-    const entropy = make("b", {}, number(gauge.normalised_entropy));
-    this.value.replaceChildren(entropy, make("span", { class: "soft" }, `H / ln n, ${gauge.label}`), badge(gauge.source));
-  }
-}
-
 /** A small level that stands still: one of many, or beside a number. */
 export function vial(level, place) {
   const marks = shape("path", { class: "mark", d: BOUNDS.map((at) => `M${8 + at * 32} 0V18`).join("") });
@@ -75,15 +43,6 @@ export function vial(level, place) {
     still.push(shape("ellipse", { class: "air", cx: 8 + place * 32, cy: 8.5, rx: 6, ry: 5.5 }));
   }
   return shape("svg", { viewBox: "-1 -1 50 20", class: "vial", role: "img", "aria-label": level }, ...still);
-}
-
-/** A gauge of a figure as a line: its label, a vial, the word, the number. */
-export function line(gauge, label) {
-  return make(
-    "div", { class: "gauge-line" },
-    make("span", { class: "soft" }, label), vial(gauge.level, gauge.bubble),
-    make("b", {}, gauge.level), make("span", { class: "soft" }, `H / ln n ${number(gauge.normalised_entropy)}`), badge(gauge.source),
-  );
 }
 
 function frame(id, tube) {

@@ -2,16 +2,18 @@
 // which is read here and sent nowhere.
 
 import { layout, traces } from "./chart.js";
-import { badge, make, number, shape } from "./dom.js";
-import { MEANINGS, vial } from "./gauge.js";
+import { badge, make, shape } from "./dom.js";
+import { vial } from "./gauge.js";
 import { plotly } from "./library.js";
 import { readRun } from "./runfile.js";
 import { followRun } from "./source.js";
+import { Said, foreign, number, piece, say, text } from "./spoken.js";
 import { rows } from "./table.js";
 import { colours } from "./theme.js";
 
 const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-const HISTORY = [["normalised_entropy", "H / ln n", [0, 1.02]], ["max_logit", "largest logit"]]; // name, title, fixed axis
+const ENTROPY = () => "H / ln n";
+const HISTORY = [["normalised_entropy", ENTROPY, [0, 1.02]], ["max_logit", () => text("bench.heads.logit")]]; // name, title, fixed axis
 const PLACES = 8; // of one kind of finding that are listed
 const LARGEST = 256e6; // bytes of a file that a browser reads without complaint
 
@@ -21,8 +23,8 @@ export class Heads {
     this.at = null; // row and head that is looked at
     this.file = make("input", { type: "file", accept: ".json,.jsonl,application/json", class: "unseen", id: "run-file" });
     this.file.addEventListener("change", () => this.#take(this.file.files[0]));
-    this.said = make("span", { class: "soft", role: "status" }, "or drop it anywhere on this figure");
-    const choose = make("p", { class: "choose" }, this.file, make("label", { for: "run-file", class: "button" }, "choose a run file"), this.said);
+    this.said = say(make("span", { class: "soft", role: "status" }), "bench.heads.drop");
+    const choose = make("p", { class: "choose" }, this.file, make("label", { for: "run-file", class: "button" }, piece("bench.heads.choose")), this.said);
     this.grid = make("div", { class: "scroll" });
     this.one = make("div", { class: "one" });
     this.found = make("div", { class: "findings" });
@@ -53,12 +55,13 @@ export class Heads {
     );
     const [row, head] = this.at ?? [0, 0];
     (this.cells[row]?.[head] ?? this.cells[0]?.[0])?.setAttribute("tabindex", "0");
-    const caption = make("caption", {}, `${this.extra.model}: layers down, heads across. Arrow keys move, Enter opens a head.`, badge(this.source));
+    const caption = make("caption", {}, piece("bench.heads.caption", { model: this.#model() }), badge(this.source));
     return make("table", { class: "levels" }, caption, make("thead", {}, make("tr", {}, make("td"), ...names)), make("tbody", {}, ...body));
   }
 
   #cell(head, row, i) {
-    const words = `${short(this.extra.rows[row].module)}, head ${i}: ${head.level}, H over ln n ${number(head.normalised_entropy)}`;
+    const layer = short(this.extra.rows[row].module);
+    const words = text("bench.heads.cell", { layer, head: i, level: head.level, entropy: number(head.normalised_entropy) });
     const label = head.finding ? `${words}, ${head.finding}` : words;
     return make(
       "button",
@@ -88,14 +91,14 @@ export class Heads {
     const head = heads[i];
     this.cells.flat().forEach((cell) => cell.classList.remove("chosen"));
     this.cells[row][i].classList.add("chosen");
-    const fact = (name, value) => make("div", {}, make("dt", {}, name), make("dd", {}, make("b", {}, number(value)), badge(this.source)));
+    const fact = (name, value) => make("div", {}, make("dt", {}, name()), make("dd", {}, make("b", {}, number(value)), badge(this.source)));
     const plot = make("div", { class: "plots" });
     const ours = findings.filter((one) => one.module === module && (one.head === null || [one.head].flat().includes(i)));
     this.one.replaceChildren(
-      make("h3", {}, `${module || "the model"}, head ${i}: ${head.level}`, make("span", { class: "soft" }, ` ${MEANINGS[head.level] ?? ""}`)),
+      make("h3", {}, piece("bench.heads.one", { module: module || text("bench.heads.the_model"), head: i, level: head.level }), make("span", { class: "soft" }, ` ${text(`shell.levels.${head.level}`)}`)),
       make(
-        "dl", { class: "facts" }, fact("H / ln n", head.normalised_entropy), fact("largest weight", head.top1),
-        fact("largest logit", head.max_logit), fact("share of rows saturated", head.saturated),
+        "dl", { class: "facts" }, fact(ENTROPY, head.normalised_entropy), fact(() => text("bench.heads.top"), head.top1),
+        fact(() => text("bench.heads.logit"), head.max_logit), fact(() => text("bench.heads.saturated"), head.saturated),
       ),
       ...told(ours), plot,
     );
@@ -106,11 +109,12 @@ export class Heads {
     if (!past || past.step.length < 2) return;
     const library = await plotly();
     const theme = colours();
-    const charts = HISTORY.map(([name, title, range]) => {
+    const charts = HISTORY.map(([name, called, range]) => {
+      const title = called();
       const series = [{ name: title, source: this.source, shape: "line", x: past.step, y: past[name], quiet: false }];
-      return { title, x: { title: "step" }, y: { title, range }, series };
+      return { title, x: { title: text("bench.heads.step") }, y: { title, range }, series };
     });
-    const places = charts.map(({ title }) => make("div", { role: "img", "aria-label": `${title} by step` }));
+    const places = charts.map(({ title }) => make("div", { role: "img", "aria-label": text("bench.heads.by_step", { title }) }));
     plot.append(...places); // all of them before one is drawn: a drawing keeps the width that it finds
     for (const [i, chart] of charts.entries()) {
       const place = places[i];
@@ -120,11 +124,12 @@ export class Heads {
 
   /** Every head in a row of numbers. */
   tables() {
-    const names = ["module", "head", "level", "H / ln n", "largest weight", "largest logit", "share of rows saturated"];
+    const said = (name) => text(`bench.heads.${name}`);
+    const names = [...["module", "head", "level"].map(said), ENTROPY(), ...["top", "logit", "saturated"].map(said)];
     const cells = this.extra.rows.flatMap(({ module, heads }) =>
       heads.map((head, i) => [module, i, head.level, head.normalised_entropy, head.top1, head.max_logit, head.saturated]),
     );
-    return [rows(`${this.extra.model}: every head`, names, cells)];
+    return [rows(text("bench.heads.every", { model: this.#model() }), names, cells)];
   }
 
   /** The levels as one drawing. */
@@ -141,6 +146,10 @@ export class Heads {
     return shape("svg", { viewBox: `0 0 ${60 + 54 * most} ${24 * this.extra.rows.length}`, class: "drawn" }, ...words, ...vials);
   }
 
+  #model() {
+    return this.extra.model || text("bench.heads.a_model");
+  }
+
   #dropped(event) {
     event.preventDefault();
     this.panel.place.classList.toggle("dropping", event.type === "dragover");
@@ -151,28 +160,29 @@ export class Heads {
   async #take(file) {
     if (!file) return;
     try {
-      if (file.size > LARGEST) throw new Error("The file is too large for a browser; use levelhead page --run.");
+      if (file.size > LARGEST) throw new Said(text("bench.heads.large"));
       const extra = readRun(await file.text(), this.bounds);
       this.at = null;
       this.leave?.();
       await this.panel.show({
-        ...this.panel.figure, extra, charts: [], facts: [], gauges: [], note: extra.note, recorded: `in ${file.name}`,
-        title: `${file.name}, read in this browser`,
+        ...this.panel.figure, extra, charts: [], facts: [], gauges: [], note: extra.note, recorded: () => text("bench.heads.in_file", { file: file.name }),
+        title: () => text("bench.heads.file", { file: file.name }),
         python: `import levelhead as lh\n\nprint(lh.lab.figure("heads", run=${JSON.stringify(file.name)}))\n`,
       });
-      this.said.textContent = `${file.name} was read here and sent nowhere`;
+      say(this.said, "bench.heads.read", { file: file.name });
     } catch (error) {
-      this.panel.tell(`${file.name}: ${error.message}`);
+      this.panel.tell(text("bench.heads.trouble", { file: file.name, why: error.message }));
     }
   }
 
   #follow() {
-    this.said.replaceChildren("following the run as it is recorded ", badge("live"));
+    say(this.said, "bench.heads.following");
     this.leave = followRun((figure) => this.panel.show(figure));
   }
 }
 
-/** Findings in words, those of one kind together: why it matters, what to try, and where it is. */
+/** Findings in words, those of one kind together: why it matters, what to try, and where it is. The words are those of
+ * `diagnose`, in English. */
 function told(findings) {
   const kinds = new Map();
   for (const found of findings) {
@@ -182,9 +192,9 @@ function told(findings) {
   return [...kinds].map(([kind, all]) =>
     make(
       "div", { class: `finding ${all[0].severity}` },
-      make("b", {}, kind), ` ${all[0].why} `, make("i", {}, all[0].advice),
-      make("ul", {}, ...all.slice(0, PLACES).map((found) => make("li", {}, place(found)))),
-      all.length > PLACES ? `and ${all.length - PLACES} more` : null,
+      foreign(make("span", {}, make("b", {}, kind), ` ${all[0].why} `, make("i", {}, all[0].advice))),
+      make("ul", {}, ...all.slice(0, PLACES).map((found) => foreign(make("li", {}, place(found))))),
+      all.length > PLACES ? piece("bench.heads.more", { count: all.length - PLACES }) : null,
     ),
   );
 }
@@ -192,11 +202,11 @@ function told(findings) {
 function place({ module, head, evidence }) {
   const heads = head === null ? "" : `, head ${[head].flat().join(", ")}`;
   const numbers = Object.entries(evidence ?? {}).map(([name, x]) => `${name.replaceAll("_", " ")} ${number(x)}`);
-  return `${module || "the model"}${heads}: ${numbers.join(", ")}`;
+  return `${module || text("bench.heads.the_model")}${heads}: ${numbers.join(", ")}`;
 }
 
 /** The number of a layer, where a module's name has one. */
 function short(module) {
   const layer = module.match(/(?:^|\.)(\d+)(?=\.|$)/);
-  return layer ? layer[1] : module.slice(-16) || "model";
+  return layer ? layer[1] : module.slice(-16) || text("bench.heads.unnamed");
 }

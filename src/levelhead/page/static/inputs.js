@@ -36,24 +36,19 @@ export function segments({ label, name, options, value, changed, disabled = fals
   return { element: make("fieldset", { class: "control" }, make("legend", {}, label), group), set };
 }
 
-/** A labelled list to choose from; `fill` makes it the numbers from 0, `forbid` takes options out of reach. */
+/** A labelled list to choose from; `put` gives it other options, `fill` the numbers from 0. */
 export function choose(label, options, changed) {
   const select = make("select", { change: changed });
-  const put = (pairs) => select.replaceChildren(...pairs.map(([value, words]) => make("option", { value }, words)));
+  const put = (pairs) => select.replaceChildren(...pairs.map(([value, words, disabled = false]) => make("option", { value, disabled }, words)));
   put(options);
   return {
     select,
+    put,
     element: make("label", {}, label, select),
     number: () => Number(select.value),
     fill: (count, chosen) => {
       put(Array.from({ length: count }, (_, i) => [i, String(i)]));
       select.value = chosen;
-    },
-    forbid: (when, why) => {
-      for (const option of select.options) {
-        option.disabled = when(option.value);
-        if (option.disabled) option.textContent += ` (${why})`;
-      }
     },
   };
 }

@@ -1,5 +1,7 @@
 // The drawing library: plotly.js as the installed package carries it, loaded with the first chart of the lab bench.
 
+import { Said, text } from "./spoken.js";
+
 const SAVED = document.getElementById("levelhead-plotly"); // in a page saved to a file, as text that does not run yet
 let loading = null;
 
@@ -8,7 +10,7 @@ export function plotly() {
   loading ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
     script.addEventListener("load", () => resolve(window.Plotly));
-    script.addEventListener("error", () => reject(new Error("The drawing library did not load; reload the page.")));
+    script.addEventListener("error", () => reject(new Said(text("bench.library"))));
     if (SAVED) script.textContent = SAVED.textContent;
     else script.src = "/assets/plotly.js";
     document.head.append(script); // a script with its text inside runs at once

@@ -4,6 +4,7 @@
 import { breath, make } from "./dom.js";
 import { Drawing } from "./figure.js";
 import { askFigure } from "./source.js";
+import { Said, foreign, label } from "./spoken.js";
 import { settings } from "./state.js";
 
 let queue = Promise.resolve(); // drawings, one after the other, so that the page stays answerable in between
@@ -18,6 +19,7 @@ export class Panel {
     this.drawing = new Drawing(place, { hero });
     this.trouble = make("p", { class: "trouble", role: "alert", hidden: true });
     this.place.append(this.trouble);
+    label(place, "covered", "bench.predict.covered");
     this.own = null; // what the panel draws by itself
     this.asked = null;
     this.aborter = null;
@@ -48,7 +50,7 @@ export class Panel {
       const figure = await question(signal);
       if (!signal.aborted) await this.show(figure, signal);
     } catch (error) {
-      if (!signal.aborted) this.tell(error.message);
+      if (!signal.aborted) this.fail(error);
     } finally {
       if (!signal.aborted) this.place.removeAttribute("aria-busy");
     }
@@ -70,9 +72,16 @@ export class Panel {
     return drawn;
   }
 
+  /** What went wrong, in words of the page. */
   tell(words) {
     this.trouble.textContent = words;
     this.trouble.hidden = !words;
+    this.trouble.removeAttribute("lang");
+  }
+
+  fail(error) {
+    this.tell(error.message);
+    if (!(error instanceof Said)) foreign(this.trouble);
   }
 }
 

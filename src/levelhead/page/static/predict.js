@@ -1,6 +1,8 @@
 // Predict, then see. With predict=1 in the link, figures are covered at the start and after every change, until the
 // reader has said where the bubble will go.
 
+import { piece } from "./spoken.js";
+
 const QUESTION = document.getElementById("question");
 const ANSWER = document.getElementById("answer");
 
@@ -34,7 +36,7 @@ export class Prediction {
     await hero.settled;
     const { level } = hero.figure.gauges[0];
     this.lift();
-    ANSWER.textContent = guess === level ? `Yes: ${level}.` : `You said ${guess}; it is ${level}.`;
+    ANSWER.replaceChildren(piece(`bench.predict.${guess === level ? "right" : "wrong"}`, { guess, level }));
     ANSWER.hidden = false;
     this.revealed();
   }

@@ -2,22 +2,23 @@
 // of heads shows. It divides stored sums by stored counts. Where a level begins, the core says (`bounds`); without
 // that the numbers stand alone.
 
+import { Said, text as said } from "./spoken.js";
+
 const [RUN, LINES] = ["levelhead-run", "levelhead-snapshots"];
-const WANTED = "Expected a file of levelhead doctor --json, of a saved run, or of the JSON-lines sink";
 
 export function readRun(text, bounds) {
   const run = parsed(text);
   try {
     return shown(run, bounds);
   } catch {
-    throw new Error(`${WANTED}; this one was cut off or changed.`);
+    throw new Said(said("bench.heads.changed"));
   }
 }
 
 function parsed(text) {
   const run = json(text) ?? fromLines(text);
-  if (!run) throw new Error(`${WANTED}; this is not JSON, or it was cut off.`);
-  if (run.format !== RUN && run.format !== LINES) throw new Error(`${WANTED}; this is another kind of file.`);
+  if (!run) throw new Said(said("bench.heads.no_json"));
+  if (run.format !== RUN && run.format !== LINES) throw new Said(said("bench.heads.other"));
   return run;
 }
 
@@ -51,8 +52,9 @@ function shown({ columns, snapshots, model, findings }, bounds) {
     module,
     heads: heads.map((one, i) => ({ ...one, finding: gravest(findings ?? [], module, i) })),
   }));
-  const note = `${rows.length} modules, ${snapshots.length} steps${findings ? `, ${findings.length} findings` : ""}.`;
-  return { model: model || "a model", rows, findings: findings ?? [], steps: snapshots.length, history, note, bounds };
+  const counts = { modules: rows.length, steps: snapshots.length, findings: findings?.length };
+  const note = () => said(`bench.heads.${findings ? "counted_found" : "counted"}`, counts);
+  return { model, rows, findings: findings ?? [], steps: snapshots.length, history, note, bounds };
 }
 
 /** What a head's row of sums says. */

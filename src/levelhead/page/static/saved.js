@@ -1,8 +1,9 @@
 // What a saved page says beside controls that cannot move in it.
 
 import { make } from "./dom.js";
+import { say } from "./spoken.js";
 
-/** `holds`: what there is in the file; `still`: what it says of the controls beside it. */
-export function saved(holds, still = "these controls stand still") {
-  return make("p", { class: "soft saved" }, `This saved page holds ${holds}, so ${still}. `, make("code", {}, "levelhead page"), " serves a page on which they move.");
+/** `what` stands still: a key of the words. */
+export function saved(what) {
+  return say(make("p", { class: "soft saved" }), `bench.saved.${what}`);
 }

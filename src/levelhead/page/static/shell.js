@@ -2,9 +2,10 @@
 
 import { make } from "./dom.js";
 import { vial } from "./gauge.js";
+import { inLanguage, selector } from "./languages.js";
 import { CARDS, write } from "./router.js";
 import { documentation } from "./share.js";
-import { CHAPTERS, LANGUAGES } from "./story-data.js";
+import { CHAPTERS } from "./story-data.js";
 
 export class Shell {
   constructor(place, { go, speak }) {
@@ -39,6 +40,7 @@ export class Shell {
   follow(state) {
     this.state = state;
     for (const link of this.place.querySelectorAll("a[data-to]")) link.href = write({ ...state, chapter: link.dataset.to, step: 0 });
+    this.#lead();
     this.place.querySelector(".notes")?.remove();
     this.noted = false;
   }
@@ -46,7 +48,7 @@ export class Shell {
   /** The bench's last address. */
   leadTo(bench) {
     this.bench = bench;
-    for (const link of this.place.querySelectorAll("a[data-bench]")) link.href = bench;
+    this.#lead();
   }
 
   fail(error) {
@@ -65,13 +67,12 @@ export class Shell {
 
   #bar(language) {
     const say = (name) => this.words.of("shell", name);
-    const options = Object.entries(LANGUAGES).map(([id, name]) => make("option", { value: id, lang: id, selected: id === language }, name));
-    const select = make("select", { "aria-label": say("language"), change: () => this.speak(select.value) }, ...options);
+    const select = selector(say("language"), language, this.speak);
     return make(
       "header", { class: "top-bar" },
       make("a", { class: "sign", href: this.#address(CHAPTERS[0].id), "data-to": CHAPTERS[0].id }, vial("level", 0.5), make("b", {}, "levelhead")),
       this.#contents(),
-      make("span", { class: "bar-end" }, ...this.#documentation(), select, make("a", { class: "to-bench", href: this.bench, "data-bench": true }, say("bench"))),
+      make("span", { class: "bar-end" }, ...this.#documentation(), select, make("a", { class: "to-bench", href: inLanguage(this.bench, this.state.lang), "data-bench": true }, say("bench"))),
     );
   }
 
@@ -116,8 +117,12 @@ export class Shell {
       const title = make("span", { class: "end-title" }, ...this.words.nodes(this.words.of(chapter.id, "title")));
       return make("a", { class: `end ${name}`, href: this.#address(chapter.id), "data-to": chapter.id }, make("span", { class: "soft" }, this.words.of("shell", name)), title);
     };
-    const last = now === CHAPTERS.length - 1 ? make("a", { class: "end next", href: this.bench, "data-bench": true }, make("span", { class: "soft" }, this.words.of("shell", "bench")), make("span", { class: "end-title" }, this.words.of("shell", "end"))) : link(1, "next");
+    const last = now === CHAPTERS.length - 1 ? make("a", { class: "end next", href: inLanguage(this.bench, this.state.lang), "data-bench": true }, make("span", { class: "soft" }, this.words.of("shell", "bench")), make("span", { class: "end-title" }, this.words.of("shell", "end"))) : link(1, "next");
     return make("footer", { class: "ends" }, make("nav", {}, link(-1, "previous"), last), make("p", { class: "soft" }, this.words.of("shell", "numbers")));
+  }
+
+  #lead() {
+    for (const link of this.place.querySelectorAll("a[data-bench]")) link.href = inLanguage(this.bench, this.state.lang);
   }
 
   #address(id) {

@@ -1,6 +1,8 @@
 // Where figures come from: the server that sent the page, or, in a page saved to a file, the data inside it.
 // The only module that sends requests, and only to its own address.
 
+import { Said, text } from "./spoken.js";
+
 const embedded = document.getElementById("levelhead-data");
 const data = embedded ? JSON.parse(embedded.textContent) : null;
 
@@ -42,12 +44,13 @@ async function post(address, body, signal) {
 async function answer(response) {
   const found = await response.json().catch(() => null);
   if (response.ok && found) return found;
-  throw new Error(found?.error ?? `The server answered ${response.status} ${response.statusText}.`);
+  if (found?.error) throw new Error(found.error);
+  throw new Said(text("bench.server", { status: `${response.status} ${response.statusText}` }));
 }
 
 function saved(id, settings) {
   const figures = data.figures[id] ?? {};
   const key = Object.keys(grid).filter((name) => name in settings).map((name) => settings[name]).join(" ");
-  if (!Object.hasOwn(figures, key)) throw new Error("This saved page does not hold the figure; serve the page to see it.");
+  if (!Object.hasOwn(figures, key)) throw new Said(text("bench.saved.absent"));
   return figures[key];
 }

@@ -2,20 +2,23 @@
 
 import { make } from "./dom.js";
 import { askSpeed, grid } from "./source.js";
+import { say } from "./spoken.js";
+
+const SECONDS = 10; // about
 
 export class Speed {
   constructor(panel) {
     if (grid) return; // a saved page has no server
     this.panel = panel;
-    this.button = make("button", { type: "button", class: "run", click: () => this.#run() }, "run here (about 10 s)");
+    this.button = say(make("button", { type: "button", class: "run", click: () => this.#run() }), "bench.speed.run", { seconds: SECONDS });
     panel.drawing.above.append(this.button);
   }
 
   async #run() {
     this.button.disabled = true;
-    this.button.textContent = "running …";
+    say(this.button, "bench.speed.running");
     await this.panel.ask(() => askSpeed());
     this.button.disabled = false;
-    this.button.textContent = "run again (about 10 s)";
+    say(this.button, "bench.speed.again", { seconds: SECONDS });
   }
 }

@@ -1,7 +1,8 @@
 // The state of the page: its fields, their defaults, and how they are written in the address after the #. A value out
-// of its range is refused with a sentence, and the field keeps its default. The parameters of figures are the lab's.
+// of its range is refused with a note, and the field keeps its default. The parameters of figures are the lab's.
 
 import { OLD_SCALES, PARAMETERS, POWER } from "./declared.js";
+import { FIRST, known } from "./languages.js";
 
 const CONTROLS = ["d_k", "scale", "keys", "seed"];
 export const DEFAULT_TEXT = "The dog chased the ball because it was fast.";
@@ -10,15 +11,15 @@ export const LONGEST = 1000; // characters of a sentence
 
 const KINDS = {
   whole: ({ low, high }) => ({
-    wanted: `a whole number from ${low} to ${high}`,
+    wanted: ["whole", { low, high }],
     read: (text) => within(/^\d{1,10}$/.test(text) ? Number(text) : NaN, low, high),
   }),
   real: ({ low, high }) => ({
-    wanted: `a number from ${low} to ${high}`,
+    wanted: ["real", { low, high }],
     read: (text) => within(/^\d{1,4}(\.\d{1,6})?$/.test(text) ? Number(text) : NaN, low, high),
   }),
   choice: ({ options }) => ({
-    wanted: `one of ${options.join(", ")}`,
+    wanted: ["choice", { options: options.join(", ") }],
     read: (text) => (options.includes(text) ? text : undefined),
   }),
 };
@@ -29,17 +30,19 @@ const FIELDS = {
   // for teachers
   hide: {
     usual: "",
-    wanted: `names of controls, ${CONTROLS.join(", ")}, with commas between`,
+    wanted: ["controls", { options: CONTROLS.join(", ") }],
     read: (text) => {
       const names = text.split(",").map((name) => (name === "divide" ? "scale" : name));
       return names.every((name) => CONTROLS.includes(name)) ? names.join(",") : undefined;
     },
   },
   predict: field({ kind: "choice", options: ["0", "1"], default: "0" }),
+  // null: none is given, and the reader's own is spoken; one that is not there falls back to the first
+  lang: { usual: null, otherwise: FIRST, read: (text) => known(text) ?? undefined },
   // sentence
   text: {
     usual: DEFAULT_TEXT,
-    wanted: `a text of 1 to ${LONGEST} characters`,
+    wanted: ["text", { low: 1, high: LONGEST }],
     read: (text) => (text.length >= 1 && text.length <= LONGEST ? text : undefined),
   },
 };
@@ -52,7 +55,7 @@ export function usual() {
   return Object.fromEntries(Object.entries(FIELDS).map(([name, field]) => [name, field.usual]));
 }
 
-/** The state of an address, and a sentence for every value in it that could not be used. */
+/** The state of an address, and a note for every value in it that could not be used: [key of the words, what they hold]. */
 export function read(hash) {
   const state = usual();
   const notes = [];
@@ -62,10 +65,12 @@ export function read(hash) {
     const [name, value] = renamed(...pair);
     const field = Object.hasOwn(FIELDS, name) ? FIELDS[name] : null;
     const found = field?.read(value);
-    if (!field) notes.push(`The link sets ${shown(name)}, which this page does not have.`);
-    else if (found === undefined) {
-      notes.push(`${name}: expected ${field.wanted}, the link has ${shown(value)}; it stays ${field.usual || "as it was"}.`);
-    } else state[name] = found;
+    if (!field) notes.push(["unknown", { name: shown(name) }]);
+    else if (found !== undefined) state[name] = found;
+    else {
+      state[name] = field.otherwise ?? field.usual;
+      notes.push([name === "lang" ? "language" : "refused", { name, wanted: field.wanted, given: shown(value), usual: field.usual }]);
+    }
   }
   return { state, notes };
 }

@@ -29,10 +29,10 @@ export class Store {
     this.#announce(names);
   }
 
-  /** Back to how the page opens; what a teacher has set in the link stays. */
+  /** Back to how the page opens; the language and what a teacher has set in the link stay. */
   reset() {
-    const { hide, predict } = this.state;
-    this.set({ ...usual(), hide, predict });
+    const { hide, predict, lang } = this.state;
+    this.set({ ...usual(), hide, predict, lang });
   }
 
   hash() {

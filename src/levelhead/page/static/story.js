@@ -1,15 +1,14 @@
 // The story: its bar, its chapters, and how a reader moves: links, arrow keys, swipes. The address holds the state.
 
 import { ChapterView } from "./chapter.js";
+import { spoken } from "./languages.js";
 import { CARDS, read, write } from "./router.js";
 import { Shell } from "./shell.js";
-import { keep, recall } from "./storage.js";
-import { CHAPTERS, DATA, LANGUAGES, SCENES, WORDS } from "./story-data.js";
+import { CHAPTERS, DATA, SCENES, WORDS } from "./story-data.js";
 import { Words } from "./words.js";
 
 const SWIPE = 70; // pixels across, and at most half as many up or down
 const TYPED = "input, select, textarea, pre, [role=slider], [contenteditable]";
-const FIRST = Object.keys(LANGUAGES)[0];
 
 let state = null;
 let notes = [];
@@ -32,7 +31,7 @@ export function open(hash, { bench }) {
 async function show({ focus = false, top = focus } = {}) {
   const turn = (asked += 1);
   const { chapter: id } = state;
-  const language = state.lang ?? known(recall("language")) ?? FIRST;
+  const language = spoken(state.lang);
   try {
     const [{ WORDS: catalogue }, view] = await Promise.all([WORDS[language](), id === CARDS ? allCards() : chapterOf(id)]);
     if (turn !== asked) return;
@@ -83,7 +82,6 @@ function stepped(step) {
 }
 
 function speak(language) {
-  keep("language", language);
   replace({ lang: language });
   show();
 }
@@ -93,10 +91,6 @@ function replace(changes) {
   notes = [];
   history.replaceState(null, "", write(state));
   shell.follow(state);
-}
-
-function known(language) {
-  return Object.hasOwn(LANGUAGES, language ?? "") ? language : null;
 }
 
 /** To the next step, else to the next chapter. */

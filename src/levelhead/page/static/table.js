@@ -1,6 +1,7 @@
 // The numbers of a figure as tables: a row per x, a column per series. Nothing is rounded here but the display.
 
-import { badge, make, number } from "./dom.js";
+import { badge, make } from "./dom.js";
+import { number, text, told, translated } from "./spoken.js";
 
 const MOST = 1000; // rows; a longer table says what it leaves out
 
@@ -30,26 +31,27 @@ function byX(chart) {
 function table(chart, all) {
   const columns = all[0].shape === "heat" ? matrix(chart, all[0]) : lines(chart, all);
   const length = columns[0].values.length;
-  const head = make("tr", {}, ...columns.map((column) => make("th", { scope: "col" }, column.name, column.source ? badge(column.source) : null)));
+  const head = make("tr", {}, ...columns.map((column) => make("th", { scope: "col" }, told(column.name), column.source ? badge(column.source) : null)));
   const body = [];
   for (let i = 0; i < Math.min(length, MOST); i += 1) {
     const [first, ...rest] = columns.map((column) => number(column.values[i]));
     body.push(make("tr", {}, make("th", { scope: "row" }, first), ...rest.map((cell) => make("td", {}, cell))));
   }
-  const caption = length > MOST ? `${chart.title}: the first ${MOST} of ${length} rows; the Python has them all` : chart.title;
+  const title = translated(chart.title);
+  const caption = length > MOST ? text("bench.figure.cut", { title, shown: MOST, all: length }) : told(chart.title);
   return make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
 }
 
 function lines(chart, all) {
   const columns = [{ name: chart.x.title, values: all[0].x }];
   for (const series of all) {
-    columns.push({ name: `${series.name} `, source: series.source, values: series.y });
-    if (series.low) columns.push({ name: "from", values: series.low }, { name: "to", values: series.high });
+    columns.push({ name: series.name, source: series.source, values: series.y });
+    if (series.low) columns.push({ name: () => text("bench.figure.from"), values: series.low }, { name: () => text("bench.figure.to"), values: series.high });
   }
   return columns;
 }
 
 function matrix(chart, series) {
-  const names = { name: `${chart.y.title} \\ ${chart.x.title} `, source: series.source, values: series.y };
-  return [names, ...series.x.map((x, i) => ({ name: String(x), values: series.z.map((row) => row[i]) }))];
+  const names = { name: () => `${translated(chart.y.title)} \\ ${translated(chart.x.title)}`, source: series.source, values: series.y };
+  return [names, ...series.x.map((x, i) => ({ name: () => String(x), values: series.z.map((row) => row[i]) }))];
 }

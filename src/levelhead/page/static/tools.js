@@ -4,6 +4,7 @@ import { layout, traces } from "./chart.js";
 import { copied } from "./clipboard.js";
 import { make, shape } from "./dom.js";
 import { plotly } from "./library.js";
+import { label, piece, translated } from "./spoken.js";
 import { tables } from "./table.js";
 import { colours } from "./theme.js";
 
@@ -12,36 +13,36 @@ const [WIDTH, GAP] = [760, 16];
 export class Tools {
   constructor(drawing) {
     this.drawing = drawing;
-    this.code = make("pre", { class: "python", hidden: true, tabindex: "0", "aria-label": "The Python that makes this figure" });
+    this.code = label(make("pre", { class: "python", hidden: true, tabindex: "0" }), "label", "bench.tools.python");
     this.said = make("span", { class: "soft", role: "status" });
-    this.rows = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The figure's numbers" });
-    this.table = make("details", { class: "table", toggle: () => this.#fill() }, make("summary", {}, "table"), this.rows);
+    this.rows = label(make("div", { class: "scroll", tabindex: "0", role: "region" }), "label", "bench.tools.numbers");
+    this.table = make("details", { class: "table", toggle: () => this.#fill() }, make("summary", {}, piece("bench.tools.table")), this.rows);
     this.element = make(
       "div", { class: "tools" },
-      make("button", { type: "button", class: "copy", click: () => this.copy() }, "copy as Python"),
-      make("button", { type: "button", class: "svg", click: () => this.download() }, "download SVG"),
+      make("button", { type: "button", class: "copy", click: () => this.copy() }, piece("bench.tools.copy")),
+      make("button", { type: "button", class: "svg", click: () => this.download() }, piece("bench.tools.svg")),
       this.said, this.table, this.code,
     );
   }
 
   /** The figure is another one: what was said about the last is taken back. */
   changed() {
-    this.said.textContent = "";
+    this.said.replaceChildren();
     this.code.textContent = this.drawing.figure.python;
     this.#fill();
   }
 
   async copy() {
     this.code.hidden = false;
-    this.said.textContent = (await copied(this.drawing.figure.python)) ? "copied" : "select it below and copy";
+    this.said.replaceChildren(piece((await copied(this.drawing.figure.python)) ? "shell.copied" : "bench.tools.select"));
   }
 
   async download() {
-    const text = await picture(this.drawing);
-    const address = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+    const drawn = await picture(this.drawing);
+    const address = URL.createObjectURL(new Blob([drawn], { type: "image/svg+xml" }));
     make("a", { href: address, download: `levelhead-${this.drawing.figure.id}.svg` }).click();
     setTimeout(() => URL.revokeObjectURL(address), 10000);
-    this.said.textContent = "saved";
+    this.said.replaceChildren(piece("bench.tools.saved"));
   }
 
   #fill() {
@@ -67,10 +68,10 @@ async function picture(drawing) {
     part.setAttribute("y", y);
     y += Number(part.getAttribute("height")) + GAP;
   }
-  const about = figure.charts.map((chart) => chart.about).join(" ");
+  const about = figure.charts.map((chart) => translated(chart.about)).join(" ");
   const whole = shape(
     "svg", { viewBox: `0 0 ${WIDTH} ${y}`, width: WIDTH, height: y, "font-family": theme.font },
-    shape("title", {}, figure.title), shape("desc", {}, `${figure.note} ${about}`),
+    shape("title", {}, translated(figure.title)), shape("desc", {}, `${translated(figure.note)} ${about}`),
     shape("rect", { width: WIDTH, height: y, fill: theme.card }), ...parts,
   );
   return new XMLSerializer().serializeToString(whole);

@@ -3,8 +3,7 @@
 import { make } from "./dom.js";
 import { choose } from "./inputs.js";
 import { grid } from "./source.js";
-
-const WORDS = { task: "task", width: "dₖ of the heads", depth: "layers" };
+import { piece } from "./spoken.js";
 
 export class Training {
   constructor(panel, store) {
@@ -19,7 +18,7 @@ export class Training {
   }
 
   #select(name, values, chosen) {
-    const one = choose(WORDS[name] ?? name, values.map((value) => [value, String(value)]), () =>
+    const one = choose(piece(`bench.training.choices.${name}`), values.map((value) => [value, String(value)]), () =>
       this.store.set({ [name]: values.find((value) => String(value) === one.select.value) }),
     );
     one.select.value = chosen;

@@ -44,10 +44,10 @@ export class Words {
   }
 
   /** Paragraphs; a line that is a formula stands alone. */
-  paragraphs(texts) {
+  paragraphs(texts, values = {}) {
     return texts.map((text) => {
       const formula = FORMULA.exec(text)?.[1];
-      return formula ? this.formula(formula) : make("p", {}, ...this.nodes(text));
+      return formula ? this.formula(formula) : make("p", {}, ...this.nodes(text, values));
     });
   }
 
