@@ -69,7 +69,8 @@ class Tab:
     requests: list[Any] = field(default_factory=list)
 
     def all_drawn(self) -> Tab:
-        self.until(lambda: self.count("figure[data-drawn]") == PANELS, "every panel to draw")
+        panels = "figure[data-drawn]:not(.claim figure)"  # a claim that is open has a figure of its own
+        self.until(lambda: self.count(panels) == PANELS, "every panel to draw")
         return self
 
     def until(self, happened: Callable[[], bool], what: str) -> None:

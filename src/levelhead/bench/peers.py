@@ -20,7 +20,16 @@ import numpy as np
 
 from levelhead import _core
 from levelhead.attention import attention, observe
-from levelhead.bench import additive, models, peers_jax, peers_onnx, peers_openvino, peers_torch, peers_vllm, peers_zentorch
+from levelhead.bench import (
+    additive,
+    models,
+    peers_jax,
+    peers_onnx,
+    peers_openvino,
+    peers_torch,
+    peers_vllm,
+    peers_zentorch,
+)
 from levelhead.bench.calls import Array, Call, Question, Refused, Variants, refuse_large_scores
 from levelhead.bench.cases import OFF, Case, Work
 from levelhead.bench.inputs import Problem

@@ -44,7 +44,8 @@ def _operators() -> Any:
     assert spec is not None and spec.submodule_search_locations is not None
     available = _core.info()["available"]
     name = next((library for isa, library in _LIBRARIES.items() if isa in available), "_C_AVX2")
-    torch.ops.load_library(str(Path(spec.submodule_search_locations[0]) / f"{name}.abi3.so"))
+    load: Any = torch.ops.load_library
+    load(str(Path(spec.submodule_search_locations[0]) / f"{name}.abi3.so"))
     return torch.ops._C
 
 
