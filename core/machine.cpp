@@ -35,8 +35,7 @@ std::int64_t burn(std::int64_t rounds, int threads) {
   return sum_over<std::int64_t>(threads, threads, [&](std::int64_t) { return kernel().numbers->burn(rounds); });
 }
 
-double sweep(const float* x, std::int64_t n, int threads) {
-  constexpr std::int64_t piece = 1 << 18;  // a megabyte: large for the prefetcher, small for an even distribution
+double sweep(const float* x, std::int64_t n, std::int64_t piece, int threads) {
   return sum_over<double>((n + piece - 1) / piece, threads, [&](std::int64_t part) {
     return static_cast<double>(kernel().numbers->sweep(x + part * piece, std::min(piece, n - part * piece)));
   });

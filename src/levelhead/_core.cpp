@@ -174,12 +174,12 @@ std::int64_t burn_threads(std::int64_t rounds, int threads) {
   return burn(rounds, threads);
 }
 
-double sweep_array(nb::handle x_, int threads) {
+double sweep_array(nb::handle x_, std::int64_t piece, int threads) {
   Array x(x_, "array");
   const float* numbers = x.contiguous<float>(x.shape(), x.format() == 'f');
   const std::int64_t n = product(x.shape(), x.rank());
   nb::gil_scoped_release release;
-  return sweep(numbers, n, threads);
+  return sweep(numbers, n, piece, threads);
 }
 
 }  // namespace
@@ -209,7 +209,7 @@ NB_MODULE(_core, m) {
      nb::arg("acc_b").none(), nb::arg("shift"), nb::arg("sums"), nb::arg("counts"), nb::arg("acc").none());
   m.def("exponential", exponential_array, nb::arg("x"), nb::arg("out"));
   m.def("burn", burn_threads, nb::arg("rounds"), nb::arg("threads"));
-  m.def("sweep", sweep_array, nb::arg("array"), nb::arg("threads"));
+  m.def("sweep", sweep_array, nb::arg("array"), nb::arg("piece"), nb::arg("threads"));
   m.def("default_threads", default_threads);
   m.def("set_isa", [](const std::string& name) {
     const std::string previous = current_isa();

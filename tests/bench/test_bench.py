@@ -272,6 +272,15 @@ def test_limits_are_positive() -> None:
     assert found.gflops > 0 and found.gbytes > 0
 
 
+def test_a_cell_that_memory_bounds_is_compared_with_an_array_of_its_size(result: dict[str, Any]) -> None:
+    for found in result["cells"]:
+        assert ("gbytes_limit" in found) is found["decode"]
+        if found["decode"]:
+            share = found["verdict"]["gbytes"] / found["gbytes_limit"]
+            assert found["verdict"]["of_bandwidth"] == pytest.approx(share)
+    assert any(found["decode"] for found in result["cells"])
+
+
 if sys.platform == "linux":  # memory is read from /proc
 
     def test_memory_is_measured_in_a_process_of_its_own() -> None:

@@ -68,7 +68,11 @@ def measured(case: Case, threads: int, effort: Effort, tell: Callable[[str], Non
     for result in results if effort.memory and case.weighed else ():
         tell(f"memory of {result['name']}")
         result["memory"] = memory.extra(case, result["name"], result["variant"], threads)
-    return dict(_described(case, problem), results=results, refused=refused)
+    described = _described(case, problem)
+    if case.decode:  # bound by memory: its limit is that of so many bytes
+        tell("memory bandwidth")
+        described["gbytes_limit"] = limits.bandwidth(threads, described["bytes"]) / 1e9
+    return dict(described, results=results, refused=refused)
 
 
 def contender(

@@ -21,7 +21,7 @@ def chapter_json(chapter: Chapter) -> dict[str, Any]:
         "options": list(chapter.options),
         "answer": chapter.answer,
         "steps": chapter.steps,
-        "claims": [{"id": id, "claim": claim(id)["claim"], "verdict": claim(id)["verdict"]} for id in chapter.claims],
+        "claims": [{"id": id, "verdict": claim(id)["verdict"]} for id in chapter.claims],
         "numbers": {name: json_value(asdict(number)) for name, number in chapter.numbers().items()},
         "data": json_value(chapter.data(), digits=_DIGITS),
         "samples": {library: sample(chapter.id, library) for library in LIBRARIES},

@@ -59,6 +59,8 @@ def _story() -> dict[str, bytes]:
     modules["cards-data.js"] = _module({"CARDS": deck_json()})
     for language, words in catalogues().items():
         told = {name: section for name, section in words.items() if name not in _BENCH}
+        own = words.get("figures", {})  # the lab's sentences are English
+        told["claims"] = {id: own.get(one["claim"], one["claim"]) for id, one in figures.claims().items()}
         modules[f"words-{language}.js"] = _module({"WORDS": told})
     constants = {
         "CHAPTERS": [{"id": one.id, "options": one.options, "steps": one.steps} for one in CHAPTERS],

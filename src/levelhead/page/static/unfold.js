@@ -54,11 +54,11 @@ function code(chapter, words) {
 }
 
 function claims(chapter, words) {
-  const item = ({ id, claim, verdict }) =>
+  const item = ({ id, verdict }) =>
     make(
       "li", {},
       make("a", { href: `#claim-${id}` }, make("b", {}, id), " ", make("span", { class: `verdict ${verdict}` }, words.of("shell", "verdicts", verdict))),
-      make("span", { lang: "en" }, spelled(claim)),
+      make("span", {}, spelled(words.of("claims", id))),
     );
   return [make("p", { class: "soft" }, words.of("shell", "claims_about")), make("ul", { class: "claim-list" }, ...chapter.claims.map(item))];
 }
