@@ -7,7 +7,7 @@ from pathlib import Path
 
 from levelhead.errors import bad_value
 from levelhead.runs import jsonl, parquet
-from levelhead.runs.record import Run, load
+from levelhead.runs.record import FORMAT, Run, load
 
 
 def read(path: str | os.PathLike[str]) -> Run:
@@ -24,4 +24,5 @@ def read(path: str | os.PathLike[str]) -> Run:
         raise bad_value("path", "a run that was recorded", given, advice) from None
     if start.startswith(b"PAR1"):
         return parquet.read(path)
-    return jsonl.read(path) if f'"{jsonl.FORMAT}"'.encode() in start or path.suffix == ".jsonl" else load(path)
+    lines = path.suffix == ".jsonl" and f'"{FORMAT}"'.encode() not in start  # cut off before its first line says so
+    return jsonl.read(path) if lines or f'"{jsonl.FORMAT}"'.encode() in start else load(path)

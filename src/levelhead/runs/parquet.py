@@ -134,8 +134,9 @@ def _header(part: Path) -> dict[str, Any]:
     error = need("Parquet", "pyarrow").ArrowInvalid
     try:
         metadata = need("Parquet", "pyarrow.parquet").read_schema(part).metadata or {}
-    except error:
-        metadata = {}
+    except error as wrong:
+        advice = "It may have been cut off while it was written: remove this part to read the others"
+        raise bad_value("path", "a whole Parquet file", f"{str(part)!r}: {wrong}", advice) from None
     return sessions.check(json.loads(metadata.get(KEY, b"null")), FORMAT, part)
 
 

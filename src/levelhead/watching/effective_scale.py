@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from inspect import getattr_static, unwrap
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from torch import Tensor, nn
 
@@ -22,6 +22,7 @@ NOTHING_RAN = "no layer ran before the call"
 NOT_FOLLOWED = "q and k are not seen where a softmax is formed by hand; deep=True follows them"
 BY_FUNCTION = "a score_mod changes it"
 BY_TOKEN = "its factor differs from token to token"
+ONE_TOKEN = "all tokens of the pass are alike, so a norm cannot be told from a factor"
 
 # Names of projections, after the words around the letter are removed.
 _AROUND = {"proj", "projection", "linear", "lin", "layer", "to", "w", "fc", "attn", "attention"}
@@ -41,6 +42,7 @@ class Ran:
     tokens: int
     rows: Tensor  # (SAMPLE, features)
     inner: bool = False  # it ran inside a child of the module
+    read: Tensor | int | None = None  # its input at these tokens; on a device, where it is: the host must not wait
 
     @property
     def norm(self) -> bool:
@@ -48,9 +50,11 @@ class Ran:
         return self.module is not None and is_norm(self.name, self.module)
 
 
-def ran(name: str, module: nn.Module, output: Tensor) -> Ran:
-    """Of a child. Sampled at once: later code may overwrite the output."""
-    return columns(name, module, reads(module), features_last(module, output))
+def ran(name: str, module: nn.Module, args: Any, output: Tensor) -> Ran:
+    """Of a child. Sampled at once: later code may overwrite the output. The inputs of projections of queries and keys
+    are, too."""
+    read = args[0] if args and role(name) else None
+    return columns(name, module, reads(module), features_last(module, output), read)
 
 
 def features_last(module: nn.Module, output: Tensor) -> Tensor:
@@ -60,10 +64,16 @@ def features_last(module: nn.Module, output: Tensor) -> Tensor:
     return output
 
 
-def columns(name: str, module: nn.Module | None, reads: int | None, output: Tensor) -> Ran:
-    """Of any output whose last dimension is its features."""
+def columns(name: str, module: nn.Module | None, reads: int | None, output: Tensor, read: Any = None) -> Ran:
+    """Of any output whose last dimension is its features; `read`: what it was computed from."""
     tokens = output.numel() // output.shape[-1] if output.shape[-1] else 0
-    return Ran(name, module, reads, tokens, sampled.rows(output))
+    return Ran(name, module, reads, tokens, sampled.rows(output), read=_read(read))
+
+
+def _read(x: Any) -> Tensor | int | None:
+    if not isinstance(x, Tensor) or x.dim() < 2 or not x.numel():
+        return None
+    return sampled.rows(x) if x.device.type == "cpu" else x.data_ptr()
 
 
 class Reading(NamedTuple):

@@ -298,7 +298,7 @@ def enter(module: nn.Module, args: Any) -> None:
         frame.mode.__enter__()  # type: ignore[no-untyped-call]
     if watched.weights and _matters(frame) and watched.watch.wanted():
         with undisturbed():
-            frame.inputs = [columns("input", None, None, x) for x in args if _is_output(x)]
+            frame.inputs = [columns("input", None, None, x, x) for x in args if _is_output(x)]
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -381,7 +381,7 @@ def child_ran(module: nn.Module, args: Any, output: Any) -> None:
     with undisturbed():
         if _is_output(x):
             busy, frame.busy = frame.busy, True  # taking a sample is no attention call
-            frame.ran.append(ran(name, module, x))
+            frame.ran.append(ran(name, module, args, x))
             frame.busy = busy
 
 

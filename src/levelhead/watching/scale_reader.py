@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from levelhead.watching import origins, sampled
-from levelhead.watching.effective_scale import BY_FUNCTION, BY_TOKEN, FROM_PROJECTIONS, NORMALISED, Ran, Reading, role
+from levelhead.watching.effective_scale import (
+    BY_FUNCTION,
+    BY_TOKEN,
+    FROM_PROJECTIONS,
+    NORMALISED,
+    ONE_TOKEN,
+    Ran,
+    Reading,
+    role,
+)
 from levelhead.watching.origins import Floats, Origin
 from levelhead.watching.sampled import Aligned, Views
 
@@ -189,6 +198,9 @@ def _judged(name: str, tried: _Try, found: list[Origin | None]) -> _Side:
         steady = all(origins.steady(heads[:, h]) for h in range(len(known)))
         normalised = steady or None not in origins.find(heads, norms)
         return _Side(NORMALISED if normalised else f"{name}: {BY_TOKEN}", reads=reads)
+    alike = all(len(np.unique(outputs[layer], axis=0)) == 1 for origin in known for layer in origin.layers)
+    if alike and any(abs(one.factor - 1) > ALIKE for one in factors):
+        return _Side(f"{name}: {ONE_TOKEN}", reads=reads)
     parts = known[0].parts if len(known[0].parts) > 1 else ()
     return _Side(FROM_PROJECTIONS, np.array([one.factor for one in factors]), reads, parts)
 

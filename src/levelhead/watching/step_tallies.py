@@ -26,7 +26,15 @@ from levelhead.runs import tally
 from levelhead.runs.record import MENTIONED, Facts, Record, mentioned
 from levelhead.torch.autograd import scoring_of
 from levelhead.torch.operators import Pass
-from levelhead.watching import call_sites, configuration, effective_scale, learned_scale, measure, scale_reader
+from levelhead.watching import (
+    call_sites,
+    configuration,
+    effective_scale,
+    learned_scale,
+    measure,
+    scale_reader,
+    sequences,
+)
 from levelhead.watching.call_sites import Place, Sites
 from levelhead.watching.effective_scale import NOT_FOLLOWED, NOTHING_RAN, Ran, Reading
 from levelhead.watching.intercept_softmax import BY_HAND, WEIGHTS
@@ -111,8 +119,8 @@ class Ledger:
     def measured(self, frame: Frame, path: str, call: Call, product: Product | None = None) -> Callable[..., None]:
         """Measures a call, which counts once the result is called, with further facts. `product`: what ready-made
         scores were computed from, if that is known."""
-        appended = call.appended or _appended(self.watched.module)
-        call = replace(call, crossed=call.crossed or _reads_another_sequence(self.watched.name), appended=appended)
+        before = fed(frame)  # later, more will have run
+        call = self._placed(frame, call, before)
         rows = taken(call, self.watch, next(self._measured))
         weights = () if rows is None else (call.q.shape[2] / rows.shape[1],) * 2
 
@@ -127,9 +135,14 @@ class Ledger:
         else:
             measure.fill_squares(tallied, product.q, product.k)
         rules = self._rules(product.q, at)
-        before, at_place = fed(frame), frame.place or call_sites.place(self.watched.module)  # later, more will have run
+        at_place = frame.place or call_sites.place(self.watched.module)
         enter = partial(self._enter, frame, path, call, product, tallied, rules)
         return partial(enter, before=before, at=at_place, sampled=rows is not None, row_weights=weights)
+
+    def _placed(self, frame: Frame, call: Call, before: Sequence[Ran]) -> Call:
+        """A call with what is known of its sequences."""
+        appended = call.appended or sequences.appended(self.watched.module)
+        return replace(call, crossed=call.crossed or sequences.crossed(frame, before), appended=appended)
 
     def add_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """A call that levelhead computed."""
@@ -140,7 +153,7 @@ class Ledger:
             if mask is not None and mask.dim() > 2:
                 mask = mask.reshape(-1, heads, *mask.shape[-2:]) if mask.shape[-3] > 1 else mask
             scoring = scoring._replace(mask=mask, scale=scoring.scale[:heads])
-        call = Call(q, k, scoring)
+        call = self._placed(frame, Call(q, k, scoring), fed(frame))
         tallied = measure.from_pass(computed.sums, computed.counts, computed.sinks, call)
         rules = self._rules(q, lambda times: measure.tallied(measure.rescaled(call, times)))
         self._enter(frame, path, call, Product(q, k, scoring.scale), tallied, rules, fused=True)
@@ -156,6 +169,7 @@ class Ledger:
         if shard is None and observed.q.dim() <= 4:
             given: Any = {name: x for name, x in options.items() if name in NAMES}
             call = replace(call, scoring=scoring_of(observed.q.detach(), observed.k.detach(), None, None, given)[0])
+            call = self._placed(frame, call, fed(frame))
 
         def tallied(observation: Observation) -> Tensor:
             state, positions = observation.state, None if shard is None else torch.from_numpy(shard.positions)
@@ -412,21 +426,6 @@ def _four(x: Tensor) -> Tensor:
 def _quietly(count: Callable[[Tensor], None], gradient: Tensor) -> None:
     with undisturbed():
         count(gradient)
-
-
-# Names of modules whose keys come from another sequence, in transformers, diffusers and torch.
-_CROSS = ("cross", "encdec", "encoder_attn", "enc_attn", "attn2", "multihead_attn")
-
-
-def _reads_another_sequence(name: str) -> bool:
-    return any(word in part for part in name.lower().split(".") for word in _CROSS)
-
-
-def _appended(module: nn.Module) -> int:
-    """How many keys a module adds behind those of its input."""
-    if not isinstance(module, nn.MultiheadAttention):
-        return 0
-    return int(module.bias_k is not None) + int(module.add_zero_attn)
 
 
 def _keys_alone(whole: Tensor) -> Tensor:
