@@ -33,7 +33,7 @@ def crossed(frame: Frame, fed: Sequence[Ran]) -> bool:
 def _differ(a: Tensor | int | None, b: Tensor | int | None) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return not torch.equal(a.nan_to_num(), b.nan_to_num())
-    return a is not None and b is not None and a != b
+    return isinstance(a, int) and isinstance(b, int) and a != b
 
 
 def appended(module: nn.Module) -> int:
