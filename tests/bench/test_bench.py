@@ -44,7 +44,7 @@ EFFORT = cell.Effort(
     rounds=1,
     seeds=2,
     memory=False,
-    left_out=tuple(p.name for p in (*peers.PEERS, peers.COMPILED) if p.name not in FEW),
+    left_out=tuple(p.name for p in peers.PEERS if p.name not in FEW),
     least=0.001,
     array=2**20,
 )
@@ -370,11 +370,22 @@ def test_a_wrong_gradient_is_not_timed() -> None:
     assert re.search(r"wrong: .* of dk", reasons["levelhead"])
 
 
+COMPILED = next(peer for peer in peers.PEERS if peer.name == "PyTorch compiled")
+
+
 def test_the_plain_formulation_can_be_compiled() -> None:
     problem = additive.make(SMALL["additive-gradients-512"])
-    found, reasons = cell.contender(peers.COMPILED, problem, 1, problem.truth())
+    found, reasons = cell.contender(COMPILED, problem, 1, problem.truth())
     assert found is not None and found.variant == "torch.compile", reasons
     assert found.errors.keys() == problem.truth().keys()
+
+
+def test_torchs_function_is_measured_compiled() -> None:
+    for name, variants in (("short-64", ["sdpa", "matmul, softmax, matmul"]), ("causal-d64-512", ["sdpa"])):
+        problem = inputs.make(SMALL[name])
+        assert list(COMPILED.variants(problem, 1)) == variants
+        found, reasons = cell.contender(COMPILED, problem, 1, problem.truth())
+        assert found is not None and found.variant in variants, reasons
 
 
 def test_flexattention_says_why_it_does_not_train() -> None:

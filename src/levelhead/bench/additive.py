@@ -16,7 +16,7 @@ import numpy as np
 
 from levelhead.additive import additive_attention
 from levelhead.bench import inputs, peers_jax, peers_torch
-from levelhead.bench.calls import Array, Call, Parts, Uncounted, Variants, refuse_large_scores
+from levelhead.bench.calls import Array, Parts, Uncounted, Variants, refuse_large_scores
 from levelhead.bench.cases import Case
 
 _BLOCK = 64  # query rows at a time: (rows, S, A) in float64
@@ -106,13 +106,7 @@ def _plain(q: Any, k: Any, v: Any, w_q: Any, w_k: Any, w_v: Any) -> Any:
 
 
 def compiled(problem: Additive, threads: int) -> Variants:
-    import torch
-
-    def build() -> Call:
-        torch._dynamo.reset()
-        return peers_torch.call(problem, torch.compile(_plain, dynamic=False), warm=True)
-
-    return {"torch.compile": build}
+    return {"torch.compile": partial(peers_torch.compiled_call, problem, _plain)}
 
 
 def jax(problem: Additive, threads: int) -> Variants:

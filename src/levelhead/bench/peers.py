@@ -154,6 +154,12 @@ PEERS = (
         {"attention": peers_torch.sdpa, "training": peers_torch.sdpa, "additive": additive.plain, "model": models.sdpa},
     ),
     Implementation(
+        "PyTorch compiled",
+        ("torch",),
+        peers_torch.session,
+        {"attention": peers_torch.compiled, "training": peers_torch.compiled, "additive": additive.compiled},
+    ),
+    Implementation(
         "FlexAttention", ("torch",), peers_torch.session, {"attention": peers_torch.flex, "training": peers_torch.flex}
     ),
     Implementation("zentorch", ("zentorch", "torch"), peers_torch.session, {"attention": peers_zentorch.variants}),
@@ -178,20 +184,16 @@ PEERS = (
     ),
     Implementation("NumPy", (), "its BLAS as loaded, on the {} CPUs of the process", {"attention": _numpy}),
 )
-# PyTorch's own answer to attention that is a formula of the user.
-COMPILED = Implementation("PyTorch compiled", ("torch",), peers_torch.session, {"additive": additive.compiled})
 
 
 def implementations() -> tuple[Implementation, ...]:
-    return (OURS, OURS_OFF, *PEERS, COMPILED)
+    return (OURS, OURS_OFF, *PEERS)
 
 
 def against(case: Case) -> tuple[Implementation, ...]:
     """Peers for this case."""
     if case.observed:
         return (OURS_OFF,)
-    if case.work == "additive":
-        return (*PEERS, COMPILED)
     return PEERS if case.peers else ()
 
 

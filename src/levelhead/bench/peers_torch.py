@@ -1,4 +1,4 @@
-"""PyTorch as a peer: scaled_dot_product_attention, and FlexAttention compiled.
+"""PyTorch as a peer: scaled_dot_product_attention, eager and compiled, and FlexAttention compiled.
 
 Tensors share memory with the problem's arrays. Gradients are off for the whole measurement, so no call pays for a
 context manager; steps of training, which are long, turn them on.
@@ -72,10 +72,7 @@ def _read(out: Any) -> Array:
 
 def sdpa(problem: Problem, threads: int) -> Variants:
     case = problem.case
-    if case.softcap is not None:
-        raise Refused("scaled_dot_product_attention has no soft cap")
-    if case.D != case.E:
-        refuse_large_scores(case)  # unequal widths take the path that stores them
+    _refuse(case)
     variants: Variants = {"sdpa": partial(_sdpa, problem)}
     if case.packed:
         variants["sdpa per sequence"] = partial(_per_sequence, problem)
@@ -83,16 +80,31 @@ def sdpa(problem: Problem, threads: int) -> Variants:
         variants["sdpa per row"] = partial(_per_row, problem)
     if case.grouped and case.gradients:
         variants["sdpa, keys repeated"] = partial(_keys_repeated, problem)
-    if case.plain and not case.grouped and case.T <= SMALL:
-        variants["matmul, softmax, matmul"] = partial(call, problem, partial(_three_steps, case.D**-0.5))
+    if _small(case):
+        variants["matmul, softmax, matmul"] = partial(call, problem, _three_steps)
     return variants
+
+
+def _refuse(case: Case) -> None:
+    if case.softcap is not None:
+        raise Refused("scaled_dot_product_attention has no soft cap")
+    if case.D != case.E:
+        refuse_large_scores(case)  # unequal widths take the path that stores them
+
+
+def _small(case: Case) -> bool:
+    return case.plain and not case.grouped and case.T <= SMALL
 
 
 def _sdpa(problem: Problem) -> Call:
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-    options = _masking(problem) | ({"enable_gqa": True} if problem.case.grouped else {})
+    options = _options(problem)
     return call(problem, partial(sdpa, **options) if options else sdpa)
+
+
+def _options(problem: Problem) -> dict[str, Any]:
+    return _masking(problem) | ({"enable_gqa": True} if problem.case.grouped else {})
 
 
 def _masking(problem: Problem) -> dict[str, Any]:
@@ -143,10 +155,44 @@ def _keys_repeated(problem: Problem) -> Call:
     return call(problem, attend)
 
 
-def _three_steps(scale: float, q: Any, k: Any, v: Any) -> Any:
+def _three_steps(q: Any, k: Any, v: Any) -> Any:
     import torch
 
-    return torch.softmax((q * scale) @ k.mT, dim=-1) @ v
+    return torch.softmax((q * q.shape[-1] ** -0.5) @ k.mT, dim=-1) @ v
+
+
+# ---- what torch.compile makes of a function ---------------------------------
+
+
+def compiled(problem: Problem, threads: int) -> Variants:
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    _refuse(problem.case)
+    variants: Variants = {"sdpa": partial(compiled_call, problem, sdpa, **_options(problem))}
+    if _small(problem.case):
+        variants["matmul, softmax, matmul"] = partial(compiled_call, problem, _three_steps)
+    return variants
+
+
+def compiled_call(problem: Differentiable, function: Callable[..., Any], **options: Any) -> Call:
+    return call(problem, partial(_compiled(problem.case, function), **options), warm=True)
+
+
+@lru_cache(maxsize=4)  # the seeds of one case share what was compiled for it
+def _compiled(case: Case, function: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    _forget_other_cases(case)
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
+    return compiled
+
+
+@lru_cache(maxsize=1)
+def _forget_other_cases(case: Case) -> None:
+    """torch.compile serves few sizes of one function, then runs it as it is."""
+    import torch
+
+    torch._dynamo.reset()
 
 
 # ---- FlexAttention ----------------------------------------------------------
@@ -159,16 +205,15 @@ def flex(problem: Problem, threads: int) -> Variants:
 
 
 def _flex(problem: Problem) -> Call:
-    attend, options = _flex_compiled(problem.case)
-    return call(problem, partial(attend, **options), warm=True)
-
-
-@lru_cache(maxsize=1)  # the seeds of one case share what was compiled for it
-def _flex_compiled(case: Case) -> tuple[Callable[..., Any], dict[str, Any]]:
-    import torch
     from torch.nn.attention import flex_attention as flex
 
-    torch._dynamo.reset()
+    return compiled_call(problem, flex.flex_attention, **_flex_options(problem.case))
+
+
+@lru_cache(maxsize=1)  # the seeds of one case share the functions that were compiled for it
+def _flex_options(case: Case) -> dict[str, Any]:
+    from torch.nn.attention import flex_attention as flex
+
     empty = Problem(case, *[np.empty(0)] * 4)  # masks do not depend on q, k, v
     options: dict[str, Any] = {"enable_gqa": case.grouped}
     mask_mod = _mask_mod(empty)
@@ -178,7 +223,7 @@ def _flex_compiled(case: Case) -> tuple[Callable[..., Any], dict[str, Any]]:
     score_mod = _score_mod(empty)
     if score_mod is not None:
         options["score_mod"] = score_mod
-    return torch.compile(flex.flex_attention, dynamic=False), options
+    return options
 
 
 def _mask_mod(problem: Problem) -> Callable[..., Any] | None:
