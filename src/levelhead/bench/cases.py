@@ -116,7 +116,8 @@ def _heads(T: int) -> int:
 def _grid() -> Iterator[Case]:
     for kind, D, T in product(KINDS, (64, 128), LENGTHS):
         fit = f"{kind} d{D}" if T >= 1024 else None
-        yield _square(f"{kind}-d{D}-{T}", kind, bars.DENSE, T, D, _heads(T), causal=kind == "causal", fit=fit)
+        bar = bars.CAUSAL if kind == "causal" else bars.DENSE[D]
+        yield _square(f"{kind}-d{D}-{T}", kind, bar, T, D, _heads(T), causal=kind == "causal", fit=fit)
 
 
 def _short(T: int, prefix: str, family: str, bar: Bar, dtype: str) -> Case:
@@ -125,16 +126,16 @@ def _short(T: int, prefix: str, family: str, bar: Bar, dtype: str) -> Case:
 
 
 def _halves() -> Iterator[Case]:
-    for dtype, short, bar in (("bfloat16", "bf16", bars.BFLOAT16), ("float16", "f16", bars.FLOAT16)):
+    for dtype, short, dense in (("bfloat16", "bf16", bars.PAIRS), ("float16", "f16", bars.DENSE[64])):
         for kind, T in product(KINDS, LENGTHS[:4]):
-            name = f"{short}-{kind}-{T}"
+            name, bar = f"{short}-{kind}-{T}", bars.HALF_CAUSAL if kind == "causal" else dense
             yield _square(name, dtype, bar, T, 64, _heads(T), dtype=dtype, causal=kind == "causal")
         for T in (64, 256):
-            yield _short(T, f"{short}-short", dtype, bar, dtype)
+            yield _short(T, f"{short}-short", dtype, bars.SHORT, dtype)
 
 
 def _grouped() -> Iterator[Case]:
-    yield _square("gqa-prefill-1024", "grouped", bars.DENSE, 1024, 128, 32, G=8, causal=True)
+    yield _square("gqa-prefill-1024", "grouped", bars.CAUSAL, 1024, 128, 32, G=8, causal=True)
     yield _square("gqa-decode-8192", "decode", bars.DECODE, 1, 128, 32, G=8, S=8192)
     yield _square("gqa-decode-1024", "decode", bars.FLOOR, 1, 128, 32, G=8, S=1024)
     yield _square("mha-decode-8192", "decode", bars.FLOOR, 1, 128, 32, S=8192)
@@ -175,14 +176,14 @@ def _training() -> Iterator[Case]:
         causal = kind == "causal"
         for D, T in product((64, 128), LENGTHS[:4]):
             name, fit = f"training-{kind}-d{D}-{T}", f"training {kind} d{D}" if T >= 1024 else None
-            yield square(name, "training", bars.TRAINING, T, D, min(8, 8192 // T), causal=causal, fit=fit)
+            yield square(name, "training", bars.TRAINING[kind], T, D, min(8, 8192 // T), causal=causal, fit=fit)
         for T in (2048, 4096):
             name = f"training-onehead-{kind}-{T}"
             yield square(name, "training", bars.TRAINING_ONE_HEAD, T, 64, 1, causal=causal)
     square = partial(square, causal=True)
-    yield square("training-gqa-1024", "training", bars.TRAINING, 1024, 128, 16, G=4)
-    yield square("training-gqa-2048", "training", bars.TRAINING, 2048, 64, 9, G=3)
-    yield square("training-bf16-causal-1024", "training", bars.TRAINING, 1024, 64, 8, dtype="bfloat16")
+    yield square("training-gqa-1024", "training", bars.TRAINING["causal"], 1024, 128, 16, G=4)
+    yield square("training-gqa-2048", "training", bars.TRAINING["causal"], 2048, 64, 9, G=3)
+    yield square("training-bf16-causal-1024", "training", bars.TRAINING["causal"], 1024, 64, 8, dtype="bfloat16")
 
 
 def _additive() -> Iterator[Case]:
