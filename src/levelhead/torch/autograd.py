@@ -85,7 +85,9 @@ def tensors_in(x: Any) -> list[Tensor]:
 def refuse_gradients(options: Mapping[str, Any]) -> None:
     """An option that requires gradients and has none would be learned in vain."""
     for name, x in options.items():
-        if name not in _LEARNED and any(part.requires_grad for part in tensors_in(x)) and torch.is_grad_enabled():
+        if x is None or x is False or name in _LEARNED:
+            continue  # most are: small calls come here, too
+        if any(part.requires_grad for part in tensors_in(x)) and torch.is_grad_enabled():
             wanted = "a tensor that needs no gradient"
             raise bad_value(name, wanted, "requires_grad=True", "There is no gradient by it: pass it detached")
 
