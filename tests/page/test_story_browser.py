@@ -372,3 +372,89 @@ def test_a_gauge_of_the_browser_is_the_cores(opened: Callable[..., Tab]) -> None
 def reference_softmax(logits: list[float]) -> list[float]:
     keys = np.array(logits, dtype=np.float64)[:, None]
     return list(reference.attention(np.ones((1, 1)), keys, np.eye(len(logits)), scale=1.0)[0])
+
+
+# ---- a reader who goes back, is quick, speaks two languages, or prints
+
+
+def test_going_back_keeps_the_later_answers(opened: Callable[..., Tab]) -> None:
+    tab = opened()
+    tab.page.locator(".option").first.click()
+    tab.page.locator(".end.next").click()
+    arrives(tab, "by_hand")
+    tab.page.locator(".option").first.click()
+    tab.page.locator(".top-bar select").select_option(HINGLISH)
+    tab.until(lambda: f"lang={HINGLISH}" in tab.page.url, "the language")
+    given = tab.page.url.split("?")[1]
+    assert "by_hand:" in given
+    tab.page.go_back()
+    arrives(tab, "hook")
+    tab.until(lambda: tab.page.url.endswith(f"#/hook?{given}"), "the answers in the older address")
+    tab.page.locator(".end.next").click()
+    arrives(tab, "by_hand")
+    assert tab.count(".quiz.answered") == 1
+    goes(tab, "#/hook", "hook")  # an address that was typed says all that there is
+    tab.until(lambda: tab.count(".quiz.answered") == 0, "the question")
+
+
+@pytest.mark.parametrize("pressed", [".option", ".player-play"])
+def test_what_is_pressed_while_the_next_chapter_loads_is_not_its_own(opened: Callable[..., Tab], pressed: str) -> None:
+    before = "walk?answers=walk:skip" if pressed == ".player-play" else "walk"
+    tab = opened(f"#/{before}", "walk")
+    held: list[Any] = []
+    tab.page.route("**/*attack*", lambda route: held.append(route))
+    if pressed == ".player-play":
+        tab.page.locator(pressed).click()
+    tab.page.evaluate("location.hash = '#/attack?answers=attack:skip'")
+    tab.until(lambda: len(held) > 0, "the chapter to be asked for")
+    if pressed == ".option":
+        tab.page.locator(pressed).first.click()
+    tab.page.wait_for_timeout(1600)  # longer than the player's pause
+    for one in held:
+        one.continue_()
+    tab.page.unroute("**/*attack*")
+    arrives(tab, "attack")
+    assert tab.page.url.endswith("#/attack?answers=attack:skip") and tab.count(".trouble:visible") == 0
+
+
+def test_another_language_opens_where_the_reader_was(opened: Callable[..., Tab]) -> None:
+    tab = opened("#/softmax?answers=softmax:skip", "softmax")
+    tab.page.locator(".fold-derivation summary").click()
+    tab.slide("logit 1", "End")
+    highest = tab.page.locator(".sliders input").first.input_value()
+    top = "document.querySelector('.fold-derivation').getBoundingClientRect().top"
+    tab.ask("document.querySelector('.fold-derivation').scrollIntoView({ block: 'start', behavior: 'instant' })")
+    before = tab.ask(top)
+    tab.page.locator(".top-bar select").focus()
+    assert tab.ask(top) == before  # the bar is in sight already
+    tab.page.locator(".top-bar select").select_option(HINGLISH)
+    tab.until(lambda: tab.ask("document.documentElement.lang") == HINGLISH, "the language")
+    assert tab.count(".fold-derivation[open]") == 1 and tab.count(".fold[open]") == 1
+    assert tab.page.locator(".sliders input").first.input_value() == highest
+    assert tab.ask("document.activeElement.className") == "languages"
+    assert abs(tab.ask(top) - before) <= 2
+
+
+def test_paper_has_the_derivation_and_no_controls(opened: Callable[..., Tab]) -> None:
+    tab = opened("#/walk?answers=walk:skip", "walk")
+    tab.page.emulate_media(media="print")
+    tab.ask("dispatchEvent(new Event('beforeprint'))")
+    for shown in (".fold-derivation math", ".fold-code .code", ".claim-list"):
+        assert tab.page.locator(shown).first.is_visible()
+    for hidden in (".top-bar", ".player", ".ends nav", ".fold-cards"):
+        assert not tab.page.locator(hidden).is_visible()
+    tab.ask("dispatchEvent(new Event('afterprint'))")
+    assert tab.count(".fold[open]") == 0
+
+
+def test_a_swipe_is_not_also_the_browsers(opened: Callable[..., Tab]) -> None:
+    tab = opened("#/by_hand?answers=by_hand:skip", "by_hand", has_touch=True, is_mobile=True, viewport=PHONE)
+    assert tab.ask("getComputedStyle(document.documentElement).overscrollBehaviorX") == "none"
+    finger = tab.page.context.new_cdp_session(tab.page)
+    for places in ((330, 200, 60), (60, 200, 330)):
+        for x in places:
+            kind = "touchStart" if x == places[0] else "touchMove"
+            finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": x, "y": 150}]})
+        finger.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        tab.page.wait_for_timeout(400)
+    assert tab.page.url.endswith("#/by_hand?answers=by_hand:skip")  # one step forward, one back

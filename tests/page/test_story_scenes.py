@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from browsing import DESKTOP, Tab, in_a_browser, started_browser, tabs  # noqa: F401
-from levelhead.course.chapters import by_hand, real, training, walk
+from levelhead.course.chapters import attack, by_hand, real, training, walk
 from levelhead.page.assets import assets
 from levelhead.page.export import inlined
 
@@ -190,3 +190,10 @@ def test_a_line_marks_where_the_ratios_are_equal(opened: Any) -> None:
     assert len(set(lines)) == 1
     for name, line, bar in zip(training.data()["ratios"], lines, bars, strict=True):
         assert float(bar) / float(line) == pytest.approx(ratios[name].value)  # one unit for bars and line
+
+
+def test_a_frame_says_which_marks_are_outside_it(opened: Any) -> None:
+    tab: Tab = opened("attack", 2)  # entries with the standard deviation 4
+    above = [rho for rho in attack.RHOS if attack.cell("root", 4, rho)["mean"] > 40]
+    share = 100 * len(above) / len(attack.RHOS)
+    tab.until(lambda: f"{share:.0f} % of the dots" in tab.text(".scene .outside"), "what is outside")

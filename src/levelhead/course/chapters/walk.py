@@ -80,6 +80,7 @@ def _shares() -> dict[str, Number]:
     return {
         "first_end": live(walks[0, -1], "walk 1"),
         "within": live(int(within), f"{WALKS} walks"),
+        "within_expected": theory(WALKS * math.erf(1 / math.sqrt(2)), "40 erf(1/√2)"),
         "within_theory": theory(math.erf(1 / math.sqrt(2)), "erf(1/√2)"),
     }
 
@@ -112,6 +113,10 @@ def _recorded() -> dict[str, Number]:
         "by_chance": claim_number("C2", parts["which entry met which"], 2),
         "largest_entry": claim_number("C2", int(THREE.max())),
         "restored": claim_number("C3", restored["measured"][again][middle], stderr=restored["stderr"][again][middle]),
+        **{
+            f"variance_{name}": claim_number("C3", a)
+            for name, a in zip(("small", "middle", "large"), restored["params"]["a"], strict=True)
+        },
         **{
             f"restored_{name}": claim_number(
                 "C3", restored["measured"][again][at], stderr=restored["stderr"][again][at]

@@ -102,7 +102,7 @@ export class Chart {
     this.legend.replaceChildren(...loud.map((one) => make("li", {}, swatch(one), make("span", {}, ...this.library.nodes(this.words.series[one.name])))));
     const all = Object.values(this.outside).reduce((a, b) => a + b, 0);
     const share = `${number(Number((100 * all).toPrecision(2)))} %`;
-    this.outsideWords.textContent = all > 0 ? this.library.plain(this.library.of("shell", "outside"), { share }) : "";
+    this.outsideWords.textContent = all > 0 ? this.library.plain(this.words.outside ?? this.library.of("shell", "outside"), { share }) : "";
   }
 
   #fit() {

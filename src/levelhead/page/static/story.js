@@ -1,6 +1,7 @@
 // The story: its bar, its chapters, and how a reader moves: links, arrow keys, swipes. The address holds the state.
 
 import { ChapterView } from "./chapter.js";
+import { Kept } from "./kept.js";
 import { spoken } from "./languages.js";
 import { CARDS, read, write } from "./router.js";
 import { Shell } from "./shell.js";
@@ -21,14 +22,17 @@ export function open(hash, { bench }) {
   shell.leadTo(bench);
   const found = read(hash);
   const before = state;
-  state = found.state;
-  notes = found.notes;
+  const seen = before && history.state?.seen; // the reader went back or forward: the address is older than the answers
+  state = seen ? { ...found.state, answers: before.answers, lang: before.lang } : found.state;
+  notes = seen ? [] : found.notes;
+  if (before?.chapter !== state.chapter) shown?.stop(); // it stays in sight until the next one is loaded
+  history.replaceState({ seen: true }, "", seen ? write(state) : null);
   const same = before && shown && !notes.length && !shell.noted && before.chapter === state.chapter && before.lang === state.lang && String(before.answers[state.chapter]) === String(state.answers[state.chapter]);
   return same ? shown.go(state.step) : show({ focus: Boolean(before) });
 }
 
 /** Draws the state. What it needs is loaded first; until then the last chapter stays. */
-async function show({ focus = false, top = focus } = {}) {
+async function show({ focus = false, top = focus, kept = null } = {}) {
   const turn = (asked += 1);
   const { chapter: id } = state;
   const language = spoken(state.lang);
@@ -40,6 +44,7 @@ async function show({ focus = false, top = focus } = {}) {
     shell.show({ words: new Words(catalogue), language, state, view: shown.element, notes });
     if (top) scrollTo({ top: 0, behavior: "instant" });
     if (focus) shown.focus();
+    kept?.restore();
     const next = CHAPTERS[CHAPTERS.findIndex((one) => one.id === id) + 1];
     if (next) Promise.all([DATA[next.id](), SCENES[next.id]()]).catch(() => {}); // an error shows when it is opened
   } catch (error) {
@@ -51,7 +56,7 @@ async function show({ focus = false, top = focus } = {}) {
 async function chapterOf(id) {
   const [{ CHAPTER: chapter }, module] = await Promise.all([DATA[id](), SCENES[id]()]);
   const place = CHAPTERS.findIndex((one) => one.id === id) + 1;
-  return (catalogue) => new ChapterView({ chapter, catalogue, module, place, count: CHAPTERS.length, given: state.answers[id] ?? null, step: state.step, answered, stepped });
+  return (catalogue) => new ChapterView({ chapter, catalogue, module, place, count: CHAPTERS.length, given: state.answers[id] ?? null, step: state.step, answered: (option) => state.chapter === id && answered(option), stepped: (step) => state.chapter === id && stepped(step) });
 }
 
 /** The same for the view of all cards. */
@@ -83,13 +88,13 @@ function stepped(step) {
 
 function speak(language) {
   replace({ lang: language });
-  show();
+  show({ kept: new Kept(shell.place) });
 }
 
 function replace(changes) {
   state = { ...state, ...changes };
   notes = [];
-  history.replaceState(null, "", write(state));
+  history.replaceState({ seen: true }, "", write(state));
   shell.follow(state);
 }
 

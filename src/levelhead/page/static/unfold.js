@@ -35,6 +35,16 @@ export function fold(name, words, ...content) {
   return make("details", { class: `fold fold-${name}` }, make("summary", {}, words.of("shell", name)), make("div", { class: "fold-content" }, ...content));
 }
 
+// On paper nothing unfolds. Cards ask, so they stay closed.
+let closed = [];
+addEventListener("beforeprint", () => {
+  closed = [...document.querySelectorAll(".fold:not([open], .fold-cards)")];
+  for (const one of closed) one.open = true;
+});
+addEventListener("afterprint", () => {
+  for (const one of closed) one.open = false;
+});
+
 function code(chapter, words) {
   const say = (name) => words.of("shell", name);
   const text = make("pre", { class: "code", tabindex: "0" });
