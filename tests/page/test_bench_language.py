@@ -205,7 +205,8 @@ def test_a_link_to_a_claim_keeps_the_language_of_the_story(address: str, browser
     with tabs(browser) as open_tab:
         tab = open_tab(f"{address}#/hook?lang={HINGLISH}&answers=hook:skip")
         tab.page.locator(".fold-claims summary").click()
-        sentence = catalogues()[HINGLISH]["figures"][figures.claims()["C5"]["claim"]].replace("d_k", "dk")  # a subscript
+        sentence = catalogues()[HINGLISH]["figures"][figures.claims()["C5"]["claim"]]
+        sentence = sentence.replace("d_k", "dk")  # it is drawn with a subscript
         tab.until(lambda: sentence[:12] in tab.text(".claim-list"), "the claim in Hinglish")
         tab.page.locator(".claim-list a").first.click()
         tab.until(lambda: tab.count("#claim-C5[open]") == 1, "the claim")

@@ -209,6 +209,41 @@ def test_a_saved_run_is_read_too(tmp_path: Path) -> None:
         read(tmp_path / "half.json")
 
 
+def test_a_saved_run_may_be_called_as_a_sink_names_its_file(tmp_path: Path) -> None:
+    run = Run("Tiny", (awkward(),))
+    run.save(tmp_path / "run.jsonl")
+    same(read(tmp_path / "run.jsonl"), run)
+    written("jsonl", tmp_path / "lines", awkward())
+    same(read(tmp_path / "lines"), Run("", (awkward(),)))
+    text = (tmp_path / "run.jsonl").read_text()
+    for length in (0, 1, 40, len(text) // 2):
+        (tmp_path / "half.jsonl").write_text(text[:length])
+        with pytest.raises(LevelheadValueError, match=r"half\.jsonl"):
+            read(tmp_path / "half.jsonl")
+
+
+@pytest.mark.parametrize("left", [0, 3, 8, 0.5, -1], ids=str)
+def test_a_part_that_was_cut_off_is_named(left: float, tmp_path: Path) -> None:
+    written("parquet", tmp_path / "run", *(awkward(step) for step in range(6)), flush_every=2)
+    part = tmp_path / "run" / "part-000001.parquet"
+    whole = part.read_bytes()
+    part.write_bytes(whole[: int(left * len(whole)) if 0 < left < 1 else int(left)])
+    with pytest.raises(LevelheadValueError, match=r"part-000001\.parquet.*cut off.*remove this part"):
+        read(tmp_path / "run")
+    part.unlink()
+    assert [snapshot.step for snapshot in read(tmp_path / "run").snapshots] == [0, 1, 4, 5]
+
+
+def test_a_part_whose_pages_are_damaged_is_named(tmp_path: Path) -> None:
+    written("parquet", tmp_path / "run", *(awkward(step) for step in range(4)), flush_every=2)
+    part = tmp_path / "run" / "part-000001.parquet"
+    whole = bytearray(part.read_bytes())
+    whole[60:900] = bytes(840)
+    part.write_bytes(whole)
+    with pytest.raises(LevelheadValueError, match=r"a whole Parquet file.*part-000001\.parquet"):
+        read(tmp_path / "run")
+
+
 def test_a_resumed_session_replaces_the_steps_it_writes_again(kind: str, tmp_path: Path) -> None:
     def at(step: int, seed: int) -> Snapshot:
         return Snapshot(step, (a_record("a", seed=seed),))

@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import levelhead as lh
 from levelhead.runs.record import Facts
 from levelhead.watching import origins
+from levelhead.watching.effective_scale import ONE_TOKEN
 from scale_layouts import LAYOUTS, NOPE, ROPE, Core, Latent, WithCore, rotated
 from watched import one_thread
 from wrong_scale import D_K, HEADS, WIDTH, join, split
@@ -110,6 +111,28 @@ def test_what_cannot_be_known_is_named(reading: str, between: Any) -> None:
     torch.manual_seed(0)
     got = facts(Through(between))
     assert (got.effective_scale, got.scale_reading) == (None, reading)
+
+
+@pytest.mark.parametrize("tokens_in_all", [1, 6])
+@pytest.mark.parametrize("between", READINGS["normalised"][1:])
+def test_over_equal_tokens_a_norm_is_not_taken_for_a_factor(between: Any, tokens_in_all: int) -> None:
+    torch.manual_seed(0)
+    alike = tokens(1, 1).expand(1, tokens_in_all, WIDTH)
+    got = facts(Through(between), alike)
+    assert (got.effective_scale, got.scale_reading) == (None, f"queries: {ONE_TOKEN}")
+    plain = facts(Through(lambda module, x, q: q), alike)  # nothing lies between
+    assert (plain.scale_reading, plain.effective_scale) == ("projections", pytest.approx(D_K**-0.5, rel=1e-5))
+
+
+def test_what_other_tokens_showed_is_kept_over_equal_tokens() -> None:
+    torch.manual_seed(0)
+    model = Through(lambda module, x, q: 3.0 * q)
+    with torch.no_grad(), lh.watch(model) as w:
+        model(tokens(1, 6))
+        w.step()
+        model(tokens(1, 1).expand(1, 6, WIDTH))
+        w.step()
+    assert w.last.records[0].facts.effective_scale == pytest.approx(3.0 * D_K**-0.5, rel=1e-5)
 
 
 class CachedKeys(WithCore):

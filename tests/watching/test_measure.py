@@ -290,12 +290,24 @@ def test_a_cache_with_padding_on_the_left(by_torch: bool) -> None:
 
 
 @PATHS
-def test_the_keys_of_another_sequence_may_be_as_many(by_torch: bool) -> None:
+@pytest.mark.parametrize("crossed", [True, torch.tensor(True)], ids=["known", "on the device"])
+def test_the_keys_of_another_sequence_may_be_as_many(by_torch: bool, crossed: bool | Tensor) -> None:
     q, k = inputs()
     real = _padded(left=True)
-    call = replace(call_of(q, k, 0.3, mask=real[:, None, None]), crossed=True)
+    call = replace(call_of(q, k, 0.3, mask=real[:, None, None]), crossed=crossed)
     first = torch.tensor([17, 0])[:, None].expand(B, T)
     same(measured(call, by_torch), defined(call, first=first, mask=real[:, None, None].numpy()))
+
+
+@PATHS
+def test_one_sequence_as_only_the_device_knows(by_torch: bool) -> None:
+    q, k = inputs()
+    real = _padded(left=True)
+    call = call_of(q, k, 0.3, mask=real[:, None, None])
+    found, known = measured(replace(call, crossed=torch.tensor(False)), by_torch), measured(call, by_torch)
+    assert found.keys() == known.keys()
+    for name, x in found.items():
+        assert np.array_equal(x, known[name], equal_nan=True), name
 
 
 @PATHS

@@ -102,7 +102,11 @@ def read(path: str | os.PathLike[str]) -> Run:
     for part in _parts(Path(path)):
         header, rank = _header(part), _number(part)[1]
         session = parts.setdefault((int(header["session"]), rank), sessions.Session(header, rank))
-        session.snapshots.extend(_snapshots(parquet.read_table(part), header["snapshots"]))
+        try:
+            table = parquet.read_table(part)
+        except (need("Parquet", "pyarrow").ArrowException, OSError) as wrong:
+            raise _damaged(part, wrong) from None
+        session.snapshots.extend(_snapshots(table, header["snapshots"]))
         session.log(logged_in(header.get("logged", {})))
     if not parts:
         advice = "Nothing was flushed before the process ended; record again"
@@ -131,13 +135,19 @@ def _number(part: Path) -> tuple[int, int | None]:
 
 
 def _header(part: Path) -> dict[str, Any]:
-    error = need("Parquet", "pyarrow").ArrowInvalid
     try:
         metadata = need("Parquet", "pyarrow.parquet").read_schema(part).metadata or {}
-    except error as wrong:
-        advice = "It may have been cut off while it was written: remove this part to read the others"
-        raise bad_value("path", "a whole Parquet file", f"{str(part)!r}: {wrong}", advice) from None
+    except (need("Parquet", "pyarrow").ArrowException, OSError) as wrong:
+        raise _damaged(part, wrong) from None
     return sessions.check(json.loads(metadata.get(KEY, b"null")), FORMAT, part)
+
+
+def _damaged(part: Path, wrong: Exception) -> Exception:
+    if isinstance(wrong, OSError) and wrong.errno is not None:  # the system's: no permission, no file
+        return wrong
+    words = str(wrong).strip().rstrip(".")
+    advice = "It may have been cut off while it was written: remove this part to read the others"
+    return bad_value("path", "a whole Parquet file", f"{str(part)!r}: {words}", advice)
 
 
 # ---- rows

@@ -30,7 +30,8 @@ class Call:
         0  # keys behind those of the sequence that belong to no token, such as nn.MultiheadAttention's bias_k
     )
     start: int | None = None  # the first query's position, where it is known without reading `scoring.query_start`
-    crossed: bool = False  # the keys are of another sequence than the queries, even if there are as many
+    # The keys are of another sequence than the queries, even if there are as many; a tensor on a device
+    crossed: bool | Tensor = False
 
     @property
     def scale(self) -> Tensor | None:

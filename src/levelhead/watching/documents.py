@@ -37,9 +37,10 @@ def layout(call: Call, below: Tensor | None, wait: bool = True) -> Layout:
     shown = _shown_by_mask(call, below)
     segments = call.scoring.query_segments is not None
     used, first = call.rows, None
-    of_itself = T + call.appended == S and not call.crossed
+    crossed = call.crossed if isinstance(call.crossed, Tensor) else None  # known to the device alone
+    of_itself = T + call.appended == S and (crossed is not None or not call.crossed)
     if used is None and shown is not None and of_itself:
-        used = shown.keys[:, :T]
+        used = shown.keys[:, :T] if crossed is None else shown.keys[:, :T] | crossed
     if segments:
         own = call.scoring.query_segments >= 0  # a negative id is what packing leaves over
         used = own if used is None else used & own
@@ -48,6 +49,8 @@ def layout(call: Call, below: Tensor | None, wait: bool = True) -> Layout:
         first = shown.keys.view(torch.uint8).argmax(-1)[:, None].expand(-1, T)
     elif shown is not None:
         first = _first_of_documents(shown) if of_itself else _first_of_rows(shown, T)
+        if crossed is not None and of_itself:
+            first = torch.where(crossed, _first_of_rows(shown, T), first)
     if wait:  # what is as usual costs nothing
         used = None if used is None or bool(used.all()) else used
         first = None if first is None or not bool(first.any()) else first

@@ -12,10 +12,12 @@ import re
 from dataclasses import dataclass
 from inspect import getattr_static, unwrap
 from typing import Any, NamedTuple, TypeGuard
+from weakref import ReferenceType, ref
 
 from torch import Tensor, nn
 
 from levelhead.watching import sampled
+from levelhead.watching.described import plain
 
 FROM_PROJECTIONS, NORMALISED, BY_DEFINITION = "projections", "normalised", "torch's own module"
 NOTHING_RAN = "no layer ran before the call"
@@ -32,6 +34,15 @@ _ROLES |= {"wk": "k", "v": "v", "value": "v", "values": "v", "wv": "v", "kv": "k
 _ROLES |= {"qkv": "qkv", "wqkv": "qkv", "query key value": "qkv", "q k v": "qkv"}
 
 
+class Read(NamedTuple):
+    """What a layer was computed from: the tensor as long as it lives, where it lay, and its numbers at the sampled
+    tokens, of queries and keys."""
+
+    tensor: ReferenceType[Tensor]
+    at: int
+    rows: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Ran:
     """A layer that ran before a call, and its output at some tokens."""
@@ -42,7 +53,8 @@ class Ran:
     tokens: int
     rows: Tensor  # (SAMPLE, features)
     inner: bool = False  # it ran inside a child of the module
-    read: Tensor | int | None = None  # its input at these tokens; on a device, where it is: the host must not wait
+    read: Read | None = None  # its input
+    wrote: tuple[int, int] = (0, 0)  # the memory of its output
 
     @property
     def norm(self) -> bool:
@@ -51,10 +63,14 @@ class Ran:
 
 
 def ran(name: str, module: nn.Module, args: Any, output: Tensor) -> Ran:
-    """Of a child. Sampled at once: later code may overwrite the output. The inputs of projections of queries and keys
-    are, too."""
-    read = args[0] if args and role(name) else None
+    """Of a child. Sampled at once: later code may overwrite the output."""
+    x = args[0] if args else None
+    read = reading(x, sample=role(name) is not None) if isinstance(x, Tensor) and x.dim() > 1 and plain(x) else None
     return columns(name, module, reads(module), features_last(module, output), read)
+
+
+def reading(x: Tensor, *, sample: bool = True) -> Read:
+    return Read(ref(x), x.data_ptr(), sampled.rows(x) if sample and x.numel() else None)
 
 
 def features_last(module: nn.Module, output: Tensor) -> Tensor:
@@ -64,16 +80,12 @@ def features_last(module: nn.Module, output: Tensor) -> Tensor:
     return output
 
 
-def columns(name: str, module: nn.Module | None, reads: int | None, output: Tensor, read: Any = None) -> Ran:
+def columns(name: str, module: nn.Module | None, reads: int | None, output: Tensor, read: Read | None = None) -> Ran:
     """Of any output whose last dimension is its features; `read`: what it was computed from."""
     tokens = output.numel() // output.shape[-1] if output.shape[-1] else 0
-    return Ran(name, module, reads, tokens, sampled.rows(output), read=_read(read))
-
-
-def _read(x: Any) -> Tensor | int | None:
-    if not isinstance(x, Tensor) or x.dim() < 2 or not x.numel():
-        return None
-    return sampled.rows(x) if x.device.type == "cpu" else x.data_ptr()
+    begin = output.data_ptr()
+    wrote = begin, begin + output.numel() * output.element_size()
+    return Ran(name, module, reads, tokens, sampled.rows(output), read=read, wrote=wrote)
 
 
 class Reading(NamedTuple):

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from levelhead.torch.huggingface.scores import Scores
 from levelhead.torch.multihead_forward import traced
 from levelhead.torch.swap import Function
-from levelhead.watching.measure import Call, from_scores
+from levelhead.watching.effective_scale import reading
+from levelhead.watching.measure import Call, from_scores, plain
 from levelhead.watching.module_stack import Frame, current
 from levelhead.watching.observe_call import cannot_be_read, is_retraced, run_observed, run_traced
+from levelhead.watching.undisturbed import undisturbed
 
 BY_HAND = "softmax by hand"
 WEIGHTS = "nn.MultiheadAttention, weights asked for"
@@ -70,6 +72,15 @@ def multihead_over(original: Function) -> Function:
     def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return copy(*args, **kwargs)
+        frame = current()
+        if frame is not None and frame.watch.wanted():
+            query: Any = args[0] if args else kwargs.get("query")
+            key: Any = args[1] if len(args) > 1 else kwargs.get("key")
+            frame.given = None
+            if all(isinstance(x, Tensor) and x.dim() > 1 and plain(x) for x in (query, key)):
+                with undisturbed():
+                    apart = query.data_ptr() != key.data_ptr()
+                    frame.given = reading(query, sample=apart), reading(key, sample=apart)
         return original(*args, **kwargs)
 
     return multi_head_attention_forward

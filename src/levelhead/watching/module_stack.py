@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from levelhead.observation import Observation
 from levelhead.torch.operators import Pass
 from levelhead.watching.compiler_graphs import KINDS, hook_is_traced
-from levelhead.watching.effective_scale import Ran, columns, features_last, ran, reads
+from levelhead.watching.effective_scale import Ran, Read, columns, features_last, ran, reads
 from levelhead.watching.functions.transformers import eager_is_understood, forms_softmax_by_hand
 from levelhead.watching.graph_calls import Operators, calls_operator
 from levelhead.watching.measure import Call, plain
@@ -163,6 +163,7 @@ class Frame:
         self.below = 0  # how many frames of compiled code it runs in
         self.calls_before = 0  # of the module
         self.kv_heads = 0  # passed to that function, before it repeated them; 0: not known
+        self.given: tuple[Read, Read] | None = None  # query and key of `F.multi_head_attention_forward`
 
     @property
     def watch(self) -> Recorder:
@@ -171,8 +172,7 @@ class Frame:
 
 def sounds_like_attention(module: nn.Module) -> bool:
     """Whether the name of its class, or of a base class, contains attention or attn."""
-    names = [base.__name__.lower() for base in type(module).__mro__[:-1]]
-    return any("attention" in name or "attn" in name for name in names)
+    return any(word in base.__name__.lower() for base in type(module).__mro__[:-1] for word in ("attention", "attn"))
 
 
 def number_of_heads(module: nn.Module) -> int | None:
@@ -298,7 +298,7 @@ def enter(module: nn.Module, args: Any) -> None:
         frame.mode.__enter__()  # type: ignore[no-untyped-call]
     if watched.weights and _matters(frame) and watched.watch.wanted():
         with undisturbed():
-            frame.inputs = [columns("input", None, None, x, x) for x in args if _is_output(x)]
+            frame.inputs = [columns("input", None, None, x) for x in args if _is_output(x)]
 
 
 def leave(module: nn.Module, args: Any, output: Any) -> None:
