@@ -3,7 +3,7 @@
 //   for each key block (packed K and V stay in L2)
 //     for each strip of tile_rows query rows (its scores stay in L1)
 //       scores of the keys the strip can see   -> score_tile, score_strip
-//       2^(s - m), sums, statistics            -> softmax_row
+//       2^(s - m), sums, statistics            -> softmax_rows, softmax_row
 //       acc = share * acc + weights . V        -> value_tile
 //   output = acc / denominator               -> in the last value_tile, or write_row
 //

@@ -1,9 +1,10 @@
-// One row of a strip through the online softmax: scores in, weights 2^(s - m) out, the row's state updated.
+// The rows of a strip through the online softmax: scores in, weights 2^(s - m) out, the rows' states updated.
 // Part of kernel.inl.h.
 //
 // Two sweeps over at most key_block numbers that sit in L1: one for the maximum, one for the exponentials.
-// Both also compute statistics: the minimum, the sum and the sum of squares in the first, e * x and e^2 in the second,
-// e being the weight. Two need another pass: deviations from a mean far from zero, the position of the maximum.
+// With statistics a row goes alone, and both compute more: the minimum, the sum and the sum of squares in the first,
+// e * x and e^2 in the second, e being the weight. Two need another pass: deviations from a mean far from zero, the
+// position of the maximum.
 #pragma once
 
 #include "kernel_math.inl.h"
@@ -236,13 +237,14 @@ template <class Real, class Between>
 LH_INLINE void softmax_rows(Real* s, std::int64_t stride, std::int64_t n, int count, Row<Real>* rows, Real* share,
                             const Between& between) {
   constexpr int whole = (tile_rows + lanes<Real> - 1) / lanes<Real> * lanes<Real>;
-  Vector<Real> x[tile_rows] = {};
+  Vector<Real> x[tile_rows];
   Real max[whole], l[whole];
   const auto across_lanes = [&](Real* to, const auto& join) {
     across<Real, tile_rows>(x, join);
     for (int i = 0; i < whole; i += lanes<Real>) store(to + i, x[i / lanes<Real>]);
   };
   for (int r = 0; r < count; ++r) x[r] = maxima(s + r * stride, n);
+  for (int r = count; r < tile_rows; ++r) x[r] = Vector<Real>{};
   across_lanes(max, [](Vector<Real> a, Vector<Real> b) { return larger(a, b); });
   for (int r = 0; r < count; ++r) {
     between();
