@@ -3,7 +3,7 @@
 //   for each key block (packed K and V stay in L2)
 //     for each strip of tile_rows query rows (its scores stay in L1)
 //       scores of the keys the strip can see   -> score_tile, score_strip
-//       2^(s - m), sums, statistics            -> softmax_row
+//       2^(s - m), sums, statistics            -> softmax_rows, softmax_row
 //       acc = share * acc + weights . V        -> value_tile
 //   output = acc / denominator               -> in the last value_tile, or write_row
 //
@@ -99,7 +99,7 @@ Progress<Real> begin_strip(const Job& job, const Strip& strip, std::int64_t i, b
 }
 
 // The keys of a block that a strip sees and those it computes: from the vector where these begin, on
-// to whole panels; columns beyond the last key are hidden.
+// to whole vectors; columns beyond the last key are hidden.
 struct Stretch {
   std::int64_t first, lo, n;  // the block's first key, the first computed, how many
   Span seen;
@@ -110,7 +110,7 @@ struct Stretch {
 template <class Real>
 LH_INLINE Stretch stretch_of(const Span& span, std::int64_t first) {
   const std::int64_t lo = first + (span.lo - first) / lanes<Real> * lanes<Real>;
-  return {first, lo, round_up(span.hi - lo, panel<Real>), span};
+  return {first, lo, round_up(span.hi - lo, lanes<Real>), span};
 }
 
 // One key block of a piece of work.
@@ -221,13 +221,19 @@ LH_INLINE bool ends_in_output(const Job& job, const Strip& strip) {
 template <class Operand, bool statistics, class Real = typename Operand::Real>
 LH_INLINE void weigh(const BlockWork<Real>& work, const Strip& strip, const Stretch& keys, bool hidden, Row<Real>* rows, Real* share) {
   const Job& job = work.job;
+  const auto fetch = [&] { fetch_ahead(work.piece.ahead, 1); };
   for (int r = 0; r < tile_rows; ++r) share[r] = 1;
+  if constexpr (!statistics) softmax_rows(work.scratch.scores, job.plan->score_stride, keys.n, strip.rows, rows, share, fetch);
   for (int r = 0; r < strip.rows; ++r) {
     Real* s = work.scratch.scores + r * job.plan->score_stride;
-    const std::int64_t* first_keys = job.result->first_keys;
-    const std::int64_t first = first_keys ? first_keys[strip.b * job.problem->T + strip.t[r]] : job.origin;
-    share[r] = softmax_row<Real, statistics>(job, s, keys.lo, keys.n, hidden, first, rows[r]);
-    fetch_ahead(work.piece.ahead, 1);
+    if constexpr (statistics) {
+      const std::int64_t* first_keys = job.result->first_keys;
+      const std::int64_t first = first_keys ? first_keys[strip.b * job.problem->T + strip.t[r]] : job.origin;
+      const std::int64_t n = round_up(keys.n, panel<Real>);
+      if (n > keys.n) store(s + keys.n, splat(-infinity<Real>));
+      share[r] = softmax_row(job, s, keys.lo, n, hidden || n > keys.n, first, rows[r]);
+      fetch();
+    }
     if (job.problem->scoring.dropout > 0)
       drop_row(job, strip, r, Scores<Real>{s, keys.lo, least(keys.n, job.problem->S - keys.lo)});
     Operand::make_words(s, keys.n);

@@ -103,10 +103,12 @@ struct Pairs {
     }
   }
 
-  // n numbers, a multiple of a panel, into words in place: to nearest even, and a NaN stays one.
+  // n numbers, whole vectors, into words in place: to nearest even, and a NaN stays one.
   LH_INLINE static void make_words(float* row, std::int64_t n) {
-    for (std::int64_t j = 0; j < n; j += 2 * lanes<float>)
-      store(row + j / per_word, (Vector<float>)_mm512_cvtne2ps_pbh(load(row + j + lanes<float>), load(row + j)));
+    for (std::int64_t j = 0; j < n; j += 2 * lanes<float>) {
+      const Vector<float> second = j + lanes<float> < n ? load(row + j + lanes<float>) : Vector<float>{};
+      store(row + j / per_word, (Vector<float>)_mm512_cvtne2ps_pbh(second, load(row + j)));
+    }
   }
   LH_INLINE static float weight(const float* row, std::int64_t j) {
     return widen_bf16(read<std::uint16_t>(reinterpret_cast<const char*>(row) + j * bytes));
