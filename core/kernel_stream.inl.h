@@ -57,7 +57,7 @@ LH_INLINE Vector<Real> join(Vector<Real>* x) {
 // follows only few lines in parallel.
 
 constexpr std::int64_t line_bytes = 64;
-constexpr int into_l2 = 2;  // into L1 it takes the few places for loads that wait, and is slower than none
+constexpr int into_l2 = 2;  // prefetched into L1 the lines would take the few places of loads that wait
 constexpr std::int64_t resident_bytes = 8 * 1024;  // of lines that stay in L1 while all rows and columns pass
 constexpr std::int64_t ahead_bytes = 8 * 1024;     // how far ahead memory is read
 

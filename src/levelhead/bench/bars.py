@@ -41,6 +41,7 @@ SHORT = BFLOAT16 = Bar(1.5, peak=0.75)
 FLOAT16 = Bar(1.5)
 TINY = Bar(1.1, against="PyTorch")
 DECODE = Bar(3.0, bandwidth=0.85)
+DECODE_BANDWIDTH = Bar(1.1, bandwidth=0.92)
 WINDOW = Bar(8.0, without="FlexAttention")  # set for those that cannot skip what is hidden
 MASKED = Bar(1.25)
 # At most 8 % over the call without them. Stated for d 64; a wider head has more work per logit to hide them behind, so
