@@ -216,7 +216,7 @@ const KernelTable& table_of(DType dtype) { return dtype == DType::f64 ? kernel()
 bool in_pairs(const Problem& problem) {
   const auto fits = [](const Tensor& x) { return x.dtype == DType::bf16; };
   return kernel().pairs && problem.G > 0 && fits(problem.q) && fits(problem.k) && (!problem.v || fits(problem.v)) &&
-         !problem.scoring.cosine && !problem.scoring.additive && !streams(problem.H / problem.G, problem.T);
+         !problem.scoring.cosine && !problem.scoring.additive && problem.H / problem.G * problem.T > least_streamed_rows;
 }
 
 }  // namespace

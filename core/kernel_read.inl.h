@@ -118,8 +118,16 @@ struct AsTheyAre {
 struct FromBf16 {
   static constexpr std::int64_t bytes = 2;
   LH_INLINE static Vector<float> some(const char* p) {
+#if defined(__AVX512F__) && LEVELHEAD_VECTOR_BYTES == 64
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return (Vector<float>)((Integers<float>)_mm512_maskz_cvtepu16_epi32(0xFFFF, halves) << 16);
+#elif defined(__AVX2__) && LEVELHEAD_VECTOR_BYTES == 32
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return (Vector<float>)((Integers<float>)_mm256_cvtepu16_epi32(halves) << 16);
+#else
     typedef std::uint16_t Halves __attribute__((vector_size(LEVELHEAD_VECTOR_BYTES / 2), aligned(1), may_alias));
     return (Vector<float>)(__builtin_convertvector(*reinterpret_cast<const Halves*>(p), Integers<float>) << 16);
+#endif
   }
   LH_INLINE static float one(const char* p) { return widen_bf16(read<std::uint16_t>(p)); }
 };

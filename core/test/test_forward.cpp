@@ -190,6 +190,16 @@ TEST(several_key_blocks) {  // wide vectors make plan.h cut keys into blocks of 
   });
 }
 
+TEST(few_rows_over_many_keys) {  // up to a strip they are read in place, beyond it packed; in stretches of 1024
+  on_every_isa([](DType own) {
+    for (DType dtype : {own, DType::f16, DType::bf16})
+      for (Index group : {1, 2, 5, 6, 12, 13})
+        for (Index S : {15, 1027})
+          check_case(Case{.dtype = dtype, .H = group, .G = 1, .T = 1, .S = S, .D = 40, .E = S < 16 ? 48 : 33, .causal = true,
+                          .seed = static_cast<unsigned>(group)});
+  });
+}
+
 TEST(half_types) {
   on_every_isa([](DType dtype) {
     if (dtype == DType::f64) return;

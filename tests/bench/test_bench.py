@@ -522,8 +522,8 @@ def judged(bar: bars.Bar, ours: float, *, observed: bool = False, **rivals: floa
         (bars.DENSE[64], 0.88, 0.87, "lost"),  # but not a lost cell
         (bars.SHORT, 1.0, 1.2, "below"),
         (bars.FLOOR, 1.0, 0.9, "lost"),
-        (bars.DECODE, 1.0, 3.5, "met"),
-        (bars.DECODE, 1.1, 3.5, "below"),  # 78 % of the bandwidth
+        (bars.DECODE, 0.9, 3.5, "met"),
+        (bars.DECODE, 1.0, 3.5, "below"),  # 86 % of the bandwidth
         (bars.TINY, 1.0, 2.0, "met"),
     ],
 )

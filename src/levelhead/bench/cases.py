@@ -142,6 +142,25 @@ def _grouped() -> Iterator[Case]:
     yield _square("mha-decode-1024", "decode", bars.FLOOR, 1, 128, 32, S=1024)
 
 
+def _decoding() -> Iterator[Case]:
+    """One query, or the few of a speculative step, against many keys; in the dtypes that users hold."""
+    gqa, mha = partial(_square, D=128, H=32, G=8), partial(_square, D=128, H=32)
+    mla = partial(_square, D=576, E=512, H=16, G=1)  # one kv head, wide
+    for dtype, short in (("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16")):
+        at_speed = bars.FLOOR if dtype == "float16" else bars.READ_ONCE
+        for S in (8192, 32768):
+            yield gqa(f"decode-gqa-{short}-{S}", "decode", at_speed, 1, S=S, dtype=dtype)
+            # 16 rows share each key: arithmetic is the nearer limit, so no share of the bandwidth.
+            yield mla(f"decode-mla-{short}-{S}", "decode", bars.FLOOR, 1, S=S, dtype=dtype)
+        yield mha(f"decode-mha-{short}-8192", "decode", at_speed, 1, S=8192, dtype=dtype)
+        yield mha(f"decode-mha-{short}-32768", "decode", at_speed, 1, H=8, S=32768, dtype=dtype)
+        yield gqa(f"decode-mqa-{short}-8192", "decode", bars.FLOOR, 1, G=1, S=8192, dtype=dtype)
+        for T in (4, 8):
+            yield mha(f"verify-mha-{short}-{T}x8192", "decode", bars.FLOOR, T, S=8192, dtype=dtype)
+            yield gqa(f"verify-gqa-{short}-{T}x8192", "decode", bars.FLOOR, T, S=8192, dtype=dtype, mask="bool")
+        yield gqa(f"decode-batch-{short}-8192", "decode", bars.FLOOR, 1, B=4, S=8192, dtype=dtype, padding=True)
+
+
 def _masked() -> Iterator[Case]:
     for T in LENGTHS[1:]:
         bar = bars.WINDOW if T == 4096 else bars.FLOOR
@@ -211,6 +230,7 @@ CASES: tuple[Case, ...] = (
     _square("tiny-numpy", "tiny", bars.TINY, 8, 16, 1),
     _square("tiny-torch", "tiny", bars.TINY, 8, 16, 1, caller="torch"),
     *_grouped(),
+    *_decoding(),
     *_masked(),
     *_statistics(),
     *_others(),

@@ -143,8 +143,11 @@ class Problem:
         return 2 * (self.case.D + self.case.E) * visible_pairs(self)
 
     def traffic(self) -> int | None:
-        """q, k, v and the result."""
-        return int(self.q.nbytes + self.k.nbytes + self.v.nbytes + self.output_bytes)
+        """q, k, v and the result; of shorter batch rows the keys that they have."""
+        keys = self.k.nbytes + self.v.nbytes
+        if self.lengths is not None:
+            keys = keys * int(self.lengths.sum()) // (self.case.B * self.case.S)
+        return int(self.q.nbytes + keys + self.output_bytes)
 
     @property
     def output_bytes(self) -> int:
