@@ -216,7 +216,8 @@ const KernelTable& table_of(DType dtype) { return dtype == DType::f64 ? kernel()
 bool in_pairs(const Problem& problem) {
   const auto fits = [](const Tensor& x) { return x.dtype == DType::bf16; };
   return kernel().pairs && problem.G > 0 && fits(problem.q) && fits(problem.k) && (!problem.v || fits(problem.v)) &&
-         !problem.scoring.cosine && !problem.scoring.additive && problem.H / problem.G * problem.T > least_streamed_rows;
+         !problem.scoring.cosine && !problem.scoring.additive &&
+         !streams(kernel().numbers->f32.tile, problem.H / problem.G, problem.T);
 }
 
 }  // namespace

@@ -14,8 +14,6 @@ namespace {
 struct Lines {
   const char* data;
   std::int64_t stride;
-
-  LH_INLINE Lines from(std::int64_t j) const { return {data + j * stride, stride}; }
 };
 
 // --- sums across the lanes of many vectors at once ---
@@ -50,79 +48,74 @@ LH_INLINE Vector<Real> join(Vector<Real>* x) {
   }
 }
 
-// --- the way through memory ---
+// --- the register tile: long stretches of a line first, many rows second ---
 //
-// It is read in order and without a pause: while some lines are computed, those that follow are prefetched, after the last
-// key the first values, after the last value the next keys. The CPU's own prefetcher begins anew each time, and it
-// follows only few lines in parallel.
+// Line after line, in order: the CPU's prefetchers hide the latency of memory, and they follow only few streams. Reading
+// four lines in parallel costs half of the bandwidth.
 
-constexpr std::int64_t line_bytes = 64;
-constexpr int into_l2 = 2;  // prefetched into L1 the lines would take the few places of loads that wait
-constexpr std::int64_t resident_bytes = 8 * 1024;  // of lines that stay in L1 while all rows and columns pass
-constexpr std::int64_t ahead_bytes = 8 * 1024;     // how far ahead memory is read
+constexpr int vectors_at_once = 8;
+constexpr int rows_at_once = tile_rows >= 12 ? 2 : 1;  // 16 of 32 registers, or 8 of 16: q here, acc there
 
-struct Route {
-  Lines now;
-  std::int64_t n, bytes;  // how many lines, and of each
-  Lines then;             // what is read next
-
-  // Prefetches what will be computed a while after lines [j, j + count).
-  LH_INLINE void fetch(std::int64_t j, std::int64_t count) const {
-    j += ahead_bytes / most(bytes, 1);
-    const Lines ahead = j < n ? now.from(j) : then.from(j - n);
-    if (!ahead.data) return;
-    for (std::int64_t i = 0; i < count; ++i)
-      for (std::int64_t at = 0; at < bytes; at += line_bytes) __builtin_prefetch(ahead.data + i * ahead.stride + at, 0, into_l2);
-  }
-};
-
-// --- the register tile: several rows by several lines, or by several vectors of one ---
-
-constexpr int rows_at_once = tile_rows >= 12 ? 4 : 2;
-constexpr int sums_at_once = 4 * rows_at_once;  // of 32 or 16 registers
-template <class Real>
-constexpr int lines_at_once = lanes<Real> < 4 ? lanes<Real> : 4;
-template <int rows>
-constexpr int vectors_at_once = sums_at_once / rows < 8 ? sums_at_once / rows : 8;
+// A line longer than the tile is read in several parts, which is out of order for memory: so it is loaded beforehand, in
+// order. (A prefetch instruction instead of the load is slower.)
+template <class Real, class Reader>
+LH_INLINE void fetch(const Lines& x, std::int64_t n, std::int64_t columns) {
+  if (columns <= vectors_at_once * lanes<Real>) return;
+  for (std::int64_t j = 0; j < n; ++j)
+    for (std::int64_t i = 0; i < columns * Reader::bytes; i += 64)
+      static_cast<void>(*static_cast<const volatile char*>(x.data + j * x.stride + i));
+}
 
 // --- scores ---
 
-// The product beyond the whole vectors of a line.
-template <class Real, class Reader>
-[[gnu::noinline]] Real dots_rest(const Real* q, const char* k, std::int64_t n) {
-  Real rest = 0;
-  for (std::int64_t i = 0; i < n; ++i) rest = fused(q[i], Reader::one(k + i * Reader::bytes), rest);
-  return rest;
+// waiting (rows x lanes) += q (rows x vectors) . k (count x vectors), each dot product still spread over the lanes.
+template <class Real, int rows, int vectors, class Reader>
+[[gnu::noinline]] void dots_tile(const Real* q, std::int64_t D, const Lines& k, std::int64_t count, bool begins,
+                                 Vector<Real> (*waiting)[lanes<Real>]) {
+  Vector<Real> x[rows][vectors];
+#pragma GCC unroll 2
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < vectors; ++i) x[r][i] = load(q + r * D + i * lanes<Real>);
+  const char* at = k.data;
+  for (std::int64_t j = 0; j < count; ++j, at += k.stride) {
+    Vector<Real> total[rows];
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; ++r) total[r] = begins ? Vector<Real>{} : waiting[r][j];
+#pragma GCC unroll 8
+    for (int i = 0; i < vectors; ++i) {
+      const Vector<Real> key = Reader::some(at + i * lanes<Real> * Reader::bytes);
+#pragma GCC unroll 2
+      for (int r = 0; r < rows; ++r) total[r] += x[r][i] * key;
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; ++r) waiting[r][j] = total[r];
+  }
 }
 
-// q (rows x D) . k (lines x D), those of a row joined into one vector. The lines after the last of `count` repeat it.
+// The rest of lines, beyond their whole vectors.
 template <class Real, int rows, class Reader>
-[[gnu::noinline]] void dots_tile(const Real* q, std::int64_t D, const Lines& k, std::int64_t count, Vector<Real>* joined,
-                                 std::int64_t step) {
-  constexpr int lines = lines_at_once<Real>;
-  const char* at[lines];
-  for (int j = 0; j < lines; ++j) at[j] = k.data + least(j, count - 1) * k.stride;
-  Vector<Real> total[rows][lines] = {};
-  std::int64_t d = 0;
-  for (; d + lanes<Real> <= D; d += lanes<Real>) {
-    Vector<Real> x[rows];
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) x[r] = load(q + r * D + d);
-#pragma GCC unroll 4
-    for (int j = 0; j < lines; ++j) {
-      const Vector<Real> key = Reader::some(at[j] + d * Reader::bytes);
-#pragma GCC unroll 4
-      for (int r = 0; r < rows; ++r) total[r][j] += x[r] * key;
+[[gnu::noinline]] void dots_rest(const Real* q, std::int64_t D, const Lines& k, std::int64_t count, std::int64_t n, bool begins,
+               Vector<Real> (*waiting)[lanes<Real>]) {
+  for (std::int64_t j = 0; j < count; ++j)
+    for (int r = 0; r < rows; ++r) {
+      Real rest = 0;
+      for (std::int64_t i = 0; i < n; ++i) rest = fused(q[r * D + i], Reader::one(k.data + j * k.stride + i * Reader::bytes), rest);
+      if (begins) waiting[r][j] = Vector<Real>{};
+      waiting[r][j][0] += rest;
     }
-  }
-  if (d < D) {
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 4
-      for (int j = 0; j < lines; ++j) total[r][j][0] += dots_rest<Real, Reader>(q + r * D + d, at[j] + d * Reader::bytes, D - d);
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < rows; ++r) joined[r * step] = join<Real, lines, 1>(total[r]);
+}
+
+template <class Real, int rows, int vectors, class Reader>
+LH_INLINE void dots_columns(const Real* q, std::int64_t D, std::int64_t from, const Lines& k, std::int64_t count,
+                            Vector<Real> (*waiting)[lanes<Real>]) {
+  constexpr int width = vectors * lanes<Real>;
+  for (; from + width <= D; from += width)
+    dots_tile<Real, rows, vectors, Reader>(q + from, D, {k.data + from * Reader::bytes, k.stride}, count, from == 0, waiting);
+  if constexpr (vectors > 1)
+    dots_columns<Real, rows, vectors / 2, Reader>(q, D, from, k, count, waiting);
+  else if (from < D)
+    dots_rest<Real, rows, Reader>(q + from, D, {k.data + from * Reader::bytes, k.stride}, count, D - from, from == 0, waiting);
 }
 
 // Queries, D apart, and where their scores go.
@@ -135,32 +128,29 @@ struct LineScores {
   std::int64_t stride;
 };
 
-// Scores of up to `lanes` keys, from row r on (there is room for all of them behind s).
+// Scores of up to `lanes` keys, from row r on (there is room for all of them behind s): the keys stay in L1 while the rows
+// pass over them.
 template <class Real, int tile, class Reader>
-LH_INLINE void dots_rows(std::int64_t r, const LineScores<Real>& scores, const Route& route, std::int64_t first, std::int64_t count) {
-  constexpr int lines = lines_at_once<Real>, tiles = lanes<Real> / lines;
+LH_INLINE void dots_rows(std::int64_t r, const LineScores<Real>& scores, const Lines& k, std::int64_t count) {
   const auto [q, rows, D, scale, s, stride] = scores;
+  Vector<Real> waiting[tile][lanes<Real>];
   for (; r + tile <= rows; r += tile) {
-    Vector<Real> joined[tile][tiles] = {};
-    for (std::int64_t j = 0; j < count; j += lines) {
-      if (r == 0) route.fetch(first + j, lines);
-      dots_tile<Real, tile, Reader>(q + r * D, D, route.now.from(first + j), count - j, &joined[0][j / lines], tiles);
-    }
-    for (int i = 0; i < tile; ++i) store(s + (r + i) * stride, join<Real, tiles, lines>(joined[i]) * scale[r + i]);
+    if (count < lanes<Real> || D == 0)  // not initialised by a tile
+      for (int i = 0; i < tile * lanes<Real>; ++i) waiting[i / lanes<Real>][i % lanes<Real>] = Vector<Real>{};
+    dots_columns<Real, tile, vectors_at_once, Reader>(q + r * D, D, 0, k, count, waiting);
+    for (int i = 0; i < tile; ++i) store(s + (r + i) * stride, join<Real, lanes<Real>, 1>(waiting[i]) * scale[r + i]);
   }
-  if constexpr (tile > 1) dots_rows<Real, tile / 2, Reader>(r, scores, route, first, count);
+  if constexpr (tile > 1) dots_rows<Real, tile / 2, Reader>(r, scores, k, count);
 }
 
 template <class Real, class Reader>
-void score_lines(LineScores<Real> scores, const Route& route) {
-  for (std::int64_t j = 0; j < route.n; j += lanes<Real>, scores.s += lanes<Real>)
-    dots_rows<Real, rows_at_once, Reader>(0, scores, route, j, least(lanes<Real>, route.n - j));
-}
-
-// Where the lines of some rows begin, of an array that may be absent.
-LH_INLINE Lines lines_of(const Tensor& x, const HeadRows& rows) {
-  if (!x) return {nullptr, 0};
-  return {x.at(rows.b, rows.head, rows.first), x.row_stride};
+void score_lines(LineScores<Real> scores, const Lines& k, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; j += lanes<Real>, scores.s += lanes<Real>) {
+    const Lines here{k.data + j * k.stride, k.stride};
+    const std::int64_t count = least(lanes<Real>, n - j);
+    fetch<Real, Reader>(here, count, scores.D);
+    dots_rows<Real, rows_at_once, Reader>(0, scores, here, count);
+  }
 }
 
 // Scores of some keys. `spare` has room for `lanes` keys.
@@ -170,23 +160,23 @@ void stream_keys(const Job& job, const HeadRows& keys, const LineScores<Real>& s
   const Tensor& k = job.problem->k;
   const bool cosine = job.problem->scoring.cosine;
   if (!cosine && read_in_place<Real>(k, [&](auto reader) {
-        using Reader = decltype(reader);
-        score_lines<Real, Reader>(scores, {lines_of(k, keys), n, D * Reader::bytes, lines_of(job.problem->v, keys)});
+        score_lines<Real, decltype(reader)>(scores, {k.at(keys.b, keys.head, keys.first), k.row_stride}, n);
         return true;
       }))
     return;
-  constexpr std::int64_t bytes = sizeof(Real);
-  const Lines copies{reinterpret_cast<const char*>(spare), D * bytes};
+  const Lines copies{reinterpret_cast<const char*>(spare), D * static_cast<std::int64_t>(sizeof(Real))};
   for (std::int64_t j = 0; j < n; j += lanes<Real>) {
     const std::int64_t count = least(lanes<Real>, n - j);
     for (std::int64_t i = 0; i < count; ++i) read_vector(k, keys.b, keys.head, keys.first + j + i, D, cosine, spare + i * D);
     LineScores<Real> here = scores;
     here.s += j;
-    score_lines<Real, AsTheyAre<Real>>(here, {copies, count, D * bytes, {}});
+    score_lines<Real, AsTheyAre<Real>>(here, copies, count);
   }
 }
 
 // --- values ---
+
+constexpr std::int64_t resident_keys = 8 * rows_at_once;  // whose values stay in L1 while all rows and columns pass
 
 // part (rows x vectors) += p (rows x n) . v (n x vectors).
 template <class Real, int rows, int vectors, class Reader>
@@ -220,7 +210,6 @@ LH_INLINE void lines_columns(const Real* p, std::int64_t stride, Lines v, std::i
     lines_tile<Real, rows, vectors, Reader>(p, stride, v, n, part, part_stride);
   if constexpr (vectors > 1) lines_columns<Real, rows, vectors / 2, Reader>(p, stride, v, n, left, part, part_stride);
 }
-
 // Weights, and where their products with values go.
 template <class Real>
 struct LineWeights {
@@ -234,23 +223,22 @@ template <class Real, int tile, class Reader>
 LH_INLINE void lines_rows(std::int64_t r, const LineWeights<Real>& weights, const Lines& v, std::int64_t n, std::int64_t vectors) {
   const auto [p, rows, stride, part, part_stride] = weights;
   for (; r + tile <= rows; r += tile)
-    lines_columns<Real, tile, vectors_at_once<tile>, Reader>(p + r * stride, stride, v, n, vectors, part + r * part_stride, part_stride);
+    lines_columns<Real, tile, vectors_at_once, Reader>(p + r * stride, stride, v, n, vectors, part + r * part_stride, part_stride);
   if constexpr (tile > 1) lines_rows<Real, tile / 2, Reader>(r, weights, v, n, vectors);
 }
 
-// part = p . v for lines [first, end) of the route; whether some row came out finite. No row is finite when a value is not:
-// zero times it is NaN.
+// part = p . v; whether some row came out finite. No row is finite when a value is not: zero times it is NaN.
 template <class Real, class Reader>
-bool weigh_lines(LineWeights<Real> weights, const Route& route, std::int64_t first, std::int64_t end, std::int64_t vectors) {
+bool weigh_lines(LineWeights<Real> weights, const Lines& v, std::int64_t n, std::int64_t vectors) {
   const std::int64_t rows = weights.rows, part_stride = weights.part_stride;
-  const std::int64_t resident = most(resident_bytes / most(route.bytes, 1), 4);
   Real* part = weights.part;
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t i = 0; i < vectors * lanes<Real>; ++i) part[r * part_stride + i] = 0;
-  for (std::int64_t j = first; j < end; j += resident, weights.p += resident) {
-    const std::int64_t count = least(resident, end - j);
-    route.fetch(j, count);
-    lines_rows<Real, rows_at_once, Reader>(0, weights, route.now.from(j), count, vectors);
+  for (std::int64_t j = 0; j < n; j += resident_keys, weights.p += resident_keys) {
+    const Lines here{v.data + j * v.stride, v.stride};
+    const std::int64_t count = least(resident_keys, n - j);
+    fetch<Real, Reader>(here, count, vectors * lanes<Real>);
+    lines_rows<Real, rows_at_once, Reader>(0, weights, here, count, vectors);
   }
   for (std::int64_t r = 0; r < rows; ++r)
     if (all_finite(part + r * part_stride, vectors * lanes<Real>)) return true;
@@ -281,27 +269,23 @@ bool stream_values(const Job& job, std::int64_t first, const HeadRows& keys, con
   const Plan& plan = *job.plan;
   const Tensor& v = job.problem->v;
   const std::int64_t columns = plan.padded_columns, whole = plan.E / lanes<Real>, lo = keys.first;
-  const HeadRows next{keys.b, keys.head, lo + keys.count, 0};
   bool clean = true;
   for (std::int64_t j = 0, end; j < keys.count; j = end) {
     end = least(keys.count, (lo - first + j) / value_chunk * value_chunk + value_chunk - (lo - first));
     LineWeights<Real> here = weights;
     here.p += j;
     const bool done = plan.E % lanes<Real> == 0 && read_in_place<Real>(v, [&](auto reader) {
-      using Reader = decltype(reader);
-      const Route route{lines_of(v, keys), keys.count, plan.E * Reader::bytes, lines_of(job.problem->k, next)};
-      return weigh_lines<Real, Reader>(here, route, j, end, whole);
+      return weigh_lines<Real, decltype(reader)>(here, {v.at(keys.b, keys.head, lo + j), v.row_stride}, end - j, whole);
     });
     if (!done) {
       clean = copy_values(job, {keys.b, keys.head, lo + j, end - j}, room) && clean;
-      const std::int64_t bytes = columns * static_cast<std::int64_t>(sizeof(Real));
-      const Route route{{reinterpret_cast<const char*>(room), bytes}, end - j, bytes, {}};
-      weigh_lines<Real, AsTheyAre<Real>>(here, route, 0, end - j, columns / lanes<Real>);
+      const Lines copies{reinterpret_cast<const char*>(room), columns * static_cast<std::int64_t>(sizeof(Real))};
+      weigh_lines<Real, AsTheyAre<Real>>(here, copies, end - j, columns / lanes<Real>);
     }
     for (std::int64_t r = 0; r < weights.rows; ++r)
-      for (std::int64_t c = 0; c < columns; c += lanes<Real>) {
-        Real* const to = acc + r * columns + c;
-        store(to, load(to) * (j == 0 ? share[r] : Real(1)) + load(weights.part + r * columns + c));
+      for (std::int64_t c = 0; c < plan.E; ++c) {
+        Real& to = acc[r * columns + c];
+        to = fused(to, j == 0 ? share[r] : Real(1), weights.part[r * columns + c]);
       }
   }
   return clean;

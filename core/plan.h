@@ -50,11 +50,11 @@ constexpr std::int64_t long_query_block = 96, short_query_block = 48, short_quer
 constexpr std::int64_t few_queries = 16, split_keys = 1024;
 
 // Up to so many rows of a kv head (queries times heads of the group), packing even a panel of keys costs more than it saves: K
-// and V are read in place (kernel_stream.inl.h), in stretches as long as a split. Where 32 registers hold four rows by four
-// lines these are the rows of a strip; with 16 registers the pack is faster from six rows on. Pairs of bfloat16 halve the
-// work of a packed block: from five rows on they are faster.
-constexpr std::int64_t least_streamed_rows = 4;
-inline std::int64_t streamed_rows(Tile tile) { return tile.rows >= 12 ? tile.rows : least_streamed_rows; }
+// and V are read in place (kernel_stream.inl.h), in stretches as long as a split. With the registers for a tile of twelve rows
+// these are the rows of a strip; with fewer the pack is faster from six rows on.
+inline bool streams(Tile tile, std::int64_t group, std::int64_t T) {
+  return T <= few_queries && group * T <= (tile.rows >= 12 ? tile.rows : 4);
+}
 
 // n terms in pieces of b have a rounding error of about sqrt(b / n + 1 / b) of that in one go. Halves of a key cost 2 to
 // 3 % at d 64 and are needed to be as exact as PyTorch; with few queries memory sets the pace, quarters are free, and with
@@ -87,7 +87,7 @@ inline Plan make_plan(Tile tile, const Sizes& sizes) {
   if (keys > largest_key_block) keys = largest_key_block;
   if (keys < smallest_key_block) keys = smallest_key_block;
   keys = keys / smallest_key_block * smallest_key_block;
-  plan.streams = streamable && tile.per_word == 1 && T <= few_queries && group * T <= streamed_rows(tile);
+  plan.streams = streamable && tile.per_word == 1 && streams(tile, group, T);
   if (plan.streams) keys = split_keys;
   plan.key_block = S < keys ? round_up(S > 0 ? S : 1, tile.panel) : keys;
   plan.blocks = (S + plan.key_block - 1) / plan.key_block;
