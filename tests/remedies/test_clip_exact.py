@@ -186,3 +186,27 @@ def test_a_factor_that_rounds_away_changes_half_precision() -> None:
         model(x)
         assert len(clip()) == 1
     assert largest(model, x) < top
+
+
+# ---- a softmax by hand in a class that is not called attention
+
+
+class Mixer(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def test_a_softmax_by_hand_beside_a_function_is_clipped_too() -> None:
+    first, second = Attention(), Mixer(seed=1)
+    model = nn.ModuleDict({"attn": first, "mixer": second})
+    model.forward = lambda x: second(first(x).transpose(1, 2).flatten(2))  # type: ignore[method-assign]
+    x = batch()
+    with QKClip(model, tau=0.5) as clip:
+        model(x)
+        assert {name for name, _ in clip.step().heads} == {"attn", "mixer"}
+        for _ in range(3):  # the second layer sees other inputs once the first was clipped
+            model(x)
+            clip.step()
+    with torch.no_grad():
+        inputs = first(x).transpose(1, 2).flatten(2)
+    assert largest(first, x) <= 0.5001 and largest(second, inputs) <= 0.5001

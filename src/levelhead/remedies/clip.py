@@ -25,16 +25,7 @@ from levelhead.remedies.agreed import LOST, NO_WAY_BACK, AgreedLayer, Described
 from levelhead.remedies.clipped import Clipped
 from levelhead.remedies.probe import Probe
 from levelhead.remedies.projections import Source, Sources
-from levelhead.remedies.remedy import (
-    Remedy,
-    Sight,
-    checked,
-    needs_deep,
-    positive,
-    refuse_without_attention,
-    run,
-    uncompiled,
-)
+from levelhead.remedies.remedy import Remedy, Sight, checked, depth, positive, refuse_without_attention, run, uncompiled
 from levelhead.remedies.together import Maxima, Together
 from levelhead.runs import tally
 from levelhead.watching import amend, effective_scale
@@ -100,7 +91,7 @@ class QKClip(Remedy):
         else:
             model = checked(watched)
             refuse_without_attention(model)
-            self.watch = Watch(model, deep=needs_deep(model), history=2, rows=None)
+            self.watch = Watch(model, deep=depth(model), history=2, rows=None)
         if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
             advice = "Shard the model with torch.distributed.fsdp.fully_shard (FSDP2)"
             raise bad_value("model", "weights that keep their shape", "FSDP1, which makes flat pieces of them", advice)

@@ -16,7 +16,7 @@ from levelhead.errors import bad_value
 from levelhead.remedies import gains
 from levelhead.remedies.probe import Probe
 from levelhead.remedies.projections import Source, Sources, Unknown
-from levelhead.remedies.remedy import Remedy, Sight, checked, listed, needs_deep, no_attention, positive, run
+from levelhead.remedies.remedy import Remedy, Sight, checked, depth, listed, no_attention, positive, run
 from levelhead.torch.multihead_forward import FAST_PATH_OFF
 from levelhead.watching import amend, effective_scale
 from levelhead.watching.intercept import INTERCEPTION
@@ -185,7 +185,7 @@ def _extremes(sight: Sight) -> tuple[tuple[float, float], tuple[float, float]]:
 def _probed(model: nn.Module, batch: Any) -> dict[str, tuple[nn.Module, Sources]]:
     """The attention modules and where their heads come from, or an error that names the rest."""
     inner = unwrapped(model)
-    with Watch(inner, deep=needs_deep(inner), rows=None) as watch:
+    with Watch(inner, deep=depth(inner), rows=None) as watch:
         probe = Probe(watch)
         try:
             run(inner, batch)

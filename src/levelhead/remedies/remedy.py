@@ -88,7 +88,7 @@ class Remedy(AbstractContextManager[Any]):
 
     @contextmanager
     def _watched(self) -> Iterator[Watch]:
-        with Watch(self.model, deep=needs_deep(self.model), rows=None) as watch:
+        with Watch(self.model, deep=depth(self.model), rows=None) as watch:
             yield watch
 
     def _undo(self) -> None:
@@ -142,13 +142,15 @@ def refuse_without_attention(model: nn.Module) -> None:
         raise no_attention(model)
 
 
-def needs_deep(model: nn.Module) -> bool:
-    """Whether only a dispatch mode sees some of its attention, or may: code for both may run either."""
-    return any(
+def depth(model: nn.Module) -> bool | None:
+    """How deep a watch of it looks. True where only a dispatch mode sees some of its attention, or may: code for both
+    may run either. Else None: the watch itself looks for attention whose class does not say that it is one."""
+    found = any(
         one.by_hand and not one.interface and (not one.sdpa or implementation(one.module) in (None, "eager"))
         for one in attending_modules(unwrapped(model))
         if not isinstance(one.module, (nn.MultiheadAttention, MultiHeadAttention))
     )
+    return True if found else None
 
 
 def implementation(module: nn.Module) -> str | None:
