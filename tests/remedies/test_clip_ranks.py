@@ -31,6 +31,7 @@ from clipped_ranks import (
     weights,
 )
 from levelhead.remedies import QKClip, qk_norm
+from levelhead.remedies.agreed import Processes
 from ranks import Ranks
 
 # ---- what ranks do; each returns its weights, and what its clips said
@@ -192,6 +193,24 @@ REFUSED = {
     "norm of FSDP2": "before fully_shard",
     "gains beside heads over ranks": "gains that are reduced over ranks",
 }
+
+
+def test_a_rank_that_waits_for_one_that_has_ended_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    for name, answer in {"is_initialized": True, "get_world_size": 2, "get_rank": 1}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda *_: "gloo")
+    group = Processes(None)
+    for collective, step in (
+        ("all_gather_object", lambda: group.gathered(1)),
+        ("all_reduce", lambda: group.largest(torch.zeros(1))),
+    ):
+        monkeypatch.setattr(torch.distributed, collective, closed)
+        wanted = "in this step of QK-clip, got on rank 1, .*Connection closed by peer. Another rank has ended"
+        with pytest.raises(lh.LevelheadError, match=wanted):
+            step()
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from levelhead.errors import bad_value
 from levelhead.remedies import rows
 from levelhead.remedies.rows import Share
+from levelhead.watching.ranks import waited_for
 
 NOTHING_RAN = "none yet"
+_STEP = "every rank in this step of QK-clip"
 LOST = "NaN or infinite ones in "
 NO_WAY_BACK = "No factor brings them back: return to an earlier checkpoint"
 DIFFERENT = (
@@ -89,7 +91,8 @@ class Processes:
         if not self.several:
             return [each]
         everything: list[Any] = [None] * self.world
-        torch.distributed.all_gather_object(everything, each, group=self.group)
+        with waited_for(_STEP):
+            torch.distributed.all_gather_object(everything, each, group=self.group)
         return everything
 
     def largest(self, numbers: Tensor) -> list[float]:
@@ -97,7 +100,8 @@ class Processes:
         if self.several:
             on_gpu = "nccl" in str(torch.distributed.get_backend(self.group))
             numbers = numbers.to("cuda" if on_gpu else "cpu")
-            torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX, self.group)
+            with waited_for(_STEP):
+                torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX, self.group)
         found: list[float] = numbers.tolist()
         return found
 

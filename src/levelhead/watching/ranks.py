@@ -10,7 +10,8 @@ rank, rather than joined. No rank waits for another that has raised: all have th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -75,17 +76,23 @@ def gathered(
         raise bad_value("group", "torch.distributed to be running", "no process group", advice)
     everything: list[Any] = [None] * dist.get_world_size(group)
     own = Given(snapshot, heads, parts, fingerprint, structure, every)
-    try:
+    with waited_for(f"every rank in the gathering of step {snapshot.step}"):
         dist.all_gather_object(everything, own, group=group)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        given = f"on rank {dist.get_rank()}, which waited: {reason}"
-        advice = "Another rank has ended, raised an error, or runs fewer steps: see its own output"
-        wanted = f"every rank in the gathering of step {snapshot.step}"
-        raise LevelheadRuntimeError(expected("ranks", wanted, given, advice)) from error
     for given in everything:  # not before: a rank that raises alone leaves the others waiting
         _check(given.heads, given.parts)
     return joined(everything)
+
+
+@contextmanager
+def waited_for(wanted: str) -> Iterator[None]:
+    """Around a collective: an error that names what the other ranks did not come to."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        given = f"on rank {torch.distributed.get_rank()}, which waited: {reason}"
+        advice = "Another rank has ended, raised an error, or runs fewer steps: see its own output"
+        raise LevelheadRuntimeError(expected("ranks", wanted, given, advice)) from error
 
 
 def _check(heads: str, parts: str | None) -> None:
