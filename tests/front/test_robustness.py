@@ -400,13 +400,13 @@ def test_subnormal_numbers_are_numbers(dtype: str) -> None:
     counts = np.random.default_rng(0).integers(-100, 100, (40, 3))
     v = (counts * step).astype(kind(dtype))
     assert (v != 0).mean() > 0.9
-    q, k, _ = qkv((), 5, 40, D=4, dtype=dtype)
+    q, k, _ = qkv((), 13, 40, D=4, dtype=dtype)  # fewer rows are read in place, and never multiplied in pairs
     # One visible key: the output is its value, bit for bit. (Products in pairs treat it as zero.)
     for name, out in on_every_isa(lambda: lh.attention(q, k[:1], v[:1])):
         if dtype == "bfloat16" and name == IN_PAIRS:
             assert (out == 0).all()
         else:
-            same_bits(out, np.repeat(v[:1], 5, axis=0))
+            same_bits(out, np.repeat(v[:1], 13, axis=0))
     truth = reference.attention(q, k, v)
     for name, out in on_every_isa(lambda: lh.attention(q, k, v)):
         if dtype == "bfloat16" and name == IN_PAIRS:

@@ -66,7 +66,8 @@ def assert_strides_of_torch(q: Tensor, k: Tensor, v: Tensor, wrap: Any = lambda 
         found = wrap(lambda *x: F.scaled_dot_product_attention(*x, **options, **groups))(q, k, v)
     assert found.stride() == want.stride()
     if not options.get("dropout_p"):
-        torch.testing.assert_close(found, want)
+        rounded = dict(rtol=0.016, atol=2.0**-9) if want.dtype is torch.bfloat16 else {}  # torch rounds its weights
+        torch.testing.assert_close(found, want, **rounded)
     return found
 
 

@@ -77,8 +77,8 @@ def multihead_over(original: Function) -> Function:
             query: Any = args[0] if args else kwargs.get("query")
             key: Any = args[1] if len(args) > 1 else kwargs.get("key")
             frame.given = None
-            if all(isinstance(x, Tensor) and x.dim() > 1 and plain(x) for x in (query, key)):
-                with undisturbed():
+            with undisturbed():
+                if all(isinstance(x, Tensor) and x.dim() > 1 and plain(x) for x in (query, key)):
                     apart = query.data_ptr() != key.data_ptr()
                     frame.given = reading(query, sample=apart), reading(key, sample=apart)
         return original(*args, **kwargs)

@@ -9,4 +9,4 @@ for name, divisor in [("undivided", 1), ("divided", np.sqrt(64))]:
     p = np.exp(s - s.max())
     p /= p.sum()  # softmax: nine weights
     print(f"top_{name}", p.max())
-    print(f"left_{name}", 1 - (p**2).sum())  # what passes of a gradient
+    print(f"left_{name}", 1 - (p**2).sum())  # how much of the weights can still move
