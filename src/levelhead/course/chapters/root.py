@@ -134,6 +134,7 @@ def data() -> Any:
             }
             for name, model in MODELS.items()
         },
+        "begins": BEGINS,
         "spreads": spreads,
         "entropies": {
             "nothing": _entropy(bare, whole),

@@ -28,7 +28,7 @@ export function setup(place, { data, words, own }) {
 
 export function scene(place, tools) {
   const { data, words, own } = tools;
-  const state = { model: "small", power: 0.25 };
+  const state = { model: "small", power: data.begins };
   const mine = power(tools);
   const four = gauges(tools);
   const show = () => {
@@ -65,7 +65,7 @@ function power({ data, words, own, plot }) {
     ...["nothing", "root", "width"].map((name) => measured(name, data.spreads[name])), measured("model", { x: [d_k], y: [spread], stderr: [error] }),
     { name: "own", kind: "line", x: WIDTHS, y: WIDTHS.map((d) => d ** (0.5 - p)), colour: "ink", source: "here" },
   ];
-  const chart = plot.chart("spread", { x: X, y: Y, height: 270, series: series(data.models.small, 0.25) });
+  const chart = plot.chart("spread", { x: X, y: Y, height: 270, series: series(data.models.small, data.begins) });
   const show = (model, p) => {
     chart.set(series(model, p));
     chart.mark(model.d_k);
