@@ -213,8 +213,8 @@ LH_INLINE std::int64_t index_of(const Real* s, std::int64_t n, Real max, const V
   return from + static_cast<std::int64_t>(smallest<Real>(place));
 }
 
-// With statistics; n is whole panels. Returns the factor for the row's acc before this block's values are added. `first`: the key whose logit the
-// state keeps.
+// With statistics; n is whole panels. Returns the factor for the row's acc before this block's values are added. `first`:
+// the key whose logit the state keeps.
 template <class Real>
 Real softmax_row(const Job& job, Real* s, std::int64_t lo, std::int64_t n, bool hidden, std::int64_t first, Row<Real>& row) {
   Vector<Real> landmarks[(split_keys + leg<Real> - 1) / leg<Real>];
