@@ -4,7 +4,6 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <optional>
 
 #include "attention.h"
 
@@ -30,22 +29,5 @@ nanobind::object fast_attention(nanobind::handle q, nanobind::handle k, nanobind
                         nanobind::handle causal, nanobind::handle threads, bool as_query);
 void register_numpy();
 void register_torch(nanobind::handle torch);  // fast_attention then accepts tensors, if C can read them
-
-// The stride of `count` dimensions seen as one, the last one fastest; none if no single stride exists.
-template <class Int>
-std::optional<std::int64_t> joint_stride(const Int* shape, const Int* strides, int count) {
-  std::int64_t stride = 0, extent = 0, total = 1;
-  bool started = false, uniform = true;
-  for (int axis = count - 1; axis >= 0; --axis) {
-    total *= shape[axis];
-    if (shape[axis] == 1) continue;
-    if (!started) stride = strides[axis];
-    else uniform = uniform && strides[axis] == extent;
-    started = true;
-    extent = strides[axis] * shape[axis];
-  }
-  if (uniform || total <= 1) return stride;
-  return std::nullopt;
-}
 
 }  // namespace levelhead

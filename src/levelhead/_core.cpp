@@ -6,12 +6,14 @@
 // passed as its bits in uint16.
 #include <nanobind/nanobind.h>
 
+#include <cstdio>
 #include <exception>
 #include <stdexcept>
 #include <string>
 
 #include "_arrays.h"
 #include "_binding.h"
+#include "_shared.h"
 #include "attention.h"
 #include "dispatch.h"
 #include "machine.h"
@@ -30,73 +32,39 @@ struct Threads {
   const bool torchs_team;
 };
 
+constexpr auto written_forward = {"out", "logsumexp", "acc", "sums", "counts"};
+constexpr auto written_backward = {"dq", "dk", "dv", "dmask", "dsinks", "dscale", "dadditive"};
+
 void forward_arrays(nb::handle q, nb::handle k, nb::handle v, const nb::kwargs& keywords) {
-  Options options(keywords);
-  const auto written = [&](const char* name) { return MaybeArray(options.object(name), name, true); };
-  MaybeArray out = written("out"), logsumexp = written("logsumexp"), acc = written("acc"), sums = written("sums"),
-             counts = written("counts"), sinks(options.object("sinks"), "sinks"), first_keys(options.object("first_keys"), "first_keys");
+  Buffers buffers;
+  Options options(keywords, buffers, written_forward);
+  Results results(options);
   const Threads threads(options);
-  Given given(q, k, v, options);
-  const Problem& problem = given.problem;
-  Result result;
-  if (out) {
-    require(given.v && given.fits_rows(*out, problem.E), "out does not fit");
-    result.out = out->tensor<char>();
-  }
-  result.sinks = sinks.doubles({problem.H});
-  const char real = given.wide ? 'd' : 'f';
-  require(!sums == !counts, "sums and counts come together");
-  result.logsumexp = logsumexp.contiguous<void>(given.rows, !logsumexp || logsumexp->format() == real);
-  result.acc = acc.contiguous<void>(extended(given.rows, problem.E), !acc || acc->format() == real);
-  result.sums = sums.contiguous<void>(extended(given.rows, row_sums), !sums || sums->format() == real);
-  result.counts = counts.integers(extended(given.rows, row_counts));
-  result.first_keys = first_keys.integers({problem.B, problem.T});
+  const Given given(buffers.memory(q, "q"), buffers.memory(k, "k"), buffers.maybe(v, "v"), options);
+  options.end();
+  const Result result = results.of(given);
   run(threads.count, threads.torchs_team,
-      [&](Interrupt& interrupt) { return forward(problem, result, threads.count, interrupt); });
+      [&](Interrupt& interrupt) { return forward(given.problem, result, threads.count, interrupt); });
 }
 
-// An array that a gradient is written to, or none: it is not wanted.
-MutableTensor gradient(MaybeArray& array, bool fits) {
-  require(!array || fits, "a gradient does not fit what it is of");
-  return array ? array->tensor<char>() : MutableTensor{};
-}
-
-void backward_arrays(nb::handle dout_, nb::handle q, nb::handle k, nb::handle v, nb::handle out_, nb::handle logsumexp_,
+void backward_arrays(nb::handle dout, nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle logsumexp,
                      const nb::kwargs& keywords) {
-  Options options(keywords);
-  const auto read = [&](const char* name) { return MaybeArray(options.object(name), name); };
-  const auto written = [&](const char* name) { return MaybeArray(options.object(name), name, true); };
-  Array dout(dout_, "dout"), out(out_, "out"), logsumexp(logsumexp_, "logsumexp");
-  MaybeArray dlogsumexp = read("dlogsumexp"), sums = read("sums"), sinks = read("sinks"), dq = written("dq"), dk = written("dk"), dv = written("dv"),
-             dmask = written("dmask"), dsinks = written("dsinks"), dscale = written("dscale"), dadditive = written("dadditive");
+  Buffers buffers;
+  Options options(keywords, buffers, written_backward);
+  Slopes slopes(buffers.memory(dout, "dout"), buffers.memory(out, "out"), buffers.memory(logsumexp, "logsumexp"), options);
   const Threads threads(options);
-  Given given(q, k, v, options);
-  const Problem& problem = given.problem;
-  const char real = given.wide ? 'd' : 'f';
-  require(given.v && given.fits_rows(out, problem.E) && given.fits_rows(dout, problem.E), "out and dout do not fit");
-  Gradients gradients;
-  gradients.out = out.tensor<const char>();
-  gradients.dout = dout.tensor<const char>();
-  gradients.logsumexp = logsumexp.contiguous<void>(given.rows, logsumexp.format() == real);
-  gradients.dlogsumexp = dlogsumexp.contiguous<void>(given.rows, !dlogsumexp || dlogsumexp->format() == real);
-  gradients.sums = sums.contiguous<void>(extended(given.rows, row_sums), !sums || sums->format() == real);
-  gradients.sinks = sinks.doubles({problem.H});
-  gradients.dq = gradient(dq, dq && dq->shape() == given.q.shape());
-  gradients.dk = gradient(dk, dk && dk->shape() == given.k.shape());
-  gradients.dv = gradient(dv, dv && dv->shape() == given.v->shape());
-  gradients.dmask = gradient(dmask, dmask && given.mask && given.fits_rows(*dmask, problem.S) && dmask->format() == real);
-  gradients.dsinks = const_cast<double*>(dsinks.doubles({problem.H}));
-  gradients.dscale = const_cast<double*>(dscale.doubles({problem.H}));
-  gradients.dadditive = const_cast<double*>(dadditive.doubles({problem.D}));
-  require(!gradients.dadditive || problem.scoring.additive, "there are no weights to differentiate by");
-  require(!gradients.dsinks || gradients.sinks, "there are no sinks to differentiate by");
+  Given given(buffers.memory(q, "q"), buffers.memory(k, "k"), buffers.maybe(v, "v"), options);
+  options.end();
+  const Gradients gradients = slopes.of(given);
   run(threads.count, threads.torchs_team,
-      [&](Interrupt& interrupt) { return backward(problem, gradients, threads.count, interrupt); });
+      [&](Interrupt& interrupt) { return backward(given.problem, gradients, threads.count, interrupt); });
 }
 
 void finish_arrays(nb::handle acc_, nb::handle sums_, nb::handle sinks_, nb::handle out_) {
-  Array acc(acc_, "acc"), sums(sums_, "sums"), out(out_, "out", true);
-  MaybeArray sinks(sinks_, "sinks");
+  Buffers buffers;
+  Array acc(buffers.memory(acc_, "acc"), "acc"), sums(buffers.memory(sums_, "sums"), "sums"),
+      out(buffers.memory(out_, "out", true), "out");
+  MaybeArray sinks(buffers.maybe(sinks_, "sinks"), "sinks");
   const int rank = acc.rank();
   require(rank >= 2 && out.shape() == acc.shape(), "acc and out differ in shape");
   const std::int64_t H = rank >= 3 ? acc.size(-3) : 1, T = acc.size(-2), E = acc.size(-1);
@@ -137,8 +105,10 @@ void merge_rows(const StateRows<Real>& from_a, const StateRows<Real>& from_b, st
 
 // The arrays of a state; acc may be None.
 struct StateArrays {
-  StateArrays(nb::handle sums_, nb::handle counts_, nb::handle acc_, bool writable = false)
-      : sums(sums_, "sums", writable), counts(counts_, "counts", writable), acc(acc_, "acc", writable) {}
+  StateArrays(Buffers& buffers, nb::handle sums_, nb::handle counts_, nb::handle acc_, bool writable = false)
+      : sums(buffers.memory(sums_, "sums", writable), "sums"),
+        counts(buffers.memory(counts_, "counts", writable), "counts"),
+        acc(buffers.maybe(acc_, "acc", writable), "acc") {}
 
   template <class Real>
   StateRows<Real> rows(const Shape& shape, std::int64_t E, char format) {
@@ -151,7 +121,7 @@ struct StateArrays {
   MaybeArray acc;
 };
 
-void merge_arrays(StateArrays a, StateArrays b, std::int64_t shift, StateArrays to) {
+void merge_arrays(StateArrays& a, StateArrays& b, std::int64_t shift, StateArrays& to) {
   const Shape shape = [&] { Shape s = a.sums.shape(); s.pop_back(); return s; }();
   const std::int64_t n = product(shape, shape.size()), E = to.acc ? to.acc->size(-1) : 0;
   require(!to.acc == !a.acc && !to.acc == !b.acc, "either all states have acc or none");
@@ -164,7 +134,8 @@ void merge_arrays(StateArrays a, StateArrays b, std::int64_t shift, StateArrays 
 }
 
 void exponential_array(nb::handle x_, nb::handle y_) {
-  Array x(x_, "x"), y(y_, "out", true);
+  Buffers buffers;
+  Array x(buffers.memory(x_, "x"), "x"), y(buffers.memory(y_, "out", true), "out");
   require(x.format() == y.format(), "x and out differ in type");
   exponential(x.dtype(), x.contiguous<void>(x.shape(), true), y.contiguous<void>(x.shape(), true), product(x.shape(), x.rank()));
 }
@@ -175,12 +146,38 @@ std::int64_t burn_threads(std::int64_t rounds, int threads) {
 }
 
 double sweep_array(nb::handle x_, std::int64_t piece, int threads) {
-  Array x(x_, "array");
+  Buffers buffers;
+  Array x(buffers.memory(x_, "array"), "array");
   const float* numbers = x.contiguous<float>(x.shape(), x.format() == 'f');
   const std::int64_t n = product(x.shape(), x.rank());
   nb::gil_scoped_release release;
   return sweep(numbers, n, piece, threads);
 }
+
+// Runs the core for another extension, which gets an error as text.
+template <class Call>
+void report(Failure& failure, const Call& call) noexcept {
+  const auto note = [&](auto kind, const std::exception& error) {
+    failure.kind = kind;
+    std::snprintf(failure.why, sizeof failure.why, "%s", error.what());
+  };
+  try {
+    call();
+  } catch (const std::invalid_argument& wrong) {
+    note(Failure::argument, wrong);
+  } catch (const std::exception& error) {
+    note(Failure::other, error);
+  }
+}
+
+constexpr SharedCore shared_core = {
+    [](const Problem& problem, const Result& result, int threads, Interrupt& interrupt, Failure& failure) {
+      report(failure, [&] { forward(problem, result, threads, interrupt); });
+    },
+    [](const Problem& problem, const Gradients& gradients, int threads, Interrupt& interrupt, Failure& failure) {
+      report(failure, [&] { backward(problem, gradients, threads, interrupt); });
+    },
+    default_threads};
 
 }  // namespace
 
@@ -204,12 +201,15 @@ NB_MODULE(_core, m) {
   m.def("finish", finish_arrays, nb::arg("acc"), nb::arg("sums"), nb::arg("sinks").none(), nb::arg("out"));
   m.def("merge", [](nb::handle sums_a, nb::handle counts_a, nb::handle acc_a, nb::handle sums_b, nb::handle counts_b,
                     nb::handle acc_b, std::int64_t shift, nb::handle sums, nb::handle counts, nb::handle acc) {
-    merge_arrays({sums_a, counts_a, acc_a}, {sums_b, counts_b, acc_b}, shift, {sums, counts, acc, true});
+    Buffers buffers;
+    StateArrays a(buffers, sums_a, counts_a, acc_a), b(buffers, sums_b, counts_b, acc_b), to(buffers, sums, counts, acc, true);
+    merge_arrays(a, b, shift, to);
   }, nb::arg("sums_a"), nb::arg("counts_a"), nb::arg("acc_a").none(), nb::arg("sums_b"), nb::arg("counts_b"),
      nb::arg("acc_b").none(), nb::arg("shift"), nb::arg("sums"), nb::arg("counts"), nb::arg("acc").none());
   m.def("exponential", exponential_array, nb::arg("x"), nb::arg("out"));
   m.def("burn", burn_threads, nb::arg("rounds"), nb::arg("threads"));
   m.def("sweep", sweep_array, nb::arg("array"), nb::arg("piece"), nb::arg("threads"));
+  m.attr("_shared") = nb::capsule(&shared_core, shared_core_name);
   m.def("default_threads", default_threads);
   m.def("set_isa", [](const std::string& name) {
     const std::string previous = current_isa();

@@ -5,17 +5,20 @@
 // any work, and attention.py computes it or explains what is wrong. Both use the same forward() with the same numbers,
 // hence give the same bits. The fast call only saves the microseconds of Python, which are most of the cost of a tiny call.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "_binding.h"
 #include "_dlpack.h"
+#include "_problem.h"
 #include "plan.h"
 #include "threads.h"
 
@@ -159,7 +162,7 @@ class Arrays {
 // ---- torch ---------------------------------------------------------------------------------------------------
 
 struct {
-  PyTypeObject* tensor;  // null: not registered
+  std::atomic<PyTypeObject*> tensor;  // null: not registered; set last
   const dlpack::ExchangeApi* api;
   PyObject *module, *is_grad_enabled, *requires_grad, *is_neg;
   PyObject* is_tracing;  // null: this torch cannot trace
@@ -368,7 +371,7 @@ nb::object fast_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle s
   PyTypeObject* const kind = Py_TYPE(q.ptr());
   if (Py_TYPE(k.ptr()) != kind || Py_TYPE(v.ptr()) != kind) return nb::none();
   const bool arrays = kind == numpy.array;
-  if (!arrays && kind != torch.tensor) return nb::none();
+  if (!arrays && kind != torch.tensor.load(std::memory_order_acquire)) return nb::none();
   const auto options = read_options(scale, causal, threads);
   if (!options) return nb::none();
   return arrays ? serve<Arrays>(q, k, v, *options, false) : serve<Tensors>(q, k, v, *options, as_query);
@@ -383,7 +386,9 @@ void register_numpy() {
 }
 
 void register_torch(nb::handle module) {
-  static bool registered = false;  // the GIL guards it
+  static bool registered = false;
+  static nb::ft_mutex mutex;  // the GIL guards it, or this where there is none
+  const nb::ft_lock_guard lock(mutex);
   if (registered) return;
   registered = true;
   const std::string file = nb::str(nb::getattr(module, "__file__", nb::none())).c_str();

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import _core
+from levelhead.call.halves import as_float32
 from levelhead.errors import bad_type, bad_value
 
 Array: TypeAlias = NDArray[Any]
@@ -172,19 +173,6 @@ def stretched(x: Array, shape: tuple[int, ...]) -> Array:
     return np.lib.stride_tricks.as_strided(x, shape, np.broadcast_to(x, shape).strides)
 
 
-def as_float32(x: Array) -> Array:
-    """Half types in float32, exactly; bfloat16 comes as its bits, the upper half of a float32."""
-    bits = x.dtype == UINT16
-    return (x.astype(np.uint32) << 16).view(np.float32) if bits else x.astype(np.float32, copy=False)
-
-
-def as_bfloat16(x: Array) -> Array:
-    """float32 rounded to bfloat16, ties to even, as its bits."""
-    bits = x.view(np.uint32)
-    rounded: Array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(x), np.uint16(0x7FC0), rounded)
-
-
 def _floats(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin]:
     looked = _look(name, x, in_place=in_place)
     if looked is None:
@@ -214,7 +202,7 @@ def _look(name: str, x: Any, *, in_place: bool = False) -> tuple[Array, Origin] 
     if torch is not None and isinstance(x, getattr(torch, "Tensor", ())):
         return _torch(name, x, torch, in_place)
     if any(c.__name__ == "Tracer" and c.__module__.startswith("jax") for c in type(x).__mro__):
-        advice = "Call levelhead outside jit, grad and vmap; it is not a JAX primitive"
+        advice = "Inside jit, grad and vmap use levelhead.jax"
         raise bad_type(name, "an array with memory", f"a JAX tracer ({type(x).__name__})", advice)
     if hasattr(type(x), "__dlpack__") and not isinstance(x, np.generic):
         return _dlpack(name, x)

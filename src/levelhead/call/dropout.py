@@ -17,12 +17,15 @@ U64: TypeAlias = NDArray[np.uint64]
 U32: TypeAlias = NDArray[np.uint32]
 
 
-def dropout_keep(seed: int, rate: float, heads: int, p: NDArray[np.int64], j: NDArray[np.int64]) -> NDArray[np.bool_]:
+def dropout_keep(
+    seed: int, rate: float, heads: int, p: NDArray[np.int64], j: NDArray[np.int64], first: tuple[int, int] = (0, 0)
+) -> NDArray[np.bool_]:
     """Which weights survive, (B, H, T, S), for query positions p (B, T), key positions j (S,).
 
+    `first`: the numbers of the first batch row and head, of a part of a call.
     The row's key is hashed in 64 bits, once; each weight then costs two rounds of 32 bits.
     """
-    b, h = np.arange(len(p), dtype=np.uint64), np.arange(heads, dtype=np.uint64)
+    b, h = (np.arange(at, at + n, dtype=np.uint64) for at, n in zip(first, (len(p), heads), strict=True))
     row = _splitmix(_splitmix(np.array([seed], np.uint64)) ^ b)[:, None]
     row = _splitmix(row ^ h)[:, :, None]
     row = _splitmix(row ^ p.astype(np.uint64)[:, None, :])[..., None]  # two's complement

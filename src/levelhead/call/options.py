@@ -162,7 +162,8 @@ class Scoring(NamedTuple):
         """The first and last key positions that queries (T,) may see, (B, T) each; last < first where there is none."""
         xp = namespace(index)
         p = self.positions(index)
-        first, last = p * 0 - 2 * _FAR, p * 0 + 2 * _FAR
+        far = 2 * _FAR if str(index.dtype).endswith("64") else 2**30  # JAX has 32 bits unless it is told otherwise
+        first, last = p * 0 - far, p * 0 + far
         if self.left is not None:
             first = p - self.left
         if self.right is not None:
@@ -243,8 +244,9 @@ def fields(*kinds: str) -> tuple[str, ...]:
 
 
 def namespace(x: Any) -> Any:
-    """The module of an array's functions: NumPy or torch."""
-    return sys.modules[type(x).__module__.partition(".")[0]]
+    """The module of an array's functions: NumPy, torch or jax.numpy."""
+    name = type(x).__module__.partition(".")[0]
+    return sys.modules["jax.numpy" if name.startswith("jax") else name]
 
 
 # ---- signatures

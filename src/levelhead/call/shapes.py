@@ -73,3 +73,12 @@ def fitting(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...] | None) -
         raise bad_value("v", f"{k[-2]} keys as in k of shape {k}", f"{v[-2]} in shape {v}", "Every key needs one value")
     E = None if v is None else v[-1]
     return Shape(q[:-3], math.prod(q[:-3]), H, G, T=q[-2], S=k[-2], D=q[-1], E=E, lead=q[:-2])
+
+
+def broadcasting(name: str, given: tuple[int, ...], full: tuple[int, ...]) -> None:
+    """Refuses a shape that does not broadcast to `full`; leading axes of size 1 more than that are allowed."""
+    lead = max(len(given) - len(full), 0)
+    own, sides = given[lead:], full[len(full) - (len(given) - lead) :]
+    # Not `in`: a size may be a symbol of PyTorch's compiler.
+    if any(n != 1 for n in given[:lead]) or any(n != 1 and n != whole for n, whole in zip(own, sides, strict=True)):
+        raise bad_value(name, f"a shape that broadcasts to {tuple(full)}", tuple(given), "Reshape it")
