@@ -28,7 +28,8 @@ class BackwardCall {
                                                .D = problem.D,
                                                .E = problem.E,
                                                .real_bytes = real_bytes,
-                                               .streamable = false})),
+                                               .streamable = false,
+                                               .widened = false})),
         real_bytes_(real_bytes),
         rows_(problem.G > 0 ? problem.H / problem.G * problem.T : 0),
         threads_(std::clamp(threads, 1, max_threads)),
@@ -176,7 +177,9 @@ class BackwardCall {
         for (std::int64_t t = 0; t < problem_.T; ++t) {
           if (!problem_.scoring.has_query(b, t)) continue;
           const std::int64_t i = (b * problem_.H + h) * problem_.T + t;
-          if (gradients_.dsinks) sink -= std::exp(gradients_.sinks[h] - real(gradients_.logsumexp, i)) * real(backward_.delta, i);
+          const double lse = gradients_.dsinks ? real(gradients_.logsumexp, i) : 0;
+          // -inf: the row has no weights at all, neither of a key nor of its sink.
+          if (gradients_.dsinks && lse != -HUGE_VAL) sink -= std::exp(gradients_.sinks[h] - lse) * real(backward_.delta, i);
           if (gradients_.dscale) scale += backward_.dscale[i];
         }
       if (gradients_.dsinks) gradients_.dsinks[h] = sink;

@@ -5,6 +5,9 @@
 #include <stdexcept>
 
 #include "kernel.h"
+#if defined(LEVELHEAD_X86)
+#include "cpu.h"
+#endif
 
 extern "C" {
 extern const levelhead::NumberTables levelhead_kernel_baseline;
@@ -20,15 +23,9 @@ namespace {
 bool always() { return true; }
 
 #if defined(LEVELHEAD_X86)
-// __builtin_cpu_supports also checks that the system saves the wide registers.
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-}
-bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx2() { return this_cpu().avx2; }
+bool has_avx512() { return this_cpu().avx512; }
+bool has_avx512bf16() { return this_cpu().avx512bf16; }
 #endif
 
 struct Candidate {

@@ -47,7 +47,8 @@ class Call {
                                       .D = problem.D,
                                       .E = problem.v ? problem.E : 0,
                                       .real_bytes = real_bytes,
-                                      .streamable = !problem.scoring.additive})),
+                                      .streamable = !problem.scoring.additive,
+                                      .widened = bytes_of(problem.k.dtype) < real_bytes})),
         interrupt_(interrupt),
         group_(problem.G > 0 ? problem.H / problem.G : 0),
         kv_heads_(problem.B * problem.G),
@@ -217,7 +218,7 @@ bool in_pairs(const Problem& problem) {
   const auto fits = [](const Tensor& x) { return x.dtype == DType::bf16; };
   return kernel().pairs && problem.G > 0 && fits(problem.q) && fits(problem.k) && (!problem.v || fits(problem.v)) &&
          !problem.scoring.cosine && !problem.scoring.additive &&
-         !streams(kernel().numbers->f32.tile, problem.H / problem.G, problem.T);
+         !streams(kernel().numbers->f32.tile, {problem.H / problem.G, problem.T, problem.S, 2});
 }
 
 }  // namespace

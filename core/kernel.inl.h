@@ -3,7 +3,7 @@
 //   for each key block (packed K and V stay in L2)
 //     for each strip of tile_rows query rows (its scores stay in L1)
 //       scores of the keys the strip can see   -> score_tile, score_strip
-//       2^(s - m), sums, statistics            -> softmax_rows, softmax_row
+//       2^(s - m), sums, statistics            -> softmax_strip
 //       acc = share * acc + weights . V        -> value_tile
 //   output = acc / denominator               -> in the last value_tile, or write_row
 //
@@ -49,8 +49,8 @@ struct Scratch {
       pointer = reinterpret_cast<decltype(+pointer)>(static_cast<char*>(base) + bytes);
       bytes += round_up(n * static_cast<std::int64_t>(sizeof *pointer), 64);
     };
-    // First, because pack() uses only this part: `lanes` keys and one more there, `lanes` in stream_keys, a value, a row of bias.
-    carve(row, most(most(plan.D * (lanes<Real> + 1), plan.E), plan.key_block));
+    // First, because pack() uses only this part: `lanes` keys there and in stream_keys, a value, a row of bias.
+    carve(row, most(most(plan.D * lanes<Real>, plan.E), plan.key_block));
     carve(q, plan.query_block * plan.key_words);
     carve(acc, plan.query_block * plan.padded_columns);
     carve(part, tile_rows * plan.padded_columns);  // stream_values
@@ -221,19 +221,22 @@ LH_INLINE bool ends_in_output(const Job& job, const Strip& strip) {
 template <class Operand, bool statistics, class Real = typename Operand::Real>
 LH_INLINE void weigh(const BlockWork<Real>& work, const Strip& strip, const Stretch& keys, bool hidden, Row<Real>* rows, Real* share) {
   const Job& job = work.job;
-  const auto fetch = [&] { fetch_ahead(work.piece.ahead, 1); };
-  for (int r = 0; r < tile_rows; ++r) share[r] = 1;
-  if constexpr (!statistics) softmax_rows(work.scratch.scores, job.plan->score_stride, keys.n, strip.rows, rows, share, fetch);
-  for (int r = 0; r < strip.rows; ++r) {
-    Real* s = work.scratch.scores + r * job.plan->score_stride;
-    if constexpr (statistics) {
-      const std::int64_t* first_keys = job.result->first_keys;
-      const std::int64_t first = first_keys ? first_keys[strip.b * job.problem->T + strip.t[r]] : job.origin;
-      const std::int64_t n = round_up(keys.n, panel<Real>);
-      if (n > keys.n) store(s + keys.n, splat(-infinity<Real>));
-      share[r] = softmax_row(job, s, keys.lo, n, hidden || n > keys.n, first, rows[r]);
-      fetch();
+  const int count = static_cast<int>(strip.rows);
+  StripScores<Real> scores{work.scratch.scores, job.plan->score_stride, keys.n, count};
+  Noted<Real> noted{job, keys.lo, hidden, {}};
+  if constexpr (statistics) {  // in whole panels
+    scores.n = round_up(keys.n, panel<Real>);
+    noted.hidden = hidden || scores.n > keys.n;
+    const std::int64_t* first_keys = job.result->first_keys;
+    for (int r = 0; r < count; ++r) {
+      noted.first[r] = first_keys ? first_keys[strip.b * job.problem->T + strip.t[r]] : job.origin;
+      if (scores.n > keys.n) store(scores.s + r * scores.stride + keys.n, splat(-infinity<Real>));
     }
+  }
+  softmax_strip<statistics>(scores, noted, rows, share, [&] { fetch_ahead(work.piece.ahead, 1); });
+  if (job.problem->scoring.dropout <= 0 && Operand::per_word == 1) return;
+  for (int r = 0; r < count; ++r) {
+    Real* s = scores.s + r * scores.stride;
     if (job.problem->scoring.dropout > 0)
       drop_row(job, strip, r, Scores<Real>{s, keys.lo, least(keys.n, job.problem->S - keys.lo)});
     Operand::make_words(s, keys.n);
@@ -292,7 +295,7 @@ void attend_block(const BlockWork<Real>& work, const Strip& strip, Progress<Real
   const HeadRows rows{piece.b, piece.g, keys.lo, keys.real()};
   const std::int64_t slot = work.block - work.packed.first_block;
   Real* room = static_cast<Real*>(work.packed.data) + slot * plan.pack_words();
-  Real scale[tile_rows], share[tile_rows];
+  Real scale[tile_rows], share[whole_rows<Real>];
   for (int r = 0; r < tile_rows; ++r) scale[r] = static_cast<Real>(strip.scale[r]);
 
   fetch_ahead(piece.ahead, product_steps);

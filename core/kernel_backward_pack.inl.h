@@ -60,7 +60,7 @@ struct GradientScratch {
     const Carver carve{static_cast<char*>(base), bytes};
     const std::int64_t D = plan.D, E = plan.E, wide_d = padded<Real>(D), wide_e = padded<Real>(E);
     const std::int64_t block = round_up(plan.key_block, tile_rows), queries = plan.query_block;
-    carve(row, most(most(D, E) * (lanes<Real> + 1), plan.key_block));
+    carve(row, most(most(D, E) * lanes<Real>, plan.key_block));
     carve(keys, plan.key_block * D);
     carve(values, plan.key_block * E);
     carve(key_rows, plan.key_block * wide_d);

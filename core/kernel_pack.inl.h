@@ -62,42 +62,44 @@ constexpr int column_of(int i) {
   return in_128<Real> == 4 ? (i & ~3) | (i & 1) << 1 | (i >> 1 & 1) : i;
 }
 
-// `lanes` keys of D words into their half of a panel: word d of key i goes to panel[d * width + i].
+// Up to `lanes` keys of D words, `stride` bytes apart, into their half of a panel: word d of key i goes to
+// panel[d * width + i]. Keys that are missing are zero.
 template <class Real>
-LH_INLINE void pack_key_columns(const Real* const (&keys)[lanes<Real>], std::int64_t D, Real* panel_half) {
+LH_INLINE void pack_key_columns(const char* keys, std::int64_t stride, std::int64_t count, std::int64_t D, Real* panel_half) {
   constexpr int n = lanes<Real>, width = panel<Real>;
+  constexpr std::int64_t bytes = sizeof(Real);
   std::int64_t d = 0;
   for (; d + n <= D; d += n) {
     Vector<Real> x[n];
+    const char* key = keys + d * bytes;
 #pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) x[i] = load(keys[i] + d);
+    for (int i = 0; i < n; ++i, key += stride) x[i] = i < count ? load(reinterpret_cast<const Real*>(key)) : Vector<Real>{};
     transpose<Real, 1>(x, AllLanes<n>{});
 #pragma GCC unroll 16
     for (int i = 0; i < n; ++i) store(panel_half + (d + column_of<Real>(i)) * width, x[i]);
   }
   for (; d < D; ++d)
-    for (int i = 0; i < n; ++i) panel_half[d * width + i] = number(keys[i] + d);
+    for (int i = 0; i < n; ++i) panel_half[d * width + i] = i < count ? read<Real>(keys + i * stride + d * bytes) : Real(0);
 }
 
 // Some keys of D numbers in panels of `panel` keys, each words x panel; keys beyond the last are zero up to a whole vector.
-// `spare` has room for `lanes` keys and one more.
+// `spare` has room for `lanes` keys.
 template <class Operand, class Real = typename Operand::Real>
 void pack_keys(const Tensor& k, const HeadRows& keys, std::int64_t D, bool cosine, Real* to, Real* spare) {
   constexpr int width = panel<Real>, n = lanes<Real>;
   const std::int64_t words = (D + Operand::per_word - 1) / Operand::per_word, count = keys.count;
   const bool in_place = Operand::lies_in_words(k, D) && !cosine;
-  const char* row = k.at(keys.b, keys.head, keys.first);
-  Real* nothing = spare + n * words;
-  if (count % n != 0)
-    for (std::int64_t d = 0; d < words; ++d) nothing[d] = 0;
+  const std::int64_t stride = in_place ? k.row_stride : words * static_cast<std::int64_t>(sizeof(Real));
   for (std::int64_t j = 0; j < count; j += n) {
-    const Real* rows[n];
-    for (int i = 0; i < n; ++i, row += k.row_stride) {
-      rows[i] = j + i >= count ? nothing : in_place ? reinterpret_cast<const Real*>(row) : spare + i * words;
-      if (!in_place && j + i < count)
+    const std::int64_t some = least(n, count - j);
+    Real* place = to + j / width * width * words + j % width;
+    const char* rows = k.at(keys.b, keys.head, keys.first + j);
+    if (!in_place) {
+      for (std::int64_t i = 0; i < some; ++i)
         Operand::read_words(k, keys.b, keys.head, keys.first + j + i, D, cosine, spare + i * words);
+      rows = reinterpret_cast<const char*>(spare);
     }
-    pack_key_columns<Real>(rows, words, to + j / width * width * words + j % width);
+    some == n ? pack_key_columns<Real>(rows, stride, n, words, place) : pack_key_columns<Real>(rows, stride, some, words, place);
   }
 }
 
@@ -130,9 +132,10 @@ LH_INLINE bool values_in_place(const Problem& problem) {
 template <class Real>
 bool finite_values(const Problem& problem, const HeadRows& keys) {
   Probe<Real> probe;
+  const bool even = problem.v.row_stride == problem.E * static_cast<std::int64_t>(sizeof(Real));  // then they are one row
+  const std::int64_t rows = even ? least(keys.count, 1) : keys.count, width = even ? keys.count * problem.E : problem.E;
   const char* row = problem.v.at(keys.b, keys.head, keys.first);
-  for (std::int64_t j = 0; j < keys.count; ++j, row += problem.v.row_stride)
-    probe.show(reinterpret_cast<const Real*>(row), problem.E);
+  for (std::int64_t j = 0; j < rows; ++j, row += problem.v.row_stride) probe.show(reinterpret_cast<const Real*>(row), width);
   return probe.finite();
 }
 

@@ -25,88 +25,6 @@ LH_INLINE Real number(const Real* p) {
   return read<Real>(p);
 }
 
-template <class Stored, class Real, class Widen>
-LH_INLINE void widen_as(const char* from, std::int64_t stride, std::int64_t n, Real* to, Widen widen) {
-  if (stride == static_cast<std::int64_t>(sizeof(Stored))) {
-    for (std::int64_t i = 0; i < n; ++i)
-      to[i] = static_cast<Real>(widen(read<Stored>(from + i * static_cast<std::int64_t>(sizeof(Stored)))));
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<Real>(widen(read<Stored>(from + i * stride)));
-  }
-}
-
-#if defined(__F16C__)
-// Converts eight at once, which compilers do not generate by themselves.
-LH_INLINE void widen_halves(const char* from, std::int64_t n, float* to) {
-  std::int64_t i = 0;
-  for (; i + 8 <= n; i += 8)
-    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * i))));
-  for (; i < n; ++i) to[i] = widen_f16(read<std::uint16_t>(from + 2 * i));
-}
-#endif
-
-// n numbers of any dtype, `stride` bytes apart, as the compute type.
-template <class Real>
-void widen(const char* from, DType dtype, std::int64_t stride, std::int64_t n, Real* to) {
-  switch (dtype) {
-    case DType::f32: return widen_as<float>(from, stride, n, to, [](float x) { return x; });
-    case DType::f64: return widen_as<double>(from, stride, n, to, [](double x) { return x; });
-    case DType::f16:
-#if defined(__F16C__)
-      if constexpr (sizeof(Real) == sizeof(float))
-        if (stride == 2) return widen_halves(from, n, to);
-#endif
-      return widen_as<std::uint16_t>(from, stride, n, to, [](std::uint16_t x) { return widen_f16(x); });
-    case DType::bf16: return widen_as<std::uint16_t>(from, stride, n, to, [](std::uint16_t x) { return widen_bf16(x); });
-    case DType::boolean: return;
-  }
-}
-
-template <class Stored, class Real, class Narrow>
-LH_INLINE void narrow_as(const Real* from, std::int64_t n, char* to, std::int64_t stride, Narrow narrow) {
-  constexpr std::int64_t bytes = sizeof(Stored);
-  const auto put = [&](std::int64_t i, char* place) {
-    const Stored x = narrow(from[i]);
-    __builtin_memcpy(place, &x, sizeof x);
-  };
-  if (stride == bytes) {  // the compiler vectorises this loop
-    for (std::int64_t i = 0; i < n; ++i) put(i, to + i * bytes);
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) put(i, to + i * stride);
-  }
-}
-
-template <class Real>
-void narrow(const Real* from, std::int64_t n, DType dtype, char* to, std::int64_t stride) {
-  switch (dtype) {
-    case DType::f32: return narrow_as<float>(from, n, to, stride, [](Real x) { return static_cast<float>(x); });
-    case DType::f64: return narrow_as<double>(from, n, to, stride, [](Real x) { return static_cast<double>(x); });
-    case DType::f16:
-      return narrow_as<std::uint16_t>(from, n, to, stride, [](Real x) { return narrow_f16(static_cast<float>(x)); });
-    case DType::bf16:
-      return narrow_as<std::uint16_t>(from, n, to, stride, [](Real x) { return narrow_bf16(static_cast<float>(x)); });
-    case DType::boolean: return;
-  }
-}
-
-// Divides a row by its length, computed from numbers scaled to at most one: their squares do not overflow, and not all
-// underflow. The zero vector stays zero.
-template <class Real>
-void normalise(Real* row, std::int64_t n) {
-  double largest = 0, squares = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double x = __builtin_fabs(static_cast<double>(row[i]));
-    largest = largest < x ? x : largest;
-  }
-  if (largest == 0) return;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double x = static_cast<double>(row[i]) / largest;
-    squares += x * x;
-  }
-  const double length = __builtin_sqrt(squares);
-  for (std::int64_t i = 0; i < n; ++i) row[i] = static_cast<Real>(static_cast<double>(row[i]) / largest / length);
-}
-
 // --- numbers in memory as vectors of the compute type ---
 
 template <class Real>
@@ -148,6 +66,117 @@ struct FromF16 {
   }
   LH_INLINE static float one(const char* p) { return widen_f16(read<std::uint16_t>(p)); }
 };
+
+// --- numbers of any dtype ---
+
+template <class Stored, class Real, class Widen>
+LH_INLINE void widen_as(const char* from, std::int64_t stride, std::int64_t n, Real* to, Widen widen) {
+  if (stride == static_cast<std::int64_t>(sizeof(Stored))) {
+    for (std::int64_t i = 0; i < n; ++i)
+      to[i] = static_cast<Real>(widen(read<Stored>(from + i * static_cast<std::int64_t>(sizeof(Stored)))));
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<Real>(widen(read<Stored>(from + i * stride)));
+  }
+}
+
+// Half types side by side, a vector at once: compilers widen them in small steps.
+template <class Reader>
+LH_INLINE void widen_halves(const char* from, std::int64_t n, float* to) {
+  std::int64_t i = 0;
+  for (; i + lanes<float> <= n; i += lanes<float>) store(to + i, Reader::some(from + i * Reader::bytes));
+  for (; i < n; ++i) to[i] = Reader::one(from + i * Reader::bytes);
+}
+
+// n numbers of any dtype, `stride` bytes apart, as the compute type.
+template <class Real>
+void widen(const char* from, DType dtype, std::int64_t stride, std::int64_t n, Real* to) {
+  switch (dtype) {
+    case DType::f32: return widen_as<float>(from, stride, n, to, [](float x) { return x; });
+    case DType::f64: return widen_as<double>(from, stride, n, to, [](double x) { return x; });
+    case DType::f16:
+      if constexpr (sizeof(Real) == sizeof(float))
+        if (stride == FromF16::bytes) return widen_halves<FromF16>(from, n, to);
+      return widen_as<std::uint16_t>(from, stride, n, to, [](std::uint16_t x) { return widen_f16(x); });
+    case DType::bf16:
+      if constexpr (sizeof(Real) == sizeof(float))
+        if (stride == FromBf16::bytes) return widen_halves<FromBf16>(from, n, to);
+      return widen_as<std::uint16_t>(from, stride, n, to, [](std::uint16_t x) { return widen_bf16(x); });
+    case DType::boolean: return;
+  }
+}
+
+template <class Stored, class Real, class Narrow>
+LH_INLINE void narrow_as(const Real* from, std::int64_t n, char* to, std::int64_t stride, Narrow narrow) {
+  constexpr std::int64_t bytes = sizeof(Stored);
+  const auto put = [&](std::int64_t i, char* place) {
+    const Stored x = narrow(from[i]);
+    __builtin_memcpy(place, &x, sizeof x);
+  };
+  if (stride == bytes) {  // the compiler vectorises this loop
+    for (std::int64_t i = 0; i < n; ++i) put(i, to + i * bytes);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) put(i, to + i * stride);
+  }
+}
+
+// To half types side by side, a vector at once, rounded as narrow_f16 and narrow_bf16 do.
+LH_INLINE void store_f16(const Vector<float>& x, char* to) {
+#if defined(__AVX512F__) && LEVELHEAD_VECTOR_BYTES == 64
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtps_ph(0xFFFF, x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__) && LEVELHEAD_VECTOR_BYTES == 32
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  narrow_as<std::uint16_t>(reinterpret_cast<const float*>(&x), lanes<float>, to, 2, narrow_f16);
+#endif
+}
+LH_INLINE void store_bf16(const Vector<float>& x, char* to) {
+  typedef std::uint16_t Halves __attribute__((vector_size(LEVELHEAD_VECTOR_BYTES / 2), aligned(1), may_alias));
+  typedef std::uint32_t Words __attribute__((vector_size(LEVELHEAD_VECTOR_BYTES)));
+  const Words bits = (Words)x, rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 0x40;
+  *reinterpret_cast<Halves*>(to) = __builtin_convertvector(x == x ? rounded : nan, Halves);
+}
+
+// n numbers of the compute type to any dtype, `stride` bytes apart.
+template <class Real>
+void narrow(const Real* from, std::int64_t n, DType dtype, char* to, std::int64_t stride) {
+  std::int64_t whole = 0;
+  if constexpr (sizeof(Real) == sizeof(float))
+    if (stride == 2)
+      for (; whole + lanes<float> <= n; whole += lanes<float>) {
+        const Vector<float> x = load(from + whole);
+        dtype == DType::f16 ? store_f16(x, to + 2 * whole) : store_bf16(x, to + 2 * whole);
+      }
+  const Real* rest = from + whole;
+  const std::int64_t left = n - whole;
+  char* place = to + whole * stride;
+  switch (dtype) {
+    case DType::f32: return narrow_as<float>(rest, left, place, stride, [](Real x) { return static_cast<float>(x); });
+    case DType::f64: return narrow_as<double>(rest, left, place, stride, [](Real x) { return static_cast<double>(x); });
+    case DType::f16:
+      return narrow_as<std::uint16_t>(rest, left, place, stride, [](Real x) { return narrow_f16(static_cast<float>(x)); });
+    case DType::bf16:
+      return narrow_as<std::uint16_t>(rest, left, place, stride, [](Real x) { return narrow_bf16(static_cast<float>(x)); });
+    case DType::boolean: return;
+  }
+}
+
+// Divides a row by its length, computed from numbers scaled to at most one: their squares do not overflow, and not all
+// underflow. The zero vector stays zero.
+template <class Real>
+void normalise(Real* row, std::int64_t n) {
+  double largest = 0, squares = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double x = __builtin_fabs(static_cast<double>(row[i]));
+    largest = largest < x ? x : largest;
+  }
+  if (largest == 0) return;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double x = static_cast<double>(row[i]) / largest;
+    squares += x * x;
+  }
+  const double length = __builtin_sqrt(squares);
+  for (std::int64_t i = 0; i < n; ++i) row[i] = static_cast<Real>(static_cast<double>(row[i]) / largest / length);
+}
 
 // Calls use(reader) with the reader of the array's numbers if they can be read in place; else returns false.
 template <class Real, class Use>

@@ -95,16 +95,29 @@ void make_strip(const Job& job, const Piece& piece, std::int64_t row0, Strip& st
   strip.rows = least(piece.row1 - row0, tile_rows);
   const std::int64_t start = scoring.queries.batch_start ? scoring.queries.batch_start[b] : 0;
   std::int64_t head = piece.g * (problem.H / problem.G) + row0 / problem.T, t = row0 % problem.T;
-  for (int r = 0; r < tile_rows; ++r) {
-    strip.head[r] = head;
-    strip.t[r] = t;
-    strip.position[r] = start + scoring.queries.in_runs(t);
-    strip.dead[r] = false;
-    // The next operation is the softcap, on s / cap, or the softmax, in units of ln 2.
-    strip.scale[r] = scoring.scale[head] * (scoring.softcap > 0 ? 1 / scoring.softcap : log2_e);
-    if (r + 1 < strip.rows && ++t == problem.T) {
-      t = 0;
-      ++head;
+  // The next operation is the softcap, on s / cap, or the softmax, in units of ln 2.
+  const double unit = scoring.softcap > 0 ? 1 / scoring.softcap : log2_e;
+  const Run& run = scoring.queries.runs[0];
+  if (t + strip.rows <= problem.T && scoring.queries.run_count == 1) {  // neighbours: no row asks where the next one is
+    for (int r = 0; r < tile_rows; ++r) {
+      const std::int64_t i = least(r, strip.rows - 1);
+      strip.head[r] = head;
+      strip.t[r] = t + i;
+      strip.position[r] = start + run.start + (t + i) * run.stride;
+      strip.dead[r] = false;
+      strip.scale[r] = scoring.scale[head] * unit;
+    }
+  } else {
+    for (int r = 0; r < tile_rows; ++r) {
+      strip.head[r] = head;
+      strip.t[r] = t;
+      strip.position[r] = start + scoring.queries.in_runs(t);
+      strip.dead[r] = false;
+      strip.scale[r] = scoring.scale[head] * unit;
+      if (r + 1 < strip.rows && ++t == problem.T) {
+        t = 0;
+        ++head;
+      }
     }
   }
   const std::int64_t right = scoring.causal ? 0 : scoring.right;
@@ -350,13 +363,14 @@ void hide_row(const Job& job, const Strip& strip, const Span& span, int r, const
   if (mask) hide_by_bytes(mask + from * stride, stride, s + from, to - from);
 }
 
-// Prefetches the mask for keys [lo, hi). Its rows are far apart: the CPU's prefetcher does not find them.
+// Prefetches the mask for keys [lo, hi). Its rows are far apart: the CPU's prefetcher does not find them. Where its
+// columns are far apart, as in a transposed mask, each has a line, and what lies between is not read.
 LH_INLINE void fetch_mask(const Tensor& mask, const Strip& strip, std::int64_t lo, std::int64_t hi) {
-  constexpr std::int64_t line = 64;
   if (!mask) return;
+  const std::int64_t step = mask.column_stride > 64 ? mask.column_stride : 64;
   for (int r = 0; r < strip.rows; ++r) {
     const char* row = mask.at(strip.b, strip.head[r], strip.t[r]) + lo * mask.column_stride;
-    for (std::int64_t i = 0; i < (hi - lo) * mask.column_stride; i += line) __builtin_prefetch(row + i);
+    for (std::int64_t i = 0; i < (hi - lo) * mask.column_stride; i += step) __builtin_prefetch(row + i);
   }
 }
 
@@ -370,6 +384,7 @@ bool score_strip(const Job& job, const Strip& strip, const Span& span, const Sco
   const bool bias = scoring.mask && scoring.mask.dtype != DType::boolean;
   // Panels extend beyond the span on both sides: these columns are hidden, or not keys at all.
   const bool hide = span.hide || span.lo != lo || span.hi != lo + n;
+  if (!hide && !bias && !scoring.alibi && scoring.softcap <= 0) return false;
   for (int r = 0; r < strip.rows; ++r, s += stride) {
     const std::int64_t head = strip.head[r];
     const char* mask = scoring.mask ? scoring.mask.at(strip.b, head, strip.t[r]) + lo * scoring.mask.column_stride : nullptr;

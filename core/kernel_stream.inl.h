@@ -16,6 +16,40 @@ struct Lines {
   std::int64_t stride;
 };
 
+// NumPy's large arrays begin 16 bytes after a cache line, so that each vector of 64 bytes lies in two of them. Where several
+// rows share the keys, reading two lines for each vector is slower than memory. Such tiles read whole lines: one vector more,
+// of which the first and the last count in part. Lane i then has what lane i - shift has else: the same sums, in the same order.
+
+// How many numbers lines begin after a vector's boundary, or 0: where that differs from line to line, or reads no faster.
+template <class Real, class Reader, int rows>
+LH_INLINE int shift_of(const Lines& x, std::int64_t columns) {
+  constexpr std::int64_t bytes = sizeof(Vector<Real>);
+  if (rows == 1 || !can_load_parts<Real> || Reader::bytes != sizeof(Real) || columns % lanes<Real> != 0 || x.stride % bytes != 0) return 0;
+  const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(x.data) % bytes);
+  return past % Reader::bytes == 0 ? static_cast<int>(past / Reader::bytes) : 0;
+}
+
+// Vector i of `vectors` of a line at p; or, with `shifted`, of the cache lines that cover it, of which p is the first: with
+// zeros where the line is not.
+template <class Real, int vectors, class Reader, bool shifted>
+LH_INLINE Vector<Real> vector_of(const char* p, int i, int shift) {
+  if constexpr (shifted) {
+    const Real* from = reinterpret_cast<const Real*>(p) + i * lanes<Real>;
+    return i == 0 ? load_from(from, shift) : i == vectors ? load_until(from, shift) : load(from);
+  } else {
+    return Reader::some(p + i * lanes<Real> * Reader::bytes);
+  }
+}
+template <class Real, int vectors, bool shifted>
+LH_INLINE void store_vector(Real* p, int i, int shift, Vector<Real> x) {
+  Real* to = p + i * lanes<Real>;
+  if constexpr (shifted) {
+    if (i == 0) return store_from(to, x, shift);
+    if (i == vectors) return store_until(to, x, shift);
+  }
+  store(to, x);
+}
+
 // --- sums across the lanes of many vectors at once ---
 
 constexpr int part_bytes = 16;  // within these and between these, shuffles are cheap on every CPU
@@ -68,23 +102,26 @@ LH_INLINE void fetch(const Lines& x, std::int64_t n, std::int64_t columns) {
 
 // --- scores ---
 
-// waiting (rows x lanes) += q (rows x vectors) . k (count x vectors), each dot product still spread over the lanes.
-template <class Real, int rows, int vectors, class Reader>
-[[gnu::noinline]] void dots_tile(const Real* q, std::int64_t D, const Lines& k, std::int64_t count, bool begins,
+// waiting (rows x lanes) += q (rows x vectors) . k (count x vectors), each dot product still spread over the lanes: with
+// `shifted`, so many lanes further on.
+template <class Real, int rows, int vectors, class Reader, bool shifted>
+[[gnu::noinline]] void dots_tile(const Real* q, std::int64_t D, const Lines& k, std::int64_t count, bool begins, int shift,
                                  Vector<Real> (*waiting)[lanes<Real>]) {
-  Vector<Real> x[rows][vectors];
+  constexpr int loads = vectors + shifted;
+  Vector<Real> x[rows][loads];
 #pragma GCC unroll 2
   for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 8
-    for (int i = 0; i < vectors; ++i) x[r][i] = load(q + r * D + i * lanes<Real>);
-  const char* at = k.data;
+#pragma GCC unroll 9
+    for (int i = 0; i < loads; ++i)
+      x[r][i] = vector_of<Real, vectors, AsTheyAre<Real>, shifted>(reinterpret_cast<const char*>(q + r * D - shift), i, shift);
+  const char* at = k.data - shift * Reader::bytes;
   for (std::int64_t j = 0; j < count; ++j, at += k.stride) {
     Vector<Real> total[rows];
 #pragma GCC unroll 2
     for (int r = 0; r < rows; ++r) total[r] = begins ? Vector<Real>{} : waiting[r][j];
-#pragma GCC unroll 8
-    for (int i = 0; i < vectors; ++i) {
-      const Vector<Real> key = Reader::some(at + i * lanes<Real> * Reader::bytes);
+#pragma GCC unroll 9
+    for (int i = 0; i < loads; ++i) {
+      const Vector<Real> key = vector_of<Real, vectors, Reader, shifted>(at, i, shift);
 #pragma GCC unroll 2
       for (int r = 0; r < rows; ++r) total[r] += x[r][i] * key;
     }
@@ -107,13 +144,14 @@ template <class Real, int rows, class Reader>
 }
 
 template <class Real, int rows, int vectors, class Reader>
-LH_INLINE void dots_columns(const Real* q, std::int64_t D, std::int64_t from, const Lines& k, std::int64_t count,
+LH_INLINE void dots_columns(const Real* q, std::int64_t D, std::int64_t from, const Lines& k, std::int64_t count, int shift,
                             Vector<Real> (*waiting)[lanes<Real>]) {
   constexpr int width = vectors * lanes<Real>;
+  const auto tile = shift > 0 ? dots_tile<Real, rows, vectors, Reader, can_load_parts<Real>> : dots_tile<Real, rows, vectors, Reader, false>;
   for (; from + width <= D; from += width)
-    dots_tile<Real, rows, vectors, Reader>(q + from, D, {k.data + from * Reader::bytes, k.stride}, count, from == 0, waiting);
+    tile(q + from, D, {k.data + from * Reader::bytes, k.stride}, count, from == 0, shift, waiting);
   if constexpr (vectors > 1)
-    dots_columns<Real, rows, vectors / 2, Reader>(q, D, from, k, count, waiting);
+    dots_columns<Real, rows, vectors / 2, Reader>(q, D, from, k, count, shift, waiting);
   else if (from < D)
     dots_rest<Real, rows, Reader>(q + from, D, {k.data + from * Reader::bytes, k.stride}, count, D - from, from == 0, waiting);
 }
@@ -134,10 +172,16 @@ template <class Real, int tile, class Reader>
 LH_INLINE void dots_rows(std::int64_t r, const LineScores<Real>& scores, const Lines& k, std::int64_t count) {
   const auto [q, rows, D, scale, s, stride] = scores;
   Vector<Real> waiting[tile][lanes<Real>];
+  const int shift = shift_of<Real, Reader, tile>(k, D);
   for (; r + tile <= rows; r += tile) {
     if (count < lanes<Real> || D == 0)  // not initialised by a tile
       for (int i = 0; i < tile * lanes<Real>; ++i) waiting[i / lanes<Real>][i % lanes<Real>] = Vector<Real>{};
-    dots_columns<Real, tile, vectors_at_once, Reader>(q + r * D, D, 0, k, count, waiting);
+    dots_columns<Real, tile, vectors_at_once, Reader>(q + r * D, D, 0, k, count, shift, waiting);
+    if constexpr (can_load_parts<Real>)
+      for (int i = 0; shift > 0 && i < tile * lanes<Real>; ++i) {
+        Vector<Real>& x = waiting[i / lanes<Real>][i % lanes<Real>];
+        x = rotated(x, shift);
+      }
     for (int i = 0; i < tile; ++i) store(s + (r + i) * stride, join<Real, lanes<Real>, 1>(waiting[i]) * scale[r + i]);
   }
   if constexpr (tile > 1) dots_rows<Real, tile / 2, Reader>(r, scores, k, count);
@@ -179,35 +223,40 @@ void stream_keys(const Job& job, const HeadRows& keys, const LineScores<Real>& s
 constexpr std::int64_t resident_keys = 8 * rows_at_once;  // whose values stay in L1 while all rows and columns pass
 
 // part (rows x vectors) += p (rows x n) . v (n x vectors).
-template <class Real, int rows, int vectors, class Reader>
-[[gnu::noinline]] void lines_tile(const Real* p, std::int64_t stride, const Lines& v, std::int64_t n, Real* part,
+template <class Real, int rows, int vectors, class Reader, bool shifted>
+[[gnu::noinline]] void lines_tile(const Real* p, std::int64_t stride, const Lines& v, std::int64_t n, int shift, Real* part,
                                   std::int64_t part_stride) {
-  Vector<Real> sum[rows][vectors];
+  constexpr int loads = vectors + shifted;
+  part -= shift;
+  Vector<Real> sum[rows][loads];
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 8
-    for (int i = 0; i < vectors; ++i) sum[r][i] = load(part + r * part_stride + i * lanes<Real>);
-  const char* at = v.data;
+#pragma GCC unroll 9
+    for (int i = 0; i < loads; ++i)
+      sum[r][i] = vector_of<Real, vectors, AsTheyAre<Real>, shifted>(reinterpret_cast<const char*>(part + r * part_stride), i, shift);
+  const char* at = v.data - shift * Reader::bytes;
   for (std::int64_t j = 0; j < n; ++j, at += v.stride) {
-#pragma GCC unroll 8
-    for (int i = 0; i < vectors; ++i) {
-      const Vector<Real> value = Reader::some(at + i * lanes<Real> * Reader::bytes);
+#pragma GCC unroll 9
+    for (int i = 0; i < loads; ++i) {
+      const Vector<Real> value = vector_of<Real, vectors, Reader, shifted>(at, i, shift);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) sum[r][i] += p[r * stride + j] * value;
     }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 8
-    for (int i = 0; i < vectors; ++i) store(part + r * part_stride + i * lanes<Real>, sum[r][i]);
+#pragma GCC unroll 9
+    for (int i = 0; i < loads; ++i) store_vector<Real, vectors, shifted>(part + r * part_stride, i, shift, sum[r][i]);
 }
 
 // The same for any number of vectors: as many at once as there are registers for, the rest in smaller tiles.
 template <class Real, int rows, int vectors, class Reader>
 LH_INLINE void lines_columns(const Real* p, std::int64_t stride, Lines v, std::int64_t n, std::int64_t left, Real* part,
                              std::int64_t part_stride) {
+  const int shift = shift_of<Real, Reader, rows>(v, left * lanes<Real>);
+  const auto tile = shift > 0 ? lines_tile<Real, rows, vectors, Reader, can_load_parts<Real>> : lines_tile<Real, rows, vectors, Reader, false>;
   for (; left >= vectors; left -= vectors, part += vectors * lanes<Real>, v.data += vectors * lanes<Real> * Reader::bytes)
-    lines_tile<Real, rows, vectors, Reader>(p, stride, v, n, part, part_stride);
+    tile(p, stride, v, n, shift, part, part_stride);
   if constexpr (vectors > 1) lines_columns<Real, rows, vectors / 2, Reader>(p, stride, v, n, left, part, part_stride);
 }
 // Weights, and where their products with values go.

@@ -51,9 +51,37 @@ struct ScoreProduct {
   std::int64_t stride;
 };
 
-// s (rows x vectors) = scale * q . k.
+// Sums that registers hold at once; the rest is for a key's vectors and a query's number.
+constexpr int sums_at_once = 2 * tile_rows;
+
+// s (rows x vectors) = scale * q . k, a key's two halves side by side: no half has to be stored and read again.
 template <class Operand, int rows, int vectors, class Real = typename Operand::Real>
-[[gnu::noinline]] void score_tile(const ScoreProduct<Real>& product) {
+LH_INLINE void score_halves(const ScoreProduct<Real>& product) {
+  const auto [q, q_step, k, D, half, scale, s, stride] = product;
+  Vector<Real> low[rows][vectors] = {}, high[rows][vectors] = {};
+  const auto add = [&](std::int64_t d, auto& sum) {
+    Vector<Real> key[vectors];
+#pragma GCC unroll 2
+    for (int i = 0; i < vectors; ++i) key[i] = load(k + d * panel<Real> + i * lanes<Real>);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+      for (int i = 0; i < vectors; ++i) sum[r][i] = Operand::add_product(sum[r][i], number(q + r * q_step + d), key[i]);
+  };
+  for (std::int64_t d = 0; d < D - half; ++d) {
+    add(d, low);
+    add(half + d, high);
+  }
+  if (2 * half > D) add(half - 1, low);
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+    for (int i = 0; i < vectors; ++i) store(s + r * stride + i * lanes<Real>, (high[r][i] + low[r][i]) * scale[r]);
+}
+
+// The same with sums over any number of pieces, one after another.
+template <class Operand, int rows, int vectors, class Real = typename Operand::Real>
+LH_INLINE void score_pieces(const ScoreProduct<Real>& product) {
   // Copies, since a store to s might else change them as far as the compiler knows.
   const auto [q, q_step, k, D, chunk_given, scale, s, stride] = product;
   // In pairs a sum has half the terms, and rounding to bfloat16 costs far more accuracy. Makes the trip count of the
@@ -82,6 +110,23 @@ template <class Operand, int rows, int vectors, class Real = typename Operand::R
       }
     if (last) return;
   }
+}
+
+template <class Operand, int rows, int vectors, class Real = typename Operand::Real>
+[[gnu::noinline]] void score_tile(const ScoreProduct<Real>& product) {
+  constexpr int together = 2 * rows * vectors <= sums_at_once ? rows : rows / 2;
+  if constexpr (Operand::per_word == 1 && tile_rows >= 12 && together * 2 >= rows)
+    if (product.chunk < product.D && product.D <= 2 * product.chunk) {
+      ScoreProduct<Real> part = product;
+      for (int r = 0; r < rows; r += together) {
+        score_halves<Operand, together, vectors>(part);
+        part.q += together * part.q_step;
+        part.s += together * part.stride;
+        part.scale += together;
+      }
+      return;
+    }
+  score_pieces<Operand, rows, vectors>(product);
 }
 
 // Where a product with values goes. share * acc is added when part of the sum is there already (which includes the

@@ -50,10 +50,18 @@ constexpr std::int64_t long_query_block = 96, short_query_block = 48, short_quer
 constexpr std::int64_t few_queries = 16, split_keys = 1024;
 
 // Up to so many rows of a kv head (queries times heads of the group), packing even a panel of keys costs more than it saves: K
-// and V are read in place (kernel_stream.inl.h), in stretches as long as a split. With the registers for a tile of twelve rows
-// these are the rows of a strip; with fewer the pack is faster from six rows on.
-inline bool streams(Tile tile, std::int64_t group, std::int64_t T) {
-  return T <= few_queries && group * T <= (tile.rows >= 12 ? tile.rows : 4);
+// and V are read in place (kernel_stream.inl.h), in stretches as long as a split. Over many keys, which come from memory, these
+// are the rows of a strip where there are registers for a tile of twelve; with fewer the pack is faster from six rows on. Over
+// few keys, which stay in a cache, packing pays from three rows on, in pairs from five; but what must be widened is read in place.
+constexpr std::int64_t few_keys = 512;
+struct Rows {
+  std::int64_t group, T, S;
+  int per_word;  // numbers of a key in a word of the tiles; 0: they are widened first
+};
+inline bool streams(Tile tile, const Rows& rows) {
+  std::int64_t most = tile.rows >= 12 ? tile.rows : 4;
+  if (rows.S <= few_keys && rows.per_word > 0 && most > 2 * rows.per_word) most = 2 * rows.per_word;
+  return rows.T <= few_queries && rows.group * rows.T <= most;
 }
 
 // n terms in pieces of b have a rounding error of about sqrt(b / n + 1 / b) of that in one go. Halves of a key cost 2 to
@@ -74,10 +82,11 @@ struct Sizes {
   std::int64_t T, S, D, E;
   std::int64_t real_bytes;  // of a number of the compute type
   bool streamable;          // the scores are dot products
+  bool widened;             // k and v have a smaller type
 };
 
 inline Plan make_plan(Tile tile, const Sizes& sizes) {
-  const auto [group, T, S, D, E, real_bytes, streamable] = sizes;
+  const auto [group, T, S, D, E, real_bytes, streamable, widened] = sizes;
   Plan plan{};
   plan.tile = tile;
   plan.D = D;
@@ -87,7 +96,7 @@ inline Plan make_plan(Tile tile, const Sizes& sizes) {
   if (keys > largest_key_block) keys = largest_key_block;
   if (keys < smallest_key_block) keys = smallest_key_block;
   keys = keys / smallest_key_block * smallest_key_block;
-  plan.streams = streamable && tile.per_word == 1 && streams(tile, group, T);
+  plan.streams = streamable && tile.per_word == 1 && streams(tile, {group, T, S, widened ? 0 : 1});
   if (plan.streams) keys = split_keys;
   plan.key_block = S < keys ? round_up(S > 0 ? S : 1, tile.panel) : keys;
   plan.blocks = (S + plan.key_block - 1) / plan.key_block;
@@ -115,7 +124,7 @@ constexpr std::int64_t largest_gradient_block = 256, short_gradient_block = 128,
 constexpr std::int64_t gradient_bytes = 640 * 1024;
 
 inline Plan make_gradient_plan(Tile tile, const Sizes& sizes) {
-  const auto [group, T, S, D, E, real_bytes, streamable] = sizes;
+  const auto [group, T, S, D, E, real_bytes, streamable, widened] = sizes;
   Plan plan = make_plan(tile, sizes);
   std::int64_t keys = S < short_keys ? short_gradient_block : largest_gradient_block;
   while (keys > smallest_gradient_block && keys * (3 * D + 2 * E) * real_bytes > gradient_bytes) keys /= 2;

@@ -203,6 +203,28 @@ LH_INLINE bool any_is<float>(Vector<float> x, float value) {
 }
 #endif
 
+// --- parts of vectors: no memory beyond them is touched ---
+
+#if defined(__AVX512F__) && LEVELHEAD_VECTOR_BYTES == 64
+template <class Real>
+constexpr bool can_load_parts = sizeof(Real) == sizeof(float);
+
+LH_INLINE __mmask16 lanes_before(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+// Lanes [n, lanes), or [0, n), of the vector at p, with zero in the others; and stores of these lanes.
+LH_INLINE Vector<float> load_from(const float* p, int n) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>(~lanes_before(n)), p); }
+LH_INLINE Vector<float> load_until(const float* p, int n) { return _mm512_maskz_loadu_ps(lanes_before(n), p); }
+LH_INLINE void store_from(float* p, Vector<float> x, int n) { _mm512_mask_storeu_ps(p, static_cast<__mmask16>(~lanes_before(n)), x); }
+LH_INLINE void store_until(float* p, Vector<float> x, int n) { _mm512_mask_storeu_ps(p, lanes_before(n), x); }
+// Lane i of the result is lane (i + n) mod lanes.
+LH_INLINE Vector<float> rotated(Vector<float> x, int n) {
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_maskz_permutexvar_ps(0xFFFF, _mm512_maskz_add_epi32(0xFFFF, first, _mm512_set1_epi32(n)), x);
+}
+#else
+template <class Real>
+constexpr bool can_load_parts = false;
+#endif
+
 // --- half precision, one number at a time; rows of them in kernel_read.inl.h ---
 
 LH_INLINE float widen_bf16(std::uint16_t h) {

@@ -2,11 +2,11 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <fstream>
 #include <stdexcept>
 
 #include "race.h"
+#include "written.h"
 
 using namespace levelhead::ladder;
 using Index = std::int64_t;
@@ -69,13 +69,6 @@ Options parse(int count, char** words) {
   return options;
 }
 
-template <class... Values>
-std::string text(const char* format, Values... values) {
-  char line[512];
-  std::snprintf(line, sizeof line, format, values...);
-  return line;
-}
-
 // --- the table, and the same in JSON ---
 
 std::vector<std::string> table(const Race& race) {
@@ -95,13 +88,6 @@ std::vector<std::string> table(const Race& race) {
   return lines;
 }
 
-template <class Items, class Write>
-std::string list(const Items& items, Write write) {
-  std::string all;
-  for (const auto& item : items) all += (all.empty() ? "" : ", ") + write(item);
-  return "[" + all + "]";
-}
-
 std::string lap_json(const Lap& lap, double peak) {
   const std::string error = std::isnan(lap.error) ? "null" : text("%.3g", lap.error);
   return text("\n    {\"step\": \"%s\", \"name\": \"%s\", \"best\": %.6g, \"median\": %.6g, \"gflops\": %.4g, "
@@ -109,20 +95,6 @@ std::string lap_json(const Lap& lap, double peak) {
               lap.step.c_str(), lap.name.c_str(), lap.best(), lap.median(), 1e-9 * lap.flops / lap.best(),
               lap.flops / lap.best() / peak, error.c_str()) +
          list(lap.seconds, [](double s) { return text("%.5g", s); }) + "}";
-}
-
-std::string cpu() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  return "unknown";
-}
-
-std::string now() {
-  const std::time_t time = std::time(nullptr);
-  char words[32];
-  std::strftime(words, sizeof words, "%Y-%m-%dT%H:%M:%S+00:00", std::gmtime(&time));
-  return words;
 }
 
 int measure(const Options& options) {

@@ -10,6 +10,9 @@
 #include "oracle.h"
 #include "state.h"
 #include "threads.h"
+#if defined(LEVELHEAD_X86)
+#include "cpu.h"
+#endif
 
 using namespace levelhead;
 using oracle::at, oracle::Array, oracle::Case, oracle::Index, oracle::Inputs, oracle::Layout, oracle::Mask;
@@ -431,6 +434,19 @@ TEST(stops_when_interrupted) {
       CHECK(!forward(in.problem(), result, threads, interrupt));
     }
   });
+}
+
+TEST(what_the_cpu_can_run_is_what_the_compiler_finds) {
+#if defined(LEVELHEAD_X86)
+  const Cpu cpu = this_cpu();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  CHECK(cpu.avx2 == avx2 && cpu.avx512 == avx512);
+  CHECK(cpu.avx512bf16 == (avx512 && __builtin_cpu_supports("avx512bf16")));
+#else
+  CHECK(available_isas() == built_isas());  // the one there is runs on all of them
+#endif
 }
 
 TEST(unknown_isa_is_an_error_that_names_the_known) {
