@@ -26,16 +26,20 @@ export PATH := $(abspath $(BIN)):$(PATH)
 export CXX
 
 .DELETE_ON_ERROR:
-.PHONY: help run test checks lint cpp ladder wheel site clean
+.PHONY: help run test check checks lint cpp cpp-plain ladder wheel pure-wheel wheels wheels-twice site clean
 
 help:
 	@echo 'make run     build levelhead in .venv and take the tour, which ends with every head of a real model'
 	@echo 'make test    everything: lint, types, C++ tests (also under sanitizers), wheel check, pytest'
+	@echo 'make check   in two minutes: lint, types, C++ tests without sanitizers, the tests that guard contracts'
 	@echo 'make lint    ruff and mypy only'
 	@echo 'make cpp     the C++ tests: plain, ASan+UBSan, TSan'
 	@echo 'make ladder  build and run the ladder of docs/kernel.md (LADDER_ARGS="--isa avx2 --json FILE")'
 	@echo 'make site    build the site into site/: the story, the documentation, the reference (SITE=https://… if it will have an address)'
 	@echo 'make wheel   build the wheel into dist/ and have auditwheel judge it'
+	@echo 'make pure-wheel  build the wheel that needs no compiler, neither here nor there, into dist-pure/'
+	@echo 'make wheels  build the sdist and every wheel for Linux into dist/ (PYTHONS="/path/to/python3.14t …" beside those on PATH)'
+	@echo 'make wheels-twice  the same, once more in other folders: both must have the same bytes'
 	@echo 'make clean   remove .venv, .venv-transformers4, build, dist and site'
 	@echo 'Variables: PYTHON=python3.12  VENV=.venv312  CXX=clang++  LEVELHEAD_ISA=baseline  PYTEST_ARGS="-k mask"  WORKERS=4'
 
@@ -48,12 +52,36 @@ run: $(VENV)/.test $(VENV)/.installed
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Threads of torch that wait must not spin: on cores that are shared, a small model then takes ten times as long.
+# NumPy's threads always spin, and its matrices here are small.
+QUIET := OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1
+
 # Two at a time: pip and mypy keep one core busy, beside them the C++ tests are compiled. Older makes mix the output.
 test:
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) checks
 	$(say) 'Python tests'
-	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(SHARED) $(PYTEST_ARGS)
+	@$(QUIET) $(BIN)/python -m pytest $(SHARED) $(PYTEST_ARGS)
 	@echo 'levelhead: everything passed'
+
+# The tests of `make check`: the house's own rules, the public interface with its errors and options, the core against
+# the reference, statistics, findings, watching. Every instruction set, real models and browsers are for `make test`.
+CHECKED := $(addprefix tests/, \
+  call cli/test_cli.py course diagnosis/test_diagnose.py \
+  front/test_errors.py front/test_fast_call.py front/test_forward.py front/test_gradients.py \
+  front/test_invariance.py front/test_json_numbers.py front/test_observation.py \
+  front/test_query_lengths.py front/test_reference.py front/test_statistics.py front/test_stats.py \
+  front/test_weights.py \
+  house/test_architecture.py house/test_documentation.py house/test_extras.py house/test_kernel_page.py \
+  house/test_make.py house/test_old_paths.py house/test_package.py house/test_security.py house/test_types.py \
+  house/test_walks.py \
+  lab/test_lab.py page/test_page_export.py page/test_page_security.py \
+  preflight_checks/test_preflight_heads.py show torch/test_sdpa.py torch/test_torch.py watching/test_watch.py)
+
+check:
+	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
+	  lint cpp-plain $(VENV)/.installed
+	$(say) 'the tests that guard contracts'
+	@$(QUIET) $(BIN)/python -m pytest $(SHARED) $(CHECKED) $(PYTEST_ARGS)
+	@echo 'levelhead: these passed; make test runs everything'
 
 checks: lint cpp wheel $(VENV)/.installed $(VENV)-transformers4/.installed
 
@@ -120,12 +148,30 @@ wheel: $(VENV)/.test $(VENV)/.wheel
 	  ls dist/*-manylinux_*.whl; \
 	else cp $(VENV)/wheels/*.whl dist && ls dist; fi
 
+# Needs no compiler and no environment of ours. LEVELHEAD_PURE is what pip builds by (pyproject.toml).
+pure-wheel:
+	$(say) 'the pure wheel'
+	@rm -rf dist-pure
+	@LEVELHEAD_PURE=1 $(PYTHON) -m pip --quiet --disable-pip-version-check wheel --no-deps --wheel-dir dist-pure .
+	@ls dist-pure
+
+# Every wheel of a release, on one Linux machine of any kind: release/wheels.py. The pure one comes last.
+$(VENV)/.release: $(VENV)/.build
+	$(say) 'installing the compiler for the wheels'
+	@$(PIP) install --constraint constraints.txt --group release
+	@touch $@
+
+wheels wheels-twice: $(VENV)/.release
+	$(say) 'the wheels of a release'
+	@$(BIN)/python release/wheels.py $(if $(filter wheels-twice,$@),--twice) $(PYTHONS)
+	@$(MAKE) --no-print-directory pure-wheel && cp dist-pure/*.whl dist
+
 # ---- the site ---------------------------------------------------------------
 
 # The reference imports every public module, so it needs what the tests need.
 site: $(VENV)/.test $(VENV)/.installed
 	$(say) 'the site: the story and the documentation'
-	@LEVELHEAD_SITE='$(SITE)' OMP_WAIT_POLICY=passive $(BIN)/python docs/site/build.py site
+	@LEVELHEAD_SITE='$(SITE)' $(QUIET) $(BIN)/python docs/site/build.py site
 
 # ---- the C++ tests ----------------------------------------------------------
 
@@ -142,8 +188,10 @@ endef
 
 comma := ,
 
-cpp: $(VENV)/.build
+cpp-plain: $(VENV)/.build
 	$(call cpp-tests,plain,,plain)
+
+cpp: cpp-plain
 	$(call cpp-tests,asan,address$(comma)undefined,ASan and UBSan)
 	$(call cpp-tests,tsan,thread,TSan)
 
@@ -156,5 +204,5 @@ ladder: $(VENV)/.build
 	@build/cpp-plain/core/ladder/ladder $(LADDER_ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-transformers4 build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-transformers4 build dist dist-pure site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,20 +8,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from levelhead import errors
+
+try:
+    from levelhead import _core as _core
+except ImportError as error:
+    if error.name == "numpy":
+        raise errors.bad_import("levelhead", "the package numpy", "none", "Run: pip install numpy") from error
+    raise errors.no_core(error) from error
+
 from levelhead import front_ends, old_paths, stats
 from levelhead._version import __version__
 from levelhead.additive import additive_attention
 from levelhead.attention import attention, observe
 from levelhead.call import options as scoring
 from levelhead.call import scaling
-from levelhead.errors import LevelheadError, bad_value
+from levelhead.errors import LevelheadError
 from levelhead.gradients import attention_backward
 from levelhead.info import info
 from levelhead.multihead import KeyValueCache, MultiHeadAttention
 from levelhead.observation import Observation, merge
 
 if TYPE_CHECKING:
-    from levelhead import distributed, lab, models, onnx, reference, remedies, sinks, testing, torch
+    from levelhead import distributed, jax, lab, models, onnx, reference, remedies, sinks, testing, torch
     from levelhead.diagnosis.diagnose import diagnose
     from levelhead.explanation import explain, explain_text
     from levelhead.preflight_checks.preflight import preflight
@@ -44,6 +53,7 @@ __all__ = [
     "explain_text",
     "health",
     "info",
+    "jax",
     "lab",
     "merge",
     "models",
@@ -62,7 +72,19 @@ __all__ = [
 ]
 
 # Imported at first use, so that importing levelhead stays light.
-_ON_DEMAND = ("distributed", "health", "lab", "models", "onnx", "reference", "remedies", "sinks", "testing", "torch")
+_ON_DEMAND = (
+    "distributed",
+    "health",
+    "jax",
+    "lab",
+    "models",
+    "onnx",
+    "reference",
+    "remedies",
+    "sinks",
+    "testing",
+    "torch",
+)
 
 
 _FUNCTIONS = {  # and where each lives
@@ -85,18 +107,8 @@ def __getattr__(name: str) -> Any:
     if name in _ON_DEMAND or f"{__name__}.{name}" in old_paths.NEW_PATHS:
         return import_module(f"{__name__}.{name}")
     if name in _FUNCTIONS:
-        return getattr(_imported(name), name)
+        return getattr(import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _imported(name: str) -> Any:
-    try:
-        return import_module(f"{__name__}.{_FUNCTIONS[name]}")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        advice = 'pip install "levelhead[torch]"'
-        raise bad_value(f"levelhead.{name}", "PyTorch to be installed", error, advice) from error
 
 
 def __dir__() -> list[str]:

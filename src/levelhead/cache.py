@@ -1,24 +1,70 @@
-"""Files that levelhead can make again: where they are, how they are written whole, and locks between processes."""
+"""Files that levelhead can make again: where they are, how large and how they are removed, how they are written whole,
+and locks between processes.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from levelhead.errors import bad_value
+
+
+@dataclass(frozen=True)
+class Part:
+    """A directory of the cache."""
+
+    name: str
+    holds: str  # in words
+    made: str  # the names of what levelhead puts there: anything else belongs to somebody else, and is left
+
+    def entries(self) -> list[Path]:
+        folder = directory(self.name)
+        return sorted(entry for entry in folder.glob("*") if re.fullmatch(self.made, entry.name))
+
+
+# What lies inside another one comes before it.
+PARTS = (
+    Part("gguf", "models of GGUF files, de-quantised", r".*-[0-9a-f]{32}-\d+|\.making-\w+"),
+    Part("lab/training", "trainings of the lab", r"\.?[\w-]+-[0-9a-f]{24}\.(json(\.\w+)?|lock)"),
+    Part("lab", "results of claims", r"\.?\w+-[0-9a-f]{32}\.json(\.\w+)?"),
+)
 
 
 def directory(*parts: str) -> Path:
     """The cache, or a directory in it: under LEVELHEAD_CACHE, else in the user's cache directory."""
     chosen = os.environ.get("LEVELHEAD_CACHE")
     if chosen:
-        return Path(chosen).expanduser().joinpath(*parts)
+        return Path(os.path.expanduser(chosen)).joinpath(*parts)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base).joinpath("levelhead", *parts)
+
+
+def sizes() -> dict[str, int]:
+    """Bytes in each part of the cache; parts without a file are left out."""
+    kept = {part.name: part.entries() for part in PARTS}
+    return {name: sum(map(_bytes, entries)) for name, entries in kept.items() if entries}
+
+
+def clear() -> None:
+    """Removes what levelhead keeps, and directories that are empty then. Files of others are left."""
+    with _errors_named():
+        for part in PARTS:
+            for entry in part.entries():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink(missing_ok=True)
+        for folder in (*(directory(part.name) for part in PARTS), directory()):
+            with suppress(OSError):  # not there, or not empty
+                folder.rmdir()
 
 
 def check_writable(folder: Path) -> None:
@@ -55,7 +101,7 @@ def write_whole(path: Path, text: str) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         if known is not None:
-            with suppress(PermissionError):  # only root may give a file away
+            with suppress(PermissionError, AttributeError):  # only root may give a file away, and Windows cannot
                 os.chown(name, known.st_uid, known.st_gid)
         os.chmod(name, 0o666 & ~_umask() if known is None else stat.S_IMODE(known.st_mode))
         os.replace(name, target)
@@ -104,6 +150,16 @@ def _errors_named() -> Iterator[None]:
     except OSError as error:
         advice = "Set LEVELHEAD_CACHE to a directory that can be written to"
         raise bad_value("cache", "a cache directory", error, advice) from error
+
+
+def _bytes(entry: Path) -> int:
+    """What a file, or all files of a directory, take; 0 for what has gone meanwhile."""
+    inside = entry.rglob("*") if entry.is_dir() and not entry.is_symlink() else (entry,)
+    total = 0
+    for file in inside:
+        with suppress(OSError):
+            total += file.lstat().st_size
+    return total
 
 
 def _umask() -> int:

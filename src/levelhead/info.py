@@ -14,18 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from levelhead import _core
+from levelhead import _core, cache
 from levelhead._version import __version__
-from levelhead.device.choice import choice, ignored, installed
+from levelhead.device.choice import choice, ignored
+from levelhead.extras import command, installed
+from levelhead.words import in_bytes
 
 # package -> what levelhead does with it
 _FRONT_ENDS = {
     "torch": "tensors in, tensors out",
     "onnx": "levelhead.onnx.Attention",
-    "jax": "arrays through DLPack",
+    "jax": "levelhead.jax, and arrays through DLPack",
     "ml_dtypes": "bfloat16 in NumPy",
     "triton": "statistics of watched calls in one pass on CUDA and ROCm",
 }
+
+_INSTALLS = {"ml_dtypes": "pip install ml_dtypes"}  # the others are extras of the same name
+
+
+_NUMPY = "numpy"  # what the pure wheel's core says that it runs on
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +47,7 @@ class Info(Mapping[str, Any]):
     numpy: str  # its version
     front_ends: Mapping[str, str | None]  # package -> version, None: not installed
     watched: Mapping[str, str]  # device -> what measures a watched call there, and why
+    cache: Mapping[str, Any]  # the directory of what levelhead keeps between runs, and its bytes: `levelhead cache`
     off: tuple[str, ...]  # what is not in use, and why
 
     def __getitem__(self, key: str) -> Any:
@@ -61,6 +69,7 @@ class Info(Mapping[str, Any]):
             f"  threads     {self.threads}",
             f"  front ends  {', '.join([f'numpy {self.numpy}', *installed])}",
             f"  watching    {'; '.join(f'{device}: {words}' for device, words in self.watched.items())}",
+            f"  cache       {self.cache['directory']}: {in_bytes(self.cache['bytes'])}",
         ]
         return "\n".join(lines + [f"  off         {reason}" for reason in self.off])
 
@@ -82,8 +91,14 @@ def info() -> Info:
         numpy=np.__version__,
         front_ends=front_ends,
         watched={device: "{} ({})".format(*choice(device)) for device in ("cpu", "cuda", "mps", "xpu")},
+        cache={"directory": str(cache.directory()), "bytes": sum(cache.sizes().values())},
         off=tuple(_reasons(core["isa"], core["available"], core["built"], front_ends)),
     )
+
+
+def is_pure() -> bool:
+    """Whether NumPy is the core, as in the pure wheel."""
+    return str(_core.__file__).endswith(".py")  # no call of the core, which may refuse a variable of the environment
 
 
 def cpu_name() -> str:
@@ -120,6 +135,11 @@ def installed_version(package: str) -> str | None:
 
 
 def _reasons(isa: str, available: list[str], built: list[str], front_ends: Mapping[str, str | None]) -> Iterator[str]:
+    if isa == _NUMPY:
+        yield (
+            "compiled kernel: this is the pure wheel, in which NumPy computes, slower; pip takes a compiled wheel "
+            "where one fits, and pip install . builds one from a clone with a C++20 compiler"
+        )
     for name in built:
         if name not in available:
             yield f"{name}: built, but this CPU does not have it"
@@ -135,6 +155,13 @@ def _reasons(isa: str, available: list[str], built: list[str], front_ends: Mappi
         yield f"LEVELHEAD_NUM_THREADS={limit}: ignored, it is not a positive integer"
     if in_vain := ignored():
         yield in_vain
+    if front_ends["jax"] and isa == _NUMPY:
+        yield "custom calls of levelhead.jax: JAX's own operations compute, since there is no kernel; no dropout there"
+    elif front_ends["jax"] and not installed("levelhead._jax_ffi"):
+        yield (
+            "levelhead.jax: this build did not find jaxlib; with jax installed, "
+            "pip install --no-build-isolation --force-reinstall --no-deps levelhead"
+        )
     for name, version in front_ends.items():
         if version is None:
-            yield f"{name} ({_FRONT_ENDS[name]}): not installed"
+            yield f"{name} ({_FRONT_ENDS[name]}): not installed; {_INSTALLS.get(name) or command(name)}"

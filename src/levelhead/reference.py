@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from levelhead import state, stats
 from levelhead.call.dropout import dropout_keep as dropout_keep
+from levelhead.call.halves import as_float32
 from levelhead.call.options import Scoring, Shape, describe, namespace, shape_of
 from levelhead.call.segments import positions
 from levelhead.state import State as State
@@ -44,13 +45,13 @@ def observe(q: Array, k: Array, v: Array | None = None, **options: Any) -> Obser
     with np.errstate(all="ignore"):
         s = _logits(q, k, shape, scoring, index, j)
         first = _first_keys(scoring, j)
-        sums, counts, e = _sums(s, j, 0 if first is None else first.reshape((*shape.batch, 1, shape.T, 1)))
+        sums, counts, e = sums_of(s, j, 0 if first is None else first.reshape((*shape.batch, 1, shape.T, 1)))
         acc = None
         if v is not None:
             if scoring.dropout > 0:
                 keep = dropout_keep(scoring.seed, scoring.dropout, shape.H, scoring.positions(index), j)
                 e = np.where(keep.reshape(e.shape), e / (1.0 - scoring.dropout), 0.0)
-            acc = _weigh(e, _spread_heads(v, shape), s != -np.inf)
+            acc = weigh(e, spread_heads(v, shape), s != -np.inf)
             acc = acc.reshape(*shape.lead, shape.T, v.shape[-1])
         sums = sums.reshape(*shape.lead, shape.T, len(state.SUMS))
         counts = counts.reshape(*shape.lead, shape.T, len(state.COUNTS))
@@ -68,29 +69,30 @@ def finish(x: State, sinks: Array | None = None, exists: Array | None = None) ->
 
 
 def merge(a: State, b: State, shift: int | None = None) -> State:
-    """The state of a's keys followed by b's, which begin `shift` (a.keys) positions later."""
-    shift = a.keys if shift is None else shift
+    """The state of a's keys followed by b's, which begin `shift` (a.keys) positions later. For NumPy and JAX."""
+    shift, xp = a.keys if shift is None else shift, namespace(a.sums)
     with np.errstate(all="ignore"):
-        ma, la, ha, e2a, mean_a, m2a, min_a, _ = np.moveaxis(a.sums, -1, 0)
-        mb, lb, hb, e2b, mean_b, m2b, min_b, _ = np.moveaxis(b.sums, -1, 0)
+        ma, la, ha, e2a, mean_a, m2a, min_a, _ = xp.moveaxis(a.sums, -1, 0)
+        mb, lb, hb, e2b, mean_b, m2b, min_b, _ = xp.moveaxis(b.sums, -1, 0)
         na, nb = a.counts[..., state.COUNT], b.counts[..., state.COUNT]
-        m = np.maximum(ma, mb)
-        wa = np.where(na == 0, 0.0, np.exp2(ma - m))
-        wb = np.where(nb == 0, 0.0, np.exp2(mb - m))
-        h = np.where(wa == 0, 0.0, wa * (ha + (ma - m) * la))
-        h = h + np.where(wb == 0, 0.0, wb * (hb + (mb - m) * lb))
-        part, gap = nb / np.maximum(na + nb, 1), mean_b - mean_a  # Chan, Golub, LeVeque 1979
-        mean = np.where(na == 0, mean_b, mean_a + gap * part)
-        m2 = m2a + m2b + np.where((na == 0) | (nb == 0), 0.0, gap**2 * na * part)
-        first, first_keys = state.first_of(a, b, shift)
-        e2, low = wa**2 * e2a + wb**2 * e2b, np.minimum(min_a, min_b)
-        sums = np.stack([m, wa * la + wb * lb, h, e2, mean, m2, low, first], axis=-1)
+        m = xp.maximum(ma, mb)
+        wa = xp.where(na == 0, 0.0, xp.exp2(ma - m))
+        wb = xp.where(nb == 0, 0.0, xp.exp2(mb - m))
+        h = xp.where(wa == 0, 0.0, wa * (ha + (ma - m) * la))
+        h = h + xp.where(wb == 0, 0.0, wb * (hb + (mb - m) * lb))
+        part, gap = nb / xp.maximum(na + nb, 1), mean_b - mean_a  # Chan, Golub, LeVeque 1979
+        mean = xp.where(na == 0, mean_b, mean_a + gap * part)
+        m2 = m2a + m2b + xp.where((na == 0) | (nb == 0), 0.0, gap**2 * na * part)
+        first, first_keys = state.first_of(a, b, shift, xp)
+        e2, low = wa**2 * e2a + wb**2 * e2b, xp.minimum(min_a, min_b)
+        sums = xp.stack([m, wa * la + wb * lb, h, e2, mean, m2, low, first], axis=-1)
         earlier, later = a.counts[..., state.ARGMAX], b.counts[..., state.ARGMAX] + shift
-        argmax = np.where(np.isnan(m), -1, np.where(mb > ma, later, earlier))
+        argmax = xp.where(xp.isnan(m), -1, xp.where(mb > ma, later, earlier))
         acc = None
         if a.acc is not None and b.acc is not None:
-            acc = wa[..., None] * a.acc + wb[..., None] * b.acc
-    return State(sums, np.stack([na + nb, argmax], axis=-1), acc, a.keys + b.keys, first_keys)
+            parts = ((wa[..., None], a.acc), (wb[..., None], b.acc))  # a weight of 0 wins over an infinite value
+            acc = sum(xp.where(w == 0, 0.0, w * x) for w, x in parts)
+    return State(sums, xp.stack([na + nb, argmax], axis=-1), acc, a.keys + b.keys, first_keys)
 
 
 def logits(q: Array, k: Array, **options: Any) -> Array:
@@ -124,38 +126,66 @@ def attention_backward(
         total = e.sum(-1, keepdims=True) + e_sink
         total = np.where(total == 0, 1.0, total)
         w, w_sink = e / total, e_sink / total
-        kept = np.ones_like(w)
+        kept: Array | float = 1.0
         if scoring.dropout > 0:
             keep = dropout_keep(scoring.seed, scoring.dropout, shape.H, scoring.positions(index), j).reshape(w.shape)
             kept = keep / (1.0 - scoring.dropout)
-        dout = np.where(exists, _wide(dout).reshape(*heads, v.shape[-1]), 0.0)
-        values = _spread_heads(v, shape)
-        dw = np.where(seen, kept * (dout @ np.swapaxes(values, -1, -2)), 0.0)
+        dout = np.where(exists, wide(dout).reshape(*heads, v.shape[-1]), 0.0)
+        dw = slope_of_weights(dout, v, shape, seen, kept)
         dlse = 0.0 if dlogsumexp is None else np.where(exists, np.reshape(dlogsumexp, (*heads, 1)), 0.0)
         delta = (w * dw).sum(-1, keepdims=True) - dlse
         ds = np.where(seen, w * (dw - delta), 0.0)
-        found = {"v": np.swapaxes(kept * w, -1, -2) @ dout, "sinks": -(w_sink * delta)}
+        found = {"v": weigh(np.swapaxes(kept * w, -1, -2), dout, np.swapaxes(seen, -1, -2))}
+        found["sinks"] = -(w_sink * delta)
         if mask is not None:
             found["mask"] = _unbroadcast(ds, np.shape(mask))
-        slope, n = _slope_of_softcap(q, k, shape, scoring, index, j)
-        ds = ds * slope
-        wide_q = np.where(exists, _wide(q).reshape(*heads, shape.D), 0.0)
-        wide_k = _spread_heads(k, shape)
-        unit_q, unit_k = (_unit(x) if scoring.cosine else x for x in (wide_q, wide_k))
-        found["scale"] = ds * n * (unit_q @ np.swapaxes(unit_k, -1, -2))
-        ds = ds * n * scoring.scale[:, None, None]
-        found["q"], found["k"] = ds @ unit_k, np.swapaxes(ds, -1, -2) @ unit_q
-        if scoring.cosine:
-            found["q"] = _through_unit(wide_q, found["q"])
-            found["k"] = _through_unit(wide_k, found["k"])
-    for name in ("k", "v"):  # heads of a group share a key
-        each = shape.H // max(shape.G, 1)
-        by_group = found[name].reshape(*shape.batch, shape.G, each, *found[name].shape[-2:])
-        found[name] = by_group.sum(-3).reshape({"k": k, "v": v}[name].shape)
+        found |= through_logits(ds, q, k, shape, scoring, index, j)
+    for name in ("k", "v"):
+        found[name] = sum_of_group(found[name], shape).reshape({"k": k, "v": v}[name].shape)
     found["q"] = found["q"].reshape(q.shape)
     for name in ("sinks", "scale"):
-        found[name] = np.moveaxis(found[name], -3, 0).reshape(shape.H, -1).sum(-1)
+        found[name] = sum_of_heads(found[name])
     return found
+
+
+def slope_of_weights(dout: Array, v: Array, shape: Shape, seen: Array, kept: Array | float) -> Array:
+    """The gradient by each weight, batch + (H, T, S), from that by the output, batch + (H, T, E)."""
+    return np.where(seen, kept * (dout @ np.swapaxes(spread_heads(v, shape), -1, -2)), 0.0)
+
+
+def through_logits(
+    ds: Array, q: Array, k: Array, shape: Shape, scoring: Scoring, index: Array, j: Array
+) -> dict[str, Array]:
+    """From the gradient by each logit, batch + (H, T, S), to those by q, k and the scale, per query head; the last is
+    not summed up. A hidden pair takes no part, whatever numbers it has."""
+    seen = ds != 0
+    slope, n = _slope_of_softcap(q, k, shape, scoring, index, j)
+    ds = np.where(seen, ds * slope, 0.0)
+    wide_q, wide_k = wide(q).reshape(*shape.batch, shape.H, shape.T, shape.D), spread_heads(k, shape)
+    wide_q, wide_k = (np.where(seen.any(axis)[..., None], x, 0.0) for axis, x in ((-1, wide_q), (-2, wide_k)))
+    unit_q, unit_k = (_unit(x) if scoring.cosine else x for x in (wide_q, wide_k))
+    pulled = weigh(ds * n, unit_k, seen)
+    found = {"scale": unit_q * pulled}  # Σ_j ds_ij n_i (q_i·k_j)
+    found["q"] = pulled * scoring.scale[:, None, None]
+    ds = ds * n * scoring.scale[:, None, None]
+    found["k"] = weigh(np.swapaxes(ds, -1, -2), unit_q, np.swapaxes(seen, -1, -2))
+    if scoring.cosine:
+        found["q"] = _through_unit(wide_q, found["q"])
+        found["k"] = _through_unit(wide_k, found["k"])
+    return found
+
+
+def sum_of_group(x: Array, shape: Shape) -> Array:
+    """Gradients of keys or values per query head, batch + (H, S, d), summed over the heads that share them."""
+    each = shape.H // max(shape.G, 1)
+    summed: Array = x.reshape(*shape.batch, shape.G, each, *x.shape[-2:]).sum(-3)
+    return summed
+
+
+def sum_of_heads(x: Array) -> Array:
+    """Sums over all but the heads, (H,), of numbers batch + (H, T, ...)."""
+    summed: Array = np.moveaxis(x, -3, 0).reshape(x.shape[-3], -1).sum(-1)
+    return summed
 
 
 def _slope_of_softcap(
@@ -164,8 +194,8 @@ def _slope_of_softcap(
     """d(capped) / d(scaled) of every logit, and ln(n_i) of every row; 1 where there is no such."""
     n: Array | float = 1.0
     if scoring.log_n:
-        visible = scoring.visible(index, j).reshape(*shape.batch, 1, shape.T, shape.S)
-        n = np.log(np.maximum(visible.sum(-1, keepdims=True), 1))
+        left = scoring.visible(index, j).sum(-1)  # (1, T) where all batch rows start at 0
+        n = np.log(np.maximum(np.broadcast_to(left, (shape.B, shape.T)).reshape(*shape.batch, 1, shape.T, 1), 1))
     if scoring.softcap is None:
         return 1.0, n
     capped = _logits(q, k, shape, scoring._replace(alibi=None, mask=None), index, j)
@@ -198,14 +228,14 @@ def _setup(q: Array, k: Array, v: Array | None, options: dict[str, Any]) -> tupl
     return shape, scoring, index, j
 
 
-def _wide(x: Array) -> Array:
-    bits = x.dtype == np.uint16  # bfloat16 is the upper half of a float32
-    return ((x.astype(np.uint32) << 16).view(np.float32) if bits else x).astype(np.float64)
+def wide(x: Array) -> Array:
+    """The numbers as float64, a copy."""
+    return as_float32(x).astype(np.float64) if x.dtype == np.uint16 else x.astype(np.float64)
 
 
-def _spread_heads(x: Array, shape: Shape) -> Array:
+def spread_heads(x: Array, shape: Shape) -> Array:
     """Keys or values (..., G, S, d) as the query heads see them, batch + (H, S, d)."""
-    x = _wide(x).reshape(*shape.batch, shape.G, shape.S, x.shape[-1])
+    x = wide(x).reshape(*shape.batch, shape.G, shape.S, x.shape[-1])
     return np.repeat(x, shape.H // max(shape.G, 1), axis=-3)
 
 
@@ -219,14 +249,20 @@ def _unit(x: Array) -> Array:
 
 def _logits(q: Array, k: Array, shape: Shape, scoring: Scoring, index: Array, j: Array) -> Array:
     """Dot product, scale, softcap, bias and ALiBi, hide; batch + (H, T, S)."""
-    q = _wide(q).reshape(*shape.batch, shape.H, shape.T, shape.D)
-    k = _spread_heads(k, shape)
+    if scoring.mask is not None and scoring.mask.dtype != np.bool_:
+        scoring = scoring._replace(mask=wide(scoring.mask))
+    logits: Array = score(scoring, products(q, k, shape, scoring), index, j)
+    return logits
+
+
+def products(q: Array, k: Array, shape: Shape, scoring: Scoring) -> Array:
+    """The dot products, batch + (H, T, S)."""
+    q = wide(q).reshape(*shape.batch, shape.H, shape.T, shape.D)
+    k = spread_heads(k, shape)
     if scoring.cosine:
         q, k = _unit(q), _unit(k)
-    if scoring.mask is not None and scoring.mask.dtype != np.bool_:
-        scoring = scoring._replace(mask=_wide(scoring.mask))
-    logits: Array = score(scoring, q @ np.swapaxes(k, -1, -2), index, j)
-    return logits
+    found: Array = q @ np.swapaxes(k, -1, -2)
+    return found
 
 
 def score(scoring: Scoring, products: Any, index: Any, j: Any) -> Any:
@@ -268,31 +304,41 @@ def _first_keys(scoring: Scoring, j: Array) -> Array | None:
     return np.where(lowest == np.inf, -1, lowest).astype(np.int64)
 
 
-def _sums(s: Array, j: Array, first_key: Array | int) -> tuple[Array, Array, Array]:
-    """The state's columns for rows of logits s (..., S) at positions j, and exp(s - m)."""
+def exponentials(s: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """What the softmax of rows of logits s (..., S) is made of, in units of ln 2: which keys are visible, s, its
+    maximum m, s - m and 2^(s - m). For NumPy and JAX."""
+    xp = namespace(s)
     seen = s != -np.inf
-    s = np.where(seen, np.maximum(s / state.LN2, np.finfo(np.float64).min), s)  # the lowest number is no -inf
-    count = seen.sum(-1)
+    s = xp.where(seen, xp.maximum(s / state.LN2, xp.finfo(s.dtype).min), s)  # the lowest number is no -inf
     m = s.max(-1, initial=-np.inf)
-    d = np.where(seen, s - m[..., None], -np.inf)
-    e = np.exp2(d)
+    d = s - m[..., None]
+    vanishes = d < xp.finfo(s.dtype).minexp  # a subnormal weight would depend on a caller's flags
+    d = xp.where(seen & ~vanishes, d, -np.inf)
+    return seen, s, m, d, xp.exp2(d)
+
+
+def sums_of(s: Any, j: Any, first_key: Any) -> tuple[Any, Any, Any]:
+    """The state's columns for rows of logits s (..., S) at positions j, and exp(s - m). For NumPy and JAX."""
+    xp = namespace(s)
+    seen, s, m, d, e = exponentials(s)
+    count = seen.sum(-1)
     l = e.sum(-1)  # noqa: E741
-    h = np.where(e == 0, 0.0, e * d).sum(-1)
-    n = np.maximum(count, 1)  # about m: a sum of the lowest numbers would overflow
-    mean = np.where(count == 0, 0.0, m + np.where(seen, (s - m[..., None]) / n[..., None], 0.0).sum(-1))
-    m2 = np.where(seen, (s - mean[..., None]) ** 2, 0.0).sum(-1)
-    low = np.where(seen, s, np.inf).min(-1, initial=np.inf)
-    first = np.where(j == first_key, s, -np.inf).max(-1, initial=-np.inf)
+    h = xp.where(e == 0, 0.0, e * d).sum(-1)
+    n = xp.maximum(count, 1)  # about m: a sum of the lowest numbers would overflow
+    mean = xp.where(count == 0, 0.0, m + xp.where(seen, (s - m[..., None]) / n[..., None], 0.0).sum(-1))
+    m2 = xp.where(seen, (s - mean[..., None]) ** 2, 0.0).sum(-1)
+    low = xp.where(seen, s, np.inf).min(-1, initial=np.inf)
+    first = xp.where(j == first_key, s, -np.inf).max(-1, initial=-np.inf)
     argmax = j[s.argmax(-1)] if len(j) else count
     # A visible NaN, or +inf, leaves no number to trust but the first logit.
-    sums = np.stack([m, l, h, (e * e).sum(-1), mean, m2, low], axis=-1)
-    sums = np.where(np.isnan(l)[..., None], np.nan, sums)
-    argmax = np.where((count == 0) | np.isnan(l), -1, argmax)
-    sums = np.concatenate([sums, first[..., None]], axis=-1)
-    return sums, np.stack([count, argmax], axis=-1), e
+    sums = xp.stack([m, l, h, (e * e).sum(-1), mean, m2, low], axis=-1)
+    sums = xp.where(xp.isnan(l)[..., None], np.nan, sums)
+    argmax = xp.where((count == 0) | xp.isnan(l), -1, argmax)
+    sums = xp.concatenate([sums, first[..., None]], axis=-1)
+    return sums, xp.stack([count, argmax], axis=-1), e
 
 
-def _weigh(e: Array, v: Array, seen: Array) -> Array:
+def weigh(e: Array, v: Array, seen: Array) -> Array:
     """Σ_j e_ij v_j over the keys that row i sees; 0 · inf of a hidden value must not happen."""
     wild = ~np.isfinite(v)
     acc = e @ np.where(wild, 0.0, v)

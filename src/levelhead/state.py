@@ -51,15 +51,15 @@ class State:
     first_keys: NDArray[np.int64] | None = None
 
 
-def first_of(a: State, b: State, shift: int) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+def first_of(a: State, b: State, shift: int, xp: Any = np) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
     """The column `first` of a's keys followed by b's, `shift` positions later, and the `first_keys` of both."""
     ours, theirs = a.sums[..., FIRST], b.sums[..., FIRST]
     if a.first_keys is None and b.first_keys is None:
-        return (ours if shift > 0 else np.maximum(ours, theirs)), None
+        return (ours if shift > 0 else xp.maximum(ours, theirs)), None
     at_a, at_b = (-1 if x.keys == 0 else 0 if x.first_keys is None else x.first_keys for x in (a, b))
-    at_a, at_b = np.broadcast_arrays(at_a, at_b)
-    at = np.where(at_a >= 0, at_a, np.where(at_b >= 0, at_b + shift, -1))
-    return np.where(at_a >= 0, ours, theirs), at
+    at_a, at_b = xp.broadcast_arrays(at_a, at_b)
+    at = xp.where(at_a >= 0, at_a, xp.where(at_b >= 0, at_b + shift, -1))
+    return xp.where(at_a >= 0, ours, theirs), at
 
 
 def unwritten(

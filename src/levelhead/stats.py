@@ -126,15 +126,17 @@ def rows(sums: Any, counts: Any, sinks: Any = None, exists: Any = None) -> Rows:
         )
 
 
-def heads(rows: Rows, exists: NDArray[np.bool_] | None = None) -> Heads:
-    """Sum the rows (..., H, T) of each head up; `exists`: those that count, broadcastable to the rows."""
+def heads(rows: Rows, exists: Any = None) -> Heads:
+    """Sum the rows (..., H, T) of each head up, NumPy's or JAX's; `exists`: those that count, broadcastable to the
+    rows."""
+    xp = namespace(rows.count)
     some, several = rows.count > 0, rows.count > 1
     T = rows.count.shape[-1]
-    total = T if exists is None else np.broadcast_to(exists, rows.count.shape).sum(-1)
-    top = np.argmax(rows.max, axis=-1) if T else np.zeros(rows.count.shape[:-1], np.int64)
-    key = np.take_along_axis(rows.argmax, top[..., None], -1)[..., 0] if T else top - 1
+    total = T if exists is None else xp.broadcast_to(exists, rows.count.shape).sum(-1)
+    top = xp.argmax(rows.max, axis=-1) if T else xp.zeros(rows.count.shape[:-1], int)
+    key = xp.take_along_axis(rows.argmax, top[..., None], -1)[..., 0] if T else top - 1
     with np.errstate(all="ignore"):
-        n, seen = some.sum(-1), np.log(rows.count + (rows.sink > 0))
+        n, seen = some.sum(-1), xp.log(rows.count + (rows.sink > 0))
         return Heads(
             rows=n,
             lone_rows=total - several.sum(-1),
@@ -143,7 +145,7 @@ def heads(rows: Rows, exists: NDArray[np.bool_] | None = None) -> Heads:
             var_logit=_mean(rows.var, some),
             min_logit=rows.min.min(-1, initial=np.inf),
             max_logit=rows.max.max(-1, initial=-np.inf),
-            max_query=np.where(n == 0, -1, top),
+            max_query=xp.where(n == 0, -1, top),
             max_key=key,
             mean_logsumexp=_mean(rows.logsumexp, some),
             min_logsumexp=-_largest(-rows.logsumexp, some),
@@ -159,7 +161,7 @@ def heads(rows: Rows, exists: NDArray[np.bool_] | None = None) -> Heads:
             mean_sink=_mean(rows.sink, some),
             saturated=_mean(rows.top1 >= SATURATED_ROW, several),
             normalised_entropy=_mean(rows.entropy / seen, several),
-            effective_keys=_mean(np.exp(rows.entropy), several),
+            effective_keys=_mean(xp.exp(rows.entropy), several),
         )
 
 
@@ -202,10 +204,11 @@ def gauge(normalised_entropy: float, level: Level) -> str:
 
 
 def _mean(x: NDArray[Any], keep: NDArray[np.bool_]) -> Floats:
-    result: Floats = np.where(keep, x, 0.0).sum(-1) / keep.sum(-1)
+    result: Floats = namespace(x).where(keep, x, 0.0).sum(-1) / keep.sum(-1)
     return result
 
 
 def _largest(x: Floats, keep: NDArray[np.bool_]) -> Floats:
-    largest = np.where(keep, x, -np.inf).max(-1, initial=-np.inf)
-    return np.where(keep.any(-1), largest, np.nan)
+    xp = namespace(x)
+    largest: Floats = xp.where(keep.any(-1), xp.where(keep, x, -np.inf).max(-1, initial=-np.inf), np.nan)
+    return largest

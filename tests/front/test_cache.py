@@ -1,4 +1,4 @@
-"""The cache: where it is, files written whole, locks, and the error where it cannot be."""
+"""The cache: where it is, files written whole, locks, the error where it cannot be, how large it is and its removal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from levelhead import cache
+from levelhead.cli.main import main
 from levelhead.errors import LevelheadValueError
+from levelhead.info import info
+from levelhead.lab import registry, result_cache, training_cache
+from levelhead.lab.claim import Task
+from levelhead.lab.plan import Curves, Plan
+from levelhead.words import in_bytes
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +80,96 @@ def test_a_cache_that_cannot_be(tmp_path: Path) -> None:
         cache.check_writable(folder)
     with pytest.raises(LevelheadValueError, match="a cache directory.*Set LEVELHEAD_CACHE"):
         cache.locked(folder / "x.lock", wait=False).__enter__()
+
+
+# ---- sizes and removal
+
+
+def kept(folder: Path) -> dict[str, int]:
+    """Files as levelhead names them; bytes by part of the cache."""
+    digits = "0123456789abcdef"
+    files = {
+        f"gguf/a.b-{2 * digits}-1/model.safetensors": 5,
+        "gguf/.making-x_1/config.json": 7,
+        f"lab/C7a-{2 * digits}.json": 11,
+        f"lab/.C7a-{2 * digits}.json.a_1": 13,
+        f"lab/training/copy-{digits + digits[:8]}.json": 17,
+        f"lab/training/copy-{digits + digits[:8]}.lock": 0,
+    }
+    for name, size in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(bytes(size))
+    return {"gguf": 12, "lab/training": 17, "lab": 24}
+
+
+def test_the_cache_is_measured_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path / "cache"))
+    assert cache.sizes() == {}
+    sizes = kept(tmp_path / "cache")
+    assert cache.sizes() == sizes
+    assert info().cache == {"directory": str(tmp_path / "cache"), "bytes": sum(sizes.values())}
+    cache.clear()
+    assert cache.sizes() == {} and os.listdir(tmp_path) == []
+
+
+def test_clearing_leaves_what_levelhead_did_not_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LEVELHEAD_CACHE may be any directory, a home for one."""
+    monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path / "home"))
+    kept(tmp_path / "home")
+    (tmp_path / "elsewhere").mkdir()
+    ours = ["elsewhere/file", "home/thesis.txt", "home/lab/C7.json", "home/lab/training/notes.json", "home/gguf/x.gguf"]
+    for name in ours:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "home" / "gguf" / f"linked-{'0' * 32}-1").symlink_to(tmp_path / "elsewhere")
+    cache.clear()
+    assert cache.sizes() == {}
+    assert sorted(str(x.relative_to(tmp_path)) for x in tmp_path.rglob("*") if x.is_file()) == sorted(ours)
+
+
+def test_what_is_kept_has_the_names_that_are_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results and trainings as the lab writes them; tests/front/test_models.py has GGUF files."""
+    monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path / "cache"))
+    task = Task(registry.claim("C7a"), {}, 0)
+    cache.check_writable(result_cache.directory())
+    result_cache.save(task, {"verdict": "confirmed"})
+    plan = Plan("retrieval", 64, "1/sqrt(d_k)", 8, 2, seed=3, steps=4, every=2, rate=1e-3)
+    with cache.locked(training_cache._place(plan).with_suffix(".lock"), wait=True):
+        training_cache._keep(plan, Curves([], [], [], {}, {}, [], [], []))
+    assert cache.sizes().keys() == {"lab/training", "lab"}
+    assert len(list((tmp_path / "cache").rglob("*.*"))) == 3
+    cache.clear()
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_command_says_what_is_kept_and_clears_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    kept(tmp_path / "cache")
+    for words, first in ((["cache"], "kept in"), (["cache", "--clear"], "removed from")):
+        assert main(words) == 0
+        assert capsys.readouterr().out.splitlines()[:4] == [
+            f"{first} {tmp_path / 'cache'}:",
+            "  gguf          12 B  models of GGUF files, de-quantised",
+            "  lab/training  17 B  trainings of the lab",
+            "  lab           24 B  results of claims",
+        ]
+    assert main(["cache"]) == 0 and os.listdir(tmp_path) == []
+    assert capsys.readouterr().out == f"nothing is kept in {tmp_path / 'cache'}\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1499, "1.5 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1 MB"),
+        (541_234_567, "541 MB"),
+    ],
+)
+def test_bytes_in_words(size: int, text: str) -> None:
+    assert in_bytes(size) == text

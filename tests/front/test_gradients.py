@@ -4,6 +4,7 @@ guarantees."""
 from __future__ import annotations
 
 import tracemalloc
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -141,14 +142,37 @@ def close(found: dict[str, Array], truth: dict[str, Array], bound: float) -> Non
         assert error <= bound * (1 + np.abs(want).max(initial=0.0)), (name, error)
 
 
+# What every instruction set is compared with is computed once: the reference takes far longer than the core.
+
+
+@cache
+def featured(size: str, feature: str) -> tuple[list[Array], dict[str, Any], dict[str, Array]]:
+    """A problem, its options and the true gradients."""
+    B, H, _, T, S, _, _ = SIZES[size]
+    options = options_of(feature, B=B, H=H, T=T, S=S)
+    arrays = [*problem(size), np.random.default_rng(4).standard_normal((B, H, T))]
+    return arrays, options, true(*arrays[:4], dlogsumexp=arrays[4], **options)
+
+
+@cache
+def typed(dtype: str, causal: bool) -> tuple[tuple[Array, ...], dict[str, Array]]:
+    arrays = problem("slices", dtype)
+    return arrays, true(*arrays, causal=causal)
+
+
+@cache
+def long(causal: bool) -> tuple[list[Array], dict[str, Any], dict[str, Array]]:
+    arrays = [np.random.default_rng(3).standard_normal((1, 1, 2100, 4))]
+    arrays += qkv((1, 1), 2100, 2100, 4, 4, dtype="float64")
+    options: dict[str, Any] = {"causal": True} if causal else {"window": (0, 40)}
+    return arrays, options, true(*arrays, **options)
+
+
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("size", SIZES)
 def test_features(isa: str, size: str, feature: str) -> None:  # noqa: F811
-    B, H, _, T, S, _, _ = SIZES[size]
-    options = options_of(feature, B=B, H=H, T=T, S=S)
-    arrays = problem(size)
-    dlse = np.random.default_rng(4).standard_normal((B, H, T))
-    close(backward(*arrays, dlse, **options), true(*arrays, dlogsumexp=dlse, **options), 1e-11)
+    arrays, options, truth = featured(size, feature)
+    close(backward(*arrays, **options), truth, 1e-11)
     assert _core.info()["isa"] == isa
 
 
@@ -166,19 +190,17 @@ BOUNDS = {"float32": 4e-6, "float16": 2e-3, "bfloat16": 2e-2}
 @pytest.mark.parametrize(("dtype", "bound"), BOUNDS.items())
 @pytest.mark.parametrize("causal", [False, True])
 def test_dtypes(isa: str, dtype: str, bound: float, causal: bool) -> None:  # noqa: F811
-    dout, q, k, v = problem("slices", dtype)
-    found = backward(dout, q, k, v, causal=causal, wrt=["q", "k", "v"])
+    arrays, truth = typed(dtype, causal)
+    found = backward(*arrays, causal=causal, wrt=["q", "k", "v"])
     assert all(x.dtype == kind(dtype) for x in found.values())
-    close(found, true(dout, q, k, v, causal=causal), bound)
+    close(found, truth, bound)
 
 
 def test_slices_of_several_blocks_under_a_causal_mask(isa: str) -> None:  # noqa: F811
     """The first block of a slice is seen by more rows than the next, or by fewer."""
-    q, k, v = qkv((1, 1), 2100, 2100, 4, 4, dtype="float64")
-    dout = np.random.default_rng(3).standard_normal((1, 1, 2100, 4))
-    for options in ({"causal": True}, {"window": (0, 40)}):
-        found = backward(dout, q, k, v, wrt=["q", "k", "v"], **options)
-        close(found, true(dout, q, k, v, **options), 1e-11)
+    for causal in (True, False):
+        arrays, options, truth = long(causal)
+        close(backward(*arrays, wrt=["q", "k", "v"], **options), truth, 1e-11)
 
 
 @pytest.mark.parametrize("heads", [1, 3, 5, 8])
@@ -228,6 +250,14 @@ def test_bits_do_not_depend_on_neighbours_or_layout(isa: str) -> None:  # noqa: 
         heads = 2 if name == "q" else 1
         assert np.ascontiguousarray(x[:, heads:]).tobytes() == group[name].tobytes()
         assert x.tobytes() == np.ascontiguousarray(other[name]).tobytes()
+
+
+def test_a_row_without_a_key_and_with_a_sink_of_minus_infinity_has_no_gradient() -> None:
+    dout, q, k = np.ones((1, 2, 2), "f4"), np.ones((1, 2, 2), "f4"), np.ones((1, 1, 2), "f4")
+    options = dict(causal=True, sinks=np.array([-np.inf]))
+    found = backward(dout, q, k, k, wrt=["q", "sinks"], **options)
+    assert found["sinks"] == 0 and not found["q"].any()
+    assert true(dout, q, k, k, **options)["sinks"] == 0
 
 
 @pytest.mark.parametrize("wrt", [c for n in (1, 2) for c in combinations(("q", "k", "v", "scale"), n)])
@@ -385,3 +415,17 @@ def test_a_mask_for_all_heads_stays_one_array_in_half_precision() -> None:
         assert tracemalloc.get_traced_memory()[1] < 16 * mask.size * 4
     finally:
         tracemalloc.stop()
+
+
+def test_without_query_start_the_core_puts_the_first_query_of_every_batch_row_at_0() -> None:
+    q, k, v = qkv((2, 2), 5, 7, D=4, dtype="float64")
+    dout, out, lse = np.ones_like(v[..., :5, :]), np.empty_like(q), np.empty(q.shape[:-1])
+    found = []
+    for start in ({}, {"query_start": np.zeros(2, np.int64)}):
+        options = dict(scale=np.ones(2), log_n=True, causal=True, threads=1, **start)
+        dq = np.empty_like(q)
+        _core.forward(q, k, v, out=out, logsumexp=lse, **options)
+        _core.backward(dout, q, k, v, out, lse, dq=dq, **options)
+        found.append(dq)
+    np.testing.assert_array_equal(*found)
+    assert np.abs(found[0]).max() > 0

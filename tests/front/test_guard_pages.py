@@ -178,7 +178,7 @@ def child(*arguments: str) -> subprocess.CompletedProcess[str]:
     paths = [str(Path(reference.__file__).parents[1]), str(Path(__file__).parents[1] / "helpers")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(
-        [sys.executable, __file__, *arguments], capture_output=True, text=True, env=env, timeout=120, check=False
+        [sys.executable, __file__, *arguments], capture_output=True, text=True, env=env, timeout=240, check=False
     )
 
 

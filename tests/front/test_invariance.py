@@ -278,3 +278,26 @@ def test_a_second_call(isa: str, name: str) -> None:
         same_bits(a, b)
     for a, b in zip(before, (q, k, v), strict=True):
         same_bits(a, b)
+
+
+def shifted(x: Array, numbers: int, width: int) -> Array:
+    """The same numbers, so many after the beginning of a cache line, rows `width` apart, among NaN."""
+    rows = x.reshape(-1, x.shape[-1])
+    line = 64 // x.itemsize
+    room = np.full((len(rows) + 2) * width + 2 * line, np.nan, x.dtype)
+    begin = -room.ctypes.data // x.itemsize % line + line + numbers
+    strides = (*(s // x.itemsize * width // x.shape[-1] * x.itemsize for s in x.strides[:-1]), x.itemsize)
+    view = np.lib.stride_tricks.as_strided(room[begin:], x.shape, strides)
+    view[...] = x
+    return view
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 8])
+@pytest.mark.parametrize("D", [16, 48, 128, 144])
+def test_a_few_rows_have_the_same_bits_wherever_keys_and_values_begin(isa: str, T: int, D: int) -> None:
+    """Read in place: aligned or not, side by side or with numbers between them that are none of theirs."""
+    q, k, v = qkv((2, 2), T, 600, D)
+    truth = lh.attention(q, shifted(k, 0, D), shifted(v, 0, D))
+    for numbers in range(16):
+        for width in (D, D + 16, D + 3):
+            same_bits(lh.attention(q, shifted(k, numbers, width), shifted(v, (3 * numbers) % 16, width)), truth)

@@ -72,14 +72,14 @@ print(peak(lambda: lh.attention(q, k, v, causal=True)))
 
 def test_a_caller_given_mask_is_not_copied() -> None:
     code = """
-T = 12288
+T = 6144
 q = numbers(1, T, 16)
-mask = np.ones((T, T), bool)  # 144 MB, all of it touched
+mask = np.ones((T, T), bool)  # 36 MB, all of it touched
 print(peak(lambda: lh.attention(q, q, q, mask=mask)))
 print(peak(lambda: lh.attention(q, q, q, mask=mask[::-1, ::-1])))
 print(peak(lambda: lh.observe(q, q, q, mask=mask.T)))
 """
-    assert max(map(float, fresh(MEMORY + code).split())) < 48
+    assert max(map(float, fresh(MEMORY + code).split())) < 12
 
 
 def test_memory_grows_with_tokens_not_with_their_square() -> None:
@@ -119,12 +119,12 @@ before = faults()
 for _ in range(10): seen()
 print(faults() - before)
 """
-    assert int(output_of(start([sys.executable, "-c", code]), timeout=60)) < 1000
+    assert int(output_of(start([sys.executable, "-c", code]), timeout=240)) < 1000
 
 
 # ---- at the peak of a step of training ------------------------------------------
 
-# 12288 tokens: one matrix of scores would be 576 MB per head in float32, of booleans 144 MB.
+# 10240 tokens: one matrix of scores would be 400 MB per head in float32, of booleans 100 MB.
 STEPS = {
     "one head": ("1, 1", "1, 1", "{}"),
     "one head, causal": ("1, 1", "1, 1", "dict(is_causal=True)"),
@@ -151,7 +151,7 @@ def step(T, lead, kv, options):
 
 lead, kv = eval(sys.argv[1]), eval(sys.argv[2])
 step(64, lead, kv, sys.argv[3])  # threads and what torch itself keeps
-print(*(step(T, lead, kv, sys.argv[3]) for T in (3072, 12288)))
+print(*(step(T, lead, kv, sys.argv[3]) for T in (2560, 10240)))
 """
 
 
@@ -159,7 +159,7 @@ print(*(step(T, lead, kv, sys.argv[3]) for T in (3072, 12288)))
 def test_training_keeps_no_matrix_of_scores(name: str) -> None:
     short, long = map(float, fresh(MEMORY + STEP, *STEPS[name], timeout=240).split())
     heads = int(STEPS[name][0].split(",")[1])
-    matrix = heads * 12288**2 * 4 / 2**20  # of the call's scores, in MB
+    matrix = heads * 10240**2 * 4 / 2**20  # of the call's scores, in MB
     assert long < matrix / 8, f"{long} MB"
     assert long < 4 * short + 24, f"{short} MB, then {long} MB for 4 times the tokens"
 
@@ -168,12 +168,12 @@ def test_training_does_not_copy_the_callers_mask() -> None:
     code = """
 import torch
 from levelhead.torch import scaled_dot_product_attention
-T = 12288
+T = 8192
 x = torch.randn(1, 1, T, 16, requires_grad=True)
-mask = torch.ones(T, T, dtype=torch.bool)  # 144 MB, all of it touched
+mask = torch.ones(T, T, dtype=torch.bool)  # 64 MB, all of it touched
 print(peak(lambda: scaled_dot_product_attention(x, x, x, attn_mask=mask).sum().backward()))
 """
-    assert float(fresh(MEMORY + code, timeout=240)) < 72
+    assert float(fresh(MEMORY + code, timeout=240)) < 32
 
 
 # ---- between calls ----------------------------------------------------------
@@ -188,7 +188,7 @@ for threads in (1, 2):
     check()
     print(megabytes("VmRSS") - before)
 """
-    assert max(map(float, fresh(MEMORY + code, timeout=120).split())) < 128
+    assert max(map(float, fresh(MEMORY + code, timeout=240).split())) < 128
 
 
 def test_what_many_callers_at_once_leave_behind_is_capped() -> None:
@@ -237,8 +237,9 @@ def test_ctrl_c_leaves_nothing_behind() -> None:
 x = much
 def interrupted(threads):
     count = sys.getrefcount(x)
-    threading.Timer(0.06, os.kill, (os.getpid(), signal.SIGINT)).start()
+    timer = threading.Timer(0.06, os.kill, (os.getpid(), signal.SIGINT))
     try:
+        timer.start()  # on a busy machine the signal may come before this returns
         lh.observe(x, x, x, threads=threads)  # the result alone would be over 2 GB
     except KeyboardInterrupt:
         pass

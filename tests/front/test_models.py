@@ -21,7 +21,7 @@ import transformers
 from huggingface_hub import constants
 
 import levelhead as lh
-from levelhead import gguf_cache, models
+from levelhead import cache, gguf_cache, models
 from levelhead.models import Opened
 from levelhead.torch.huggingface import use
 
@@ -176,7 +176,7 @@ def test_a_missing_package(name: str, package: str, monkeypatch: pytest.MonkeyPa
 
 def test_missing_transformers(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    refused(tiny, 'pip install "levelhead[torch,models]"')
+    refused(tiny, 'pip install "levelhead[models]"')
 
 
 def test_damaged_directories(tiny: Path) -> None:
@@ -251,6 +251,9 @@ def test_converted_once_for_each_content(tmp_path: Path, converted: list[bytes])
     file.write_bytes(b"GGUF two")  # the same size, perhaps the same time
     lh.models.open(file)
     assert converted == [b"GGUF one", b"GGUF two"]
+    assert cache.sizes().keys() == {"gguf"}
+    cache.clear()
+    assert not cache.directory().exists()
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no config", "empty"])

@@ -280,4 +280,4 @@ try:
 except ImportError as error:
     print(isinstance(error, levelhead.LevelheadError), error)
 """
-    assert re.fullmatch(r"True levelhead\.onnx: .*pip install 'onnx>=1\.23'\.\n", python(code))
+    assert re.fullmatch(r"True levelhead\.onnx: .*Run: pip install \"levelhead\[onnx\]\"\.\n", python(code))

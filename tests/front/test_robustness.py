@@ -329,16 +329,16 @@ def test_every_combination_of_empty_dimensions(dtype: str) -> None:
             for _, seen in on_every_isa(lambda a=(q, k, v), o=options: lh.observe(*a, **o)):
                 check_rows(seen.rows, truth.rows)
                 assert seen.heads.rows.shape == (B, H)
-            for _, out in on_every_isa(lambda a=(q, k, v), o=options: lh.attention(*a, **o)):
+            for path, out in on_every_isa(lambda a=(q, k, v), o=options: lh.attention(*a, **o)):
                 assert out.dtype == kind(dtype)
-                check_output(out, truth.output, magnitude(v))
+                check_output(out, truth.output, magnitude(v), isa=path)
 
 
 def test_no_width_means_equal_weights() -> None:
     q, k, v = qkv((2,), 4, 9, D=0, E=3)
-    for _, out in on_every_isa(lambda: lh.attention(q, k, v)):
+    for path, out in on_every_isa(lambda: lh.attention(q, k, v)):
         wanted = np.broadcast_to(v.mean(-2, keepdims=True, dtype="f8"), out.shape)
-        check_output(out, wanted, magnitude(v))
+        check_output(out, wanted, magnitude(v), isa=path)
 
 
 # ---- tails, magnitudes
@@ -354,9 +354,9 @@ def test_ragged_tails_hold_no_phantom_keys(softcap: float | None, dtype: str) ->
         q, k, v = (x.astype(kind(dtype)) for x in (q, k, v))
         truth = reference.observe(q, k, v, scale=1.0, softcap=softcap)
         assert magnitude(truth.rows.max) > 30
-        for _, seen in on_every_isa(lambda a=(q, k, v): lh.observe(*a, scale=1.0, softcap=softcap)):
+        for path, seen in on_every_isa(lambda a=(q, k, v): lh.observe(*a, scale=1.0, softcap=softcap)):
             check_rows(seen.rows, truth.rows)
-            check_output(seen.output, np.full((7, 3), 5.0), 5.0, M=40)
+            check_output(seen.output, np.full((7, 3), 5.0), 5.0, M=40, isa=path)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-4, 1.0, 1e4, 1e15])

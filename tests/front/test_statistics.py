@@ -44,7 +44,7 @@ def observed(q: Array, k: Array, v: Array | None, **options: Any) -> None:
     tightened = q.dtype == np.float64
     M = max(magnitude(truth.rows.min), magnitude(truth.rows.max))
     M = M if sinks is None else max(M, magnitude(np.asarray(sinks)))
-    for _, seen in on_every_isa(lambda: touched(lh.observe(q, k, v, **options))):
+    for path, seen in on_every_isa(lambda: touched(lh.observe(q, k, v, **options))):
         check_rows(seen.rows, truth.rows, sinks=sinks, tightened=tightened)
         check_heads(seen.heads, heads, M=M, tightened=tightened)
         wide = np.float64 if tightened else np.float32
@@ -53,7 +53,7 @@ def observed(q: Array, k: Array, v: Array | None, **options: Any) -> None:
         if v is not None:
             assert truth.output is not None
             largest = magnitude(v) / (1 - options.get("dropout", 0.0))
-            check_output(seen.output, truth.output, largest, M=M)
+            check_output(seen.output, truth.output, largest, M=M, isa=path)
 
 
 def touched(seen: lh.Observation) -> lh.Observation:
@@ -175,7 +175,7 @@ def observed_logits(q: Array, k: Array, v: Array, mask: Array, overflows: bool) 
         observed(q, k, None, mask=mask, sinks=np.array([2.0]))
         return
     truth = reference.observe(q, k, v, mask=mask)
-    for _, seen in on_every_isa(lambda: touched(lh.observe(q, k, v, mask=mask))):
+    for path, seen in on_every_isa(lambda: touched(lh.observe(q, k, v, mask=mask))):
         for field in ("mean", "min", "max", "logsumexp", "entropy", "top1", "sum_p2", "first"):
             given, wanted = getattr(seen.rows, field), getattr(truth.rows, field)
             np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-5, err_msg=field)
@@ -183,7 +183,7 @@ def observed_logits(q: Array, k: Array, v: Array, mask: Array, overflows: bool) 
         np.testing.assert_array_equal(seen.rows.argmax, truth.rows.argmax)
         assert (seen.rows.var >= 1e36).all()
         assert truth.output is not None
-        check_output(seen.output, truth.output, magnitude(v))
+        check_output(seen.output, truth.output, magnitude(v), isa=path)
 
 
 def test_known_values() -> None:
@@ -324,12 +324,12 @@ def test_parts_make_the_whole(name: str, dtype: str, values: bool) -> None:
     truth = reference.observe(q, k, given, **options)
     M = max(magnitude(truth.rows.min), magnitude(truth.rows.max))
     for cuts in ([32], [1], [63], [0], [64], [20, 20, 41], list(range(1, 64))):
-        for _, seen in on_every_isa(lambda c=cuts: touched(fold(parts(q, k, given, c, **options)))):
+        for path, seen in on_every_isa(lambda c=cuts: touched(fold(parts(q, k, given, c, **options)))):
             assert seen.keys == 64
             check_rows(seen.rows, truth.rows, sinks=options.get("sinks"), tightened=dtype == "float64")
             if values:
                 assert truth.output is not None
-                check_output(seen.output, truth.output, magnitude(v), M=M)
+                check_output(seen.output, truth.output, magnitude(v), M=M, isa=path)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -384,7 +384,7 @@ def test_merging_is_associative(name: str, dtype: str) -> None:
     beyond = {"huge", "hugely negative", "both"} & {name} and dtype != "float64"
     # Whole numbers as natural logits, but not in the kernel's units of ln 2: rounded, as any logit.
     M = 1e4 if name.startswith("offset") else 0.0
-    for _, three in on_every_isa(lambda: parts(q, k, v, [40, 77], mask=mask)):
+    for path, three in on_every_isa(lambda: parts(q, k, v, [40, 77], mask=mask)):
         a, b, c = three
         for seen in (lh.merge(lh.merge(a, b), c), lh.merge(a, lh.merge(b, c))):
             if not beyond:
@@ -393,7 +393,7 @@ def test_merging_is_associative(name: str, dtype: str) -> None:
             np.testing.assert_array_equal(seen.rows.count, truth.rows.count)
             assert not np.isnan(seen.logsumexp).any()
             assert truth.output is not None
-            check_output(seen.output, truth.output, magnitude(v), M=M)
+            check_output(seen.output, truth.output, magnitude(v), M=M, isa=path)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -403,9 +403,9 @@ def test_error_does_not_grow_with_the_number_of_splits(dtype: str) -> None:
     assert truth.output is not None
     for splits in (1, 2, 3, 4, 8, 16, 32, 64):
         cuts = [256 * i // splits for i in range(1, splits)]
-        for _, seen in on_every_isa(lambda c=cuts: touched(fold(parts(q, k, v, c)))):
+        for path, seen in on_every_isa(lambda c=cuts: touched(fold(parts(q, k, v, c)))):
             check_rows(seen.rows, truth.rows, tightened=dtype == "float64")
-            check_output(seen.output, truth.output, magnitude(v))
+            check_output(seen.output, truth.output, magnitude(v), isa=path)
 
 
 def test_scores_at_the_end_of_float16() -> None:
@@ -416,9 +416,9 @@ def test_scores_at_the_end_of_float16() -> None:
     truth = reference.observe(q, k, v, scale=1.0)
     assert magnitude(truth.rows.max) == 125000
     assert truth.output is not None
-    for _, seen in on_every_isa(lambda: touched(fold(parts(q, k, v, [30, 60], scale=1.0)))):
+    for path, seen in on_every_isa(lambda: touched(fold(parts(q, k, v, [30, 60], scale=1.0)))):
         check_rows(seen.rows, truth.rows)
-        check_output(seen.output, truth.output, magnitude(v))
+        check_output(seen.output, truth.output, magnitude(v), isa=path)
 
 
 def test_the_compiled_merge_is_the_written_one(isa: str) -> None:

@@ -21,10 +21,22 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(("value", "colour"), [(None, True), ("", True), ("1", False)])
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, value: str | None, colour: bool) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     if value is not None:
         monkeypatch.setenv("NO_COLOR", value)
     assert terminal.colour_wanted(Terminal()) is colour
     assert not terminal.colour_wanted(io.StringIO())
+
+
+def test_a_dumb_terminal_gets_no_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    screen = Terminal()
+    assert not terminal.colour_wanted(screen)
+    bar = terminal.Bar(2, screen)
+    bar.draw(1, "half")
+    bar.log("one", 1)
+    assert screen.getvalue() == "  0:00 1/2 one\n"
 
 
 def test_paint_is_nothing_without_colour() -> None:

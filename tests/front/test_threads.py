@@ -104,7 +104,7 @@ check()
 """
     heads, alone = fresh(code).split()
     pair = [start([sys.executable, "-c", PRELUDE + code, heads]) for _ in range(2)]
-    together = [float(output_of(process, 120).split()[1]) for process in pair]
+    together = [float(output_of(process, 240).split()[1]) for process in pair]
     assert max(together) < 10 * max(float(alone), 0.5), f"alone {alone} s, together {together} s"
 
 
@@ -154,7 +154,7 @@ def started(**options):
 
 def counted(code: str, **changes: str | None) -> list[int]:
     process = start([sys.executable, "-c", COUNT + code], **changes)
-    return [int(word) for word in output_of(process, 60).split()]
+    return [int(word) for word in output_of(process, 240).split()]
 
 
 @pytest.fixture(scope="module")

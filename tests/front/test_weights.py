@@ -11,7 +11,7 @@ import torch
 
 import levelhead as lh
 from levelhead import chosen_weights, reference
-from levelhead.call import arrays
+from levelhead.call.halves import as_bfloat16
 from levelhead.call.options import Scoring
 from levelhead.torch.weights import weights
 from support import qkv
@@ -106,5 +106,5 @@ def test_weights_must_be_asked_for() -> None:
 
 def test_bfloat16_is_rounded_to_nearest() -> None:
     x = np.random.default_rng(1).random((4, 9), np.float32)
-    bits = arrays.as_bfloat16(x)
+    bits = as_bfloat16(x)
     np.testing.assert_array_equal(bits.view(ml_dtypes.bfloat16), x.astype(ml_dtypes.bfloat16))

@@ -40,6 +40,21 @@ class Joint(Attention):
         return x + self.out(out.transpose(1, 2).flatten(2)).clone()
 
 
+class Grouped(Attention):
+    """Heads that share one head of keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k_proj, self.v_proj = (nn.Linear(WIDTH, WIDTH // HEADS) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            p(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] > 1)
+        return x + self.out(out.transpose(1, 2).flatten(2)).clone()
+
+
 def made(kind: type[nn.Module] = Attention, seed: int = 0, layers: int = 2) -> nn.Module:
     torch.manual_seed(seed)
     model = nn.Sequential(*(kind() for _ in range(layers)))
@@ -122,6 +137,35 @@ def tensor_parallel(rank: int) -> Any:
     both = torch.cat([batch(0), batch(1)])  # every rank reads all tokens
     said = trained(model, [[both]] * 2)
     return weights(model), compared(said)
+
+
+def keys_on_every_rank(rank: int, way: str) -> Any:
+    """Four ranks with one query head each, and all with the keys that these share."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_module
+
+    model = made(Grouped, layers=1)
+    attention, width = model[0], WIDTH // HEADS
+    if way == "stages":  # tensors of this rank's own
+        mine = slice(rank * width, (rank + 1) * width)
+        attention.q_proj.weight = nn.Parameter(attention.q_proj.weight[mine].detach().clone())
+        attention.q_proj.bias = nn.Parameter(attention.q_proj.bias[mine].detach().clone())
+        attention.out.weight = nn.Parameter(attention.out.weight[:, mine].detach().clone())
+    else:
+        split(model, mesh(4), ("q_proj",), "out")
+    if way == "DTensor":
+        whole = (
+            lambda _, given, at: DTensor.from_local(given[0], at, [Replicate()]),
+            lambda _, out, __: out.to_local(),
+        )
+        for each in (attention.k_proj, attention.v_proj):
+            distribute_module(each, mesh(4), None, *whole)
+    with torch.no_grad(), QKClip(model, TAU, parts="pipeline" if way == "stages" else None) as clip:
+        model(batch(0))
+        said = clip()
+    found = weights(model)
+    if way == "stages":
+        return found, sorted(said.heads.values())
+    return found, compared([said])
 
 
 def both_ways(rank: int) -> Any:

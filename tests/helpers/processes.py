@@ -39,8 +39,9 @@ def check():
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """This process's variables with changes; None takes one away."""
-    merged: dict[str, str | None] = {**os.environ, **changes}
+    """This process's variables with changes; None takes one away. NumPy has its own threads, as users have them:
+    `make test` has given the tests' processes one each."""
+    merged: dict[str, str | None] = {**os.environ, "OPENBLAS_NUM_THREADS": None, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 
@@ -63,7 +64,7 @@ def output_of(process: subprocess.Popen[str], timeout: float) -> str:
     return printed
 
 
-def fresh(code: str, *arguments: object, timeout: float = 60, **changes: str | None) -> str:
+def fresh(code: str, *arguments: object, timeout: float = 240, **changes: str | None) -> str:
     """What a new interpreter prints for the prelude and the code."""
     command = [sys.executable, "-c", PRELUDE + code, *map(str, arguments)]
     return output_of(start(command, **changes), timeout)

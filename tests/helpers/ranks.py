@@ -19,7 +19,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
-TIMEOUT = 60.0  # seconds; a machine under load is slow, a hang is still noticed
+# One process per test run has imported these; every rank is forked off it, before any thread. An interpreter of its own
+# would take each rank some seconds.
+PRELOADED = ["torch.distributed", "torch.autograd", "levelhead.torch", "levelhead.distributed", "levelhead.watching"]
+TIMEOUT = 120.0  # seconds; a machine under load is slow, a hang is still noticed
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class Ranks:
 
     def __init__(self, world: int, timeout: float = TIMEOUT) -> None:
         self.world = world
-        context = processes.get_context("spawn")
+        context = processes.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         port = free_port()
         self.pipes: list[Any] = []
         self.processes: list[Any] = []
@@ -122,5 +126,5 @@ class Ranks:
 
     @staticmethod
     def _heard(pipe: Any) -> Any:
-        assert pipe.poll(4 * TIMEOUT), "a rank says nothing: it hangs"
+        assert pipe.poll(2 * TIMEOUT), "a rank says nothing: it hangs"
         return pickle.loads(pipe.recv())

@@ -20,15 +20,16 @@ PACKAGE = ROOT / "src" / "levelhead"
 # From the lowest up. A module may import from the layers below its own, and leaves from each other;
 # a package (bench) is one layer, and its modules may import each other.
 LEAVES = (
-    "_version cache documentation errors checks front_ends json_numbers state stats terminal words reference "
-    "call.__init__ call.dropout call.options call.scaling call.segments call.shapes "
+    "_version cache documentation errors extras checks front_ends json_numbers state stats terminal words reference "
+    "call.__init__ call.dropout call.halves call.options call.scaling call.segments call.shapes "
     "device.__init__ device.choice device.tiles"
 )
 LAYERS = [
     set(layer.split())
     for layer in (
         LEAVES,
-        "_core",
+        "numpy_core",
+        "_core _jax_ffi",
         "call.arrays call.prepare info",
         "chosen_weights observation",
         "attention",
@@ -42,6 +43,7 @@ LAYERS = [
         "diagnosis",
         "show",
         "watching",
+        "jax",
         "remedies",
         "sinks",
         "explanation",
@@ -73,7 +75,8 @@ SERVING |= {"page.server": {"uvicorn"}}
 SERVING |= {f"device.{name}": {"triton"} for name in ("hiding_kernel", "kernel", "launch", "tally_kernel")}  # on launch
 SAMPLES = ("course", "samples")  # text that the page shows, and readers run; nothing imports it
 LINES = 450
-WRITTEN = {".py", ".pyi", ".h", ".cpp", ".txt", ".toml", ".md", ".cff", ".js", ".css", ".html"}  # what people write
+# What people write.
+WRITTEN = {".py", ".pyi", ".h", ".cpp", ".cmake", ".txt", ".toml", ".yml", ".md", ".cff", ".js", ".css", ".html"}
 NAMED = {"Makefile", "run", ".gitignore"}
 
 
@@ -83,7 +86,7 @@ def modules() -> dict[str, Path]:
     paths = {path: path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")}
     paths = {path: inside for path, inside in paths.items() if inside.parts[:2] != SAMPLES}
     found = {".".join(inside.parts): path for path, inside in paths.items()}
-    return found | {"_core": PACKAGE / "_core.pyi"}
+    return found | {name: PACKAGE / f"{name}.pyi" for name in ("_core", "_jax_ffi")}
 
 
 def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
@@ -141,7 +144,7 @@ def layer(name: str) -> int:
 
 def texts() -> Iterator[Path]:
     """Every file of the project that people write."""
-    folders = ("core", "src", "tests", "docs", "examples", "bench", ".ci")
+    folders = ("core", "src", "tests", "docs", "examples", "bench", "release", ".ci", ".github")
     inside = (path for folder in folders for path in (ROOT / folder).rglob("*"))
     for path in (*inside, *ROOT.iterdir()):
         if path.is_file() and (path.suffix in WRITTEN or path.name in NAMED):
@@ -162,7 +165,7 @@ COMPUTED = {
     "__init__": "names of `_ON_DEMAND` and `_FUNCTIONS`, held to the layers below",
     "old_paths": "the table of old paths; a name of the layers below, see the test of its table",
     "torch.__init__": "its own submodule",
-    "runs.needs": "packages of others",
+    "extras": "packages of others",
     "lab.registry": "the table of claims, inside the lab",
     "lab.pool": "a claim that the registry named",
     "course.chapters.__init__": "its own chapters, in their order",
@@ -221,6 +224,7 @@ def test_the_core_knows_no_python_and_no_framework() -> None:
 def test_few_files_bind() -> None:
     files = [*ROOT.glob("src/**/*.cpp"), *ROOT.glob("src/**/*.h")]
     binding = {"_core.cpp", "_fast_call.cpp", "_run.cpp", "_arrays.h", "_binding.h", "_dlpack.h"}
+    binding |= {"_jax_ffi.cpp", "_problem.h", "_shared.h"}
     assert {path.name for path in files} == binding
 
 

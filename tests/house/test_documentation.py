@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from levelhead.diagnosis import findings
 from levelhead.documentation import Section, anchor, where
 from levelhead.errors import LevelheadValueError
 from levelhead.preflight_checks import result
+from needs import NO_JAX
 
 WRONG_SCALE = findings.link("wrong scale")
 
@@ -190,5 +190,5 @@ def test_snippets_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     for snippet in snippets:
         code = compile(snippet, name, "exec")
-        if name != "from-jax" or find_spec("jax"):
+        if name != "from-jax" or not NO_JAX:
             exec(code, names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_it_runs_and_is_short(file: Path, tmp_path: Path) -> None:
-    run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip()
     assert len(file.read_text().splitlines()) <= 60
@@ -32,10 +33,10 @@ def test_long_context_on_two_processes(root: Path, tmp_path: Path) -> None:
         [sys.executable, *launch, str(root / "examples" / "long_context.py")],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=240,
         cwd=tmp_path,
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
     )
     assert run.returncode == 0, run.stderr
-    said = sorted(line for line in run.stdout.splitlines() if line.startswith("rank"))
-    assert [line[:19] for line in said] == ["rank 0 of 2: 501 to", "rank 1 of 2: 500 to"]
+    said = sorted(re.findall("rank . of 2: 50. to", run.stdout))  # two processes may write into one line
+    assert said == ["rank 0 of 2: 501 to", "rank 1 of 2: 500 to"]

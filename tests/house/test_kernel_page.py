@@ -15,6 +15,7 @@ from support import script
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 LADDERS = sorted(RESULTS.glob("ladder-*.json"))
+ACCOUNTS = sorted(RESULTS.glob("account-*.json"))
 
 
 @pytest.mark.parametrize(
@@ -80,3 +81,15 @@ def test_a_ladder_is_whole(path: Path) -> None:
         for step in race["steps"]:
             assert step["best"] == pytest.approx(min(step["samples"]), rel=1e-3)
             assert step["error"] is None if step["step"][1:] else step["error"] < 5e-6
+
+
+@pytest.mark.parametrize("path", ACCOUNTS, ids=[path.stem for path in ACCOUNTS])
+def test_an_account_leaves_nothing_out(path: Path) -> None:
+    result: dict[str, Any] = json.loads(path.read_text())
+    assert {"date", "cpu", "compiler", "isa", "threads", "tokens", "rounds"} <= result.keys()
+    for account in result["accounts"]:
+        for parts, whole in (("parts", "whole"), ("statistics", "added")):
+            assert sum(part["cycles"] for part in account[parts]) == pytest.approx(account[whole], rel=1e-4)
+        vectors = 2 * result["tokens"] ** 2 * account["d"] / {"avx512": 16, "avx2": 8}[result["isa"]]
+        fmas = sum(part["cycles"] for part in account["parts"] if part["name"].endswith(": FMAs"))
+        assert fmas == pytest.approx(vectors / account["fmas_per_cycle"], rel=1e-2)

@@ -97,3 +97,16 @@ def test_the_full_training_shows_what_its_words_say() -> None:
     assert min(float(x) for x in ends["divided by √d_k"][1].split()) > 0.97
     norms = dict(re.findall(r" *(undivided|divided by √d_k) +0\.\d\d +(0\.\d{4}) ", printed))
     assert float(norms["undivided"]) > 2 * float(norms["divided by √d_k"])
+
+
+def words_of(number: str) -> str:
+    (path,) = (path for path in PATHS if path.stem.startswith(number))
+    return "".join("".join(cell["source"]) for cell in plain(path)["cells"])
+
+
+def test_words_say_what_the_code_does() -> None:
+    """A gradient per row, shared by the two scales; the root in W; a softmax that can also add to a gradient."""
+    third, fourth, fifth = map(words_of, "345")
+    assert "g = rng.standard_normal((500, 32))\nfor name, scale" in third and "a g for every row" in third
+    assert "16 times larger" in fourth and "can also add" in fourth
+    assert "hidden)) / np.sqrt(d)" in fifth and "in the entries of W" in fifth and "no divisor" not in fifth

