@@ -55,6 +55,30 @@ def test_the_law_of_capped_scores_holds_in_every_cell() -> None:
             assert abs(found["mean"] - found["law"]) <= 4 * s.std() / math.sqrt(attack.ROWS) + unseen, (sigma, rho)
 
 
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.5, 0.9])
+def test_the_variance_of_a_term_is_the_derived_one(rho: float) -> None:
+    """(1 + ρ²)σ⁴ for normal entries, and another number of the fourth moment for others."""
+    rng = np.random.default_rng(2)
+    sigma, many = 1.5, 1_000_000
+    root3 = math.sqrt(3)
+    for fourth, draw in (
+        (3.0, lambda: rng.standard_normal(many)),
+        (1.8, lambda: rng.uniform(-root3, root3, many)),  # E[q⁴] of a uniform entry of variance 1
+    ):
+        q, z = sigma * draw(), sigma * draw()
+        term = q * (rho * q + math.sqrt(1 - rho**2) * z)
+        derived = (1 + rho**2 * (fourth - 2)) * sigma**4
+        assert term.mean() == pytest.approx(rho * sigma**2, abs=5 * math.sqrt(derived / many))
+        squares = (term - rho * sigma**2) ** 2
+        assert abs(squares.mean() - derived) <= 5 * squares.std() / math.sqrt(many), (rho, fourth)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
+def test_the_spread_of_a_match_is_the_derived_one(rho: float) -> None:
+    spread, error = attack.match_spread(rho)
+    assert abs(spread - math.sqrt(1 + rho**2)) <= 4 * error
+
+
 def test_growth_does_not_move_qk_norm() -> None:
     assert attack.cell("norm", 16, 0.5) == attack.cell("norm", 1, 0.5)
 
@@ -63,7 +87,24 @@ def test_scores_pinned_at_the_cap_look_level_and_are_called_pinned() -> None:
     pinned, bare = attack.cell("cap", attack.BIG, 0.5), attack.cell("root", attack.BIG, 0.5)
     assert pinned["level"] == "level" and pinned["verdict"] == "pinned"
     assert pinned["match"] < bare["match"] / 4 and pinned["left"] < pinned["softmax"] / 20
-    assert attack.cell("root", 4, 0.0)["verdict"] == "other" and attack.cell("root", 4, 0.5)["verdict"] == "found"
+
+
+def test_what_is_said_of_a_row_fits_its_level_and_its_match() -> None:
+    """A row that is right "however sharp it is" is sharp; without correlation there is no match to be missed."""
+    at = {(rho, sigma): attack.cell("root", sigma, rho) for rho in attack.RHOS for sigma in attack.SIGMAS}
+    for (rho, _), found in at.items():
+        sure = found["level"] in ("sharp", "saturated")
+        assert (found["verdict"] == "chance") == (sure and not rho and found["match"] < 0.5)
+        assert found["verdict"] != "found" or (sure and found["match"] >= 0.5)
+        assert found["verdict"] != "leads" or (found["level"] == "level" and found["match"] >= 0.5)
+        assert found["verdict"] != "other" or (rho and sure)
+    seen = [
+        at[0.0, 4]["verdict"],
+        at[0.2, 4]["verdict"],
+        at[0.5, 4]["verdict"],
+        at[attack.RHO, attack.SIGMA]["verdict"],
+    ]
+    assert seen == ["chance", "other", "found", "leads"]
 
 
 def test_the_gradient_that_passes_is_a_derivative() -> None:

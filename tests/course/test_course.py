@@ -18,6 +18,7 @@ from levelhead.course.cards import CARDS, Card
 from levelhead.course.chapter import Chapter
 from levelhead.course.chapters import CHAPTERS
 from levelhead.course.numbers import shown
+from levelhead.course.results import claim
 from levelhead.errors import LevelheadError
 
 IDS = [chapter.id for chapter in CHAPTERS]
@@ -67,11 +68,19 @@ def test_where_a_number_comes_from_needs_no_language(one: Chapter | Card) -> Non
         assert set(words) <= _TERMS, (name, number.where)
 
 
-_NAMED = re.compile(r"[\w./-]+\.jsonl?|levelhead\.[\w.]+|C\d+[a-z]?|\d{4}-\d\d-\d\d, .*")  # files, claims, a machine
+# Files, claims, a model, a machine.
+_NAMED = re.compile(r"[\w./-]+\.jsonl?|levelhead\.[\w.]+|C\d+[a-z]?|all-MiniLM-L6-v2|\d{4}-\d\d-\d\d, .*")
 _TERMS = {
     *("argmax", "erf", "float", "levelhead", "ln", "max", "softmax", "tanh", "diag"),
     *("chosen", "draws", "keys", "orders", "pairs", "queries", "seed", "walk", "walks"),
 }
+
+
+@pytest.mark.parametrize("id", ["hook", "real"])
+def test_a_weight_in_the_text_has_the_digits_of_its_bar(id: str) -> None:
+    (chapter,) = (one for one in CHAPTERS if one.id == id)
+    weight = chapter.numbers()["top_divided"]
+    assert weight.text == f"{weight.value:.3f}"
 
 
 @each_chapter
@@ -151,6 +160,10 @@ def changed(path: str, value: Any, language: str = "hi-Latn") -> dict[str, Any]:
         ("softmax.text.0", "Gap 4 hai", "no typed number, got 4"),
         ("softmax.text.0", "Gap $0.97$ hai", "no typed number, got 0"),
         ("softmax.takeaway", " ", "got nothing"),
+        ("softmax.title", "*a $b`", "softmax.title: expected markup that is closed, got a lone *"),
+        ("softmax.takeaway", "*ek `do*", "softmax.takeaway: expected markup that is closed, got a lone `"),
+        ("shell.copy", "{ek", "shell.copy: expected markup that is closed, got a lone {"),
+        ("softmax.text.0", "dekho [[softmax]]", "softmax.text.0: expected markup that is closed, got a lone [["),
         ("bench.strip.nothing", None, "got nothing"),
         ("bench.walk.text.1", "variance", "formulas"),
         ("bench.speed.run", "yahan chalao (thodi der)", "placeholders"),
@@ -184,6 +197,7 @@ def test_a_value_that_is_not_translated_is_refused() -> None:
         ("training.pause", "Rest.", "training.pause: expected a list"),
         ("training.pause.1", "It is {nothing}.", "a number of the chapter"),
         ("hook", None, "the words of the chapter"),
+        ("training.claims.C99", "It holds.", "ids of C7, C7a, C12"),
         ("figures", {"One row": "One row"}, "The lab writes these texts"),
     ],
 )
@@ -196,6 +210,12 @@ def test_a_key_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "en.json").write_text('{"shell": {"a": "x", "a": "y"}}')
     with pytest.raises(LevelheadError, match="'a' is there twice"):
         catalogue._read(tmp_path / "en.json")
+
+
+@each_chapter
+def test_a_claim_that_holds_in_part_says_which_part(chapter: Chapter) -> None:
+    told = catalogue.catalogues()["en"][chapter.id].get("claims", {})
+    assert set(told) >= {id for id in chapter.claims if claim(id)["verdict"] == "caveat"}
 
 
 @each_chapter

@@ -34,6 +34,17 @@ def test_no_number_is_typed_unless_somebody_chose_it() -> None:
     assert found > 100
 
 
+def test_one_recorded_number_is_rounded_once() -> None:
+    """The same measurement of the same claim is not 0.99 in one chapter and 0.985 in another."""
+    texts: dict[tuple[str, float], set[str]] = {}
+    for one in ALL:
+        for number in one.numbers().values():
+            if number.source == "recorded":
+                texts.setdefault((number.where.split(",")[0], number.value), set()).add(number.text)
+    assert len(texts) > 50
+    assert {place: found for place, found in texts.items() if len(found) > 1} == {}
+
+
 @pytest.fixture
 def other_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every number of every record that is not whole differs by a percent or two, settings among them.

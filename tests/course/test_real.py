@@ -9,6 +9,9 @@ import pytest
 
 from levelhead.course.chapters.real import D_K, data, numbers
 from levelhead.course.results import claim
+from levelhead.diagnosis import symptoms, wrong_scale
+
+RULES = (wrong_scale.check, *symptoms.OF_A_RECORD, *symptoms.OF_A_RUN)
 
 
 def test_the_saturated_head_of_the_sentence_is_the_one_of_the_claim() -> None:
@@ -21,6 +24,16 @@ def test_the_saturated_head_of_the_sentence_is_the_one_of_the_claim() -> None:
     assert found["offset"] == -1  # "the token just before"
     row = cells[found["layer"], found["head"]]["row"]
     assert row.index(max(row)) == data()["query"] - 1
+
+
+def test_the_words_list_all_that_the_check_warns_of() -> None:
+    """A new rule that can warn needs new words in this chapter, and perhaps in the one on attacks."""
+    named = {"wrong_scale", "not_finite", "fp16_overflow", "softcap_saturated", "dead_rows", "idle_norms"}
+    while_training = {"logit_growth", "not_learning"}
+    notes = {"flat_heads", "sink_heads", "not_seen", "by_hand"}
+    rules = {rule.__module__.rsplit(".", 1)[1] if rule.__name__ == "check" else rule.__name__ for rule in RULES}
+    assert rules == named | while_training | notes
+    assert numbers()["texts"].value == numbers()["passages"].value + 1  # all were read, one to choose the head
 
 
 def test_all_pairs_of_heads_differ() -> None:

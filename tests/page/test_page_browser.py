@@ -163,7 +163,7 @@ HOSTILE = {
     "#d_k=1000000000": "d_k",
     "#keys=NaN&d_k=-1": "keys",
     "#scale=__proto__&power=1e9": "scale",
-    "#divide=__proto__": "scale",
+    "#divide=__proto__": "divide",  # as the link has it
     "#seed=99999999999&sigma=0": "seed",
     "#cure=%00&order=0x10&tile=2.5": "cure",
     "#hide=everything&predict=yes": "hide",
@@ -452,6 +452,19 @@ def test_a_run_is_followed_while_it_is_recorded(browser: Any, tmp_path: Path) ->
 
 
 # ---- the saved page
+
+
+def test_a_claim_that_is_not_there_and_a_language_that_does_not_load(opened: Callable[..., Tab]) -> None:
+    """The note names what was asked for; the control of the language shows what is spoken."""
+    tab = opened("#claim-C99", expected_errors=2)  # the browser's and the page's, of one file
+    tab.until(lambda: tab.text("#notes") == 'There is no claim "C99".', "the note")
+    tab.goes_to("#divide=nine")
+    tab.until(lambda: "divide: expected" in tab.text("#notes"), "the name that the link has")
+    tab.page.route("**/bench-words-hi-Latn.js", lambda route: route.abort())
+    tab.page.locator("#languages select").select_option("hi-Latn")
+    tab.until(lambda: "Hinglish" in tab.text("#notes") and "did not load" in tab.text("#notes"), "the language")
+    assert tab.page.locator("#languages select").input_value() == "en" == tab.ask("document.documentElement.lang")
+    assert "hi-Latn" not in tab.page.url
 
 
 def test_the_export_opens_from_a_disk_and_its_controls_work(browser: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import page_server
 import runs
 from levelhead.cli import main
+from levelhead.course.catalogue import catalogues
 from levelhead.lab import figures
 from levelhead.lab.figure import Axis, Chart, Fact, Figure, Series
 from levelhead.page import assets, export
@@ -64,7 +65,11 @@ def test_nothing_is_outside(whole: str) -> None:
     assert "/assets/" not in own
     assert not re.findall(r"<(?:link|script|img)[^>]*(?:src|href)=", own)
     assert "p { color: teal }" in own
-    assert len(whole.encode()) <= export.LARGEST
+    assert len(whole.encode()) <= export.largest()
+    words = modules_in(whole)
+    for language in catalogues():
+        own = (words[f"levelhead/{kind}-{language}.js"] for kind in ("words", "bench-words"))
+        assert sum(len(text.encode()) for text in own) < export.PER_LANGUAGE, language
 
 
 def test_a_policy_inside_forbids_the_network(whole: str) -> None:
@@ -223,6 +228,9 @@ def test_an_unwritable_place_is_refused_before_work(tmp_path: Path, capsys: pyte
 def test_what_is_too_large_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    room = export.largest()
+    monkeypatch.setattr(export, "catalogues", lambda: ("en", "hi-Latn", "one more"))
+    assert export.largest() == room + export.PER_LANGUAGE  # a new language does not take it from the figures
     monkeypatch.setattr(export, "LARGEST", 1_000_000)
     path = tmp_path / "page.html"
     assert main(["page", "--export", str(path)]) == 2

@@ -520,7 +520,7 @@ def test_ctrl_c_does_not_wait_for_a_measurement(stubbed: Path) -> None:
 
 def refused(*arguments: str) -> str:
     process = command(*arguments)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert (process.returncode, out) == (2, "")
     assert "Traceback" not in err
     return err

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from browsing import DESKTOP, PHONE, Tab, in_a_browser, started_browser, tabs  # noqa: F401
+from browsing import CHROMIUM, DESKTOP, FLAGS, PHONE, Tab, in_a_browser, started_browser, tabs  # noqa: F401
 from levelhead import reference, stats
 from levelhead.course.catalogue import catalogues
 from levelhead.course.chapter import Chapter
@@ -50,7 +50,8 @@ def loaded_once(address: str, browser: Any) -> Iterator[dict[str, Tab]]:
 
 @contextmanager
 def lent(tab: Tab) -> Iterator[Tab]:
-    """A shared tab for one test, with nothing stored. What goes wrong is this test's."""
+    """A shared tab for one test, in English and with nothing stored. What goes wrong is this test's."""
+    tab.ask("import('/assets/storage.js').then(({ keep }) => keep('language', 'en'))")  # the page's memory has it, too
     tab.ask("localStorage.clear()")
     tab.errors.clear()
     yield tab
@@ -226,6 +227,7 @@ HOSTILE = {
     "#/hook?lang=<img src=x onerror=alert(1)>": "<img",
     "#/hook?answers=hook:__proto__": "hook:__proto__",
     "#/hook?answers=constructor:skip,:,::": "constructor",
+    "#/hook?answers=hook:divided,hook:both": "hook:both",
     "#/hook?step=-1&step=999": "-1",
     "#/hook?constructor=1": "constructor",
     "#/%E0%A4%A?lang=%": "%E0",
@@ -242,6 +244,19 @@ def test_a_hostile_address_opens_the_first_chapter_with_a_sentence(opened: Calla
         assert tab.count(".option") == 4 and len(tab.text(".notes:visible")) < 400
     goes(tab, "#", "hook")
     tab.until(lambda: tab.count("#story .notes") == 0, "the note to go")
+
+
+def test_a_note_says_what_is_shown(story: Tab) -> None:
+    tab = story
+    goes(tab, "#/softmax?foo=bar", "softmax")
+    tab.until(lambda: "The link sets “foo”" in tab.text(".notes:visible"), "the note")
+    assert "first chapter" not in tab.text(".notes:visible")
+    tab.until(lambda: "Chapter 3" in tab.text(".course"), "the chapter in English")
+    tab.page.locator(".top-bar select").select_option(HINGLISH)  # remembered from here
+    tab.until(lambda: tab.ask("document.documentElement.lang") == HINGLISH, "the language")
+    goes(tab, "#/hook?lang=xx", "hook")
+    tab.until(lambda: "This is English" in tab.text(".notes:visible"), "the note on the language")
+    assert tab.ask("document.documentElement.lang") == "en"
 
 
 def test_the_story_works_where_nothing_can_be_stored(address: str, browser: Any) -> None:
@@ -279,6 +294,97 @@ def test_the_first_chapter_is_small_and_needs_no_drawing_library(opened: Callabl
     loaded = {name for name in names if name.startswith("chapter-")}
     assert loaded <= {f"chapter-{chapter.id}.js" for chapter in CHAPTERS[:2]}  # this one, and the next
     assert sum(len(one.response().body()) for one in tab.requests if one.response().status == 200) < 400_000
+
+
+def test_what_does_not_load_is_named_and_everything_agrees_with_what_is_shown(address: str, browser: Any) -> None:
+    """A chapter, then a language: the page stays where it is, says what is missing, and loads it when it is there."""
+    with tabs(browser) as open_tab:
+        tab = open_tab(f"{address}#/hook?answers=hook:skip")
+        arrives(tab, "hook")
+        tab.page.wait_for_load_state("networkidle")
+        title, held = tab.ask("document.title"), []
+        tab.page.route("**/chapter-attack.js", lambda route: held.append(route))
+        tab.ask("scrollTo({ top: 900, behavior: 'instant' })")
+        tab.ask("location.hash = '#/attack?answers=hook:skip'")
+        tab.until(lambda: len(held) > 0 and tab.count("#story[aria-busy=true]") == 1, "the chapter to be asked for")
+        held[0].abort()
+        tab.page.locator(".trouble[role=alert]").wait_for()
+        assert catalogues()["en"]["attack"]["title"] in tab.text(".trouble")
+        assert tab.ask(IN_SIGHT) and tab.count("#story[aria-busy]") == 0 and tab.count("[data-chapter=hook]") == 1
+        assert tab.page.url.endswith("#/hook?answers=hook:skip") and tab.ask("document.title") == title
+        tab.page.unroute("**/chapter-attack.js")
+        tab.page.route(f"**/words-{HINGLISH}.js", lambda route: route.abort())
+        tab.page.locator(".top-bar select").select_option(HINGLISH)
+        tab.until(lambda: "Hinglish" in tab.text(".trouble"), "the language to be named")
+        assert tab.page.locator(".top-bar select").input_value() == "en" == tab.ask("document.documentElement.lang")
+        assert "lang" not in tab.page.url and tab.ask("localStorage.getItem('levelhead-language')") == "en"
+        tab.page.reload()
+        arrives(tab, "hook")
+        goes(tab, "#/attack", "attack")
+        assert tab.count(".trouble") == 0
+        assert len(tab.errors) == 4, tab.errors  # two files, each said by the browser and by the page
+        tab.errors.clear()
+
+
+BAR_INSIDE = "[...document.querySelectorAll('.bar-end *')].every(x => x.getBoundingClientRect().right <= innerWidth)"
+IN_SIGHT = """(({ top, bottom }) => top >= 0 && bottom <= innerHeight)(
+  document.querySelector('.trouble').getBoundingClientRect())"""
+
+
+def test_forced_colours_leave_bars_and_choices(story: Tab) -> None:
+    tab = story
+    tab.page.emulate_media(forced_colors="active")
+    back = "getComputedStyle(document.querySelector('{}')).backgroundColor"
+    for chapter in ("hook", "online"):
+        goes(tab, f"#/{chapter}?answers={chapter}:skip", chapter)
+        tab.page.locator(".because").wait_for()
+        assert tab.ask(back.format(".bar-fill")) != tab.ask(back.format(".bar-track")), chapter
+    goes(tab, "#/attack?answers=attack:skip", "attack")
+    tab.page.locator(".because").wait_for()
+    chosen, other = (back.format(f".segments input{state} + span") for state in (":checked", ":not(:checked)"))
+    assert tab.ask(chosen) != tab.ask(other)
+    goes(tab, "#/real?answers=real:skip", "real")
+    tab.page.locator(".because").wait_for()
+    edge = "getComputedStyle(document.querySelector('.real-cell[aria-checked={}]')).borderTopColor"
+    assert tab.ask(edge.format("true")) != tab.ask(edge.format("false"))
+    tab.page.emulate_media(forced_colors="none")
+
+
+def test_what_is_pressed_or_pulled_is_24_pixels_high(story: Tab) -> None:
+    tab = story
+    for chapter in ("by_hand", "attack", None):
+        if chapter:
+            goes(tab, f"#/{chapter}?answers={chapter}:skip", chapter)
+            tab.page.locator(f"[data-chapter={chapter}] .because").wait_for()
+            tab.ask(UNFOLDED)
+            tab.page.locator(".fold .to-cards").wait_for()
+        else:
+            tab.goes_to("#scale=1/d_k^p")
+            tab.page.locator("#strip").wait_for()
+        for size in (PHONE, DESKTOP):
+            tab.page.set_viewport_size(size)
+            assert tab.ask(LOW) == [], (chapter, size)
+
+
+LOW = """[...document.querySelectorAll('a:not(.skip), input[type=range], summary, button, select')]
+  .filter((x) => x.checkVisibility() && x.offsetHeight > 0 && x.getBoundingClientRect().height < 23.9)
+  .map((x) => x.className + ' ' + x.id + ': ' + x.textContent)"""
+
+
+def test_large_letters_have_room(address: str, browser: Any) -> None:
+    """A reader whose browser's letters are twice as large, on a phone."""
+    large = browser.browser_type.launch(executable_path=CHROMIUM, args=[*FLAGS, "--blink-settings=defaultFontSize=32"])
+    with tabs(large) as open_tab:
+        tab = open_tab(f"{address}#/hook", viewport=PHONE)
+        for language in (HINGLISH, "en"):
+            for chapter in ("hook", "attack", "cards"):
+                hash = f"#/{chapter}?lang={language}" + (f"&answers={chapter}:skip" if chapter != "cards" else "")
+                goes(tab, hash, chapter)
+                tab.until(lambda language=language: tab.ask("document.documentElement.lang") == language, language)
+                assert tab.ask("parseFloat(getComputedStyle(document.documentElement).fontSize)") == 32
+                inside = tab.ask(BAR_INSIDE)
+                assert inside and not tab.ask(WIDE), (hash, tab.ask(WIDE))
+    large.close()
 
 
 def test_links_lead_to_the_bench_and_back(opened: Callable[..., Tab]) -> None:
@@ -443,8 +549,13 @@ def test_paper_has_the_derivation_and_no_controls(opened: Callable[..., Tab]) ->
         assert tab.page.locator(shown).first.is_visible()
     for hidden in (".top-bar", ".player", ".ends nav", ".fold-cards"):
         assert not tab.page.locator(hidden).is_visible()
+    assert tab.ask("getComputedStyle(document.querySelector('.scene *')).printColorAdjust") == "exact", "bars have ink"
     tab.ask("dispatchEvent(new Event('afterprint'))")
     assert tab.count(".fold[open]") == 0
+    goes(tab, "#/walk", "walk")  # before an answer there is a question alone, on paper, too
+    tab.page.locator(".option").first.wait_for()
+    tab.ask("dispatchEvent(new Event('beforeprint'))")
+    assert tab.page.locator(".quiz").is_visible() and tab.count(".fold, .takeaway") == 0
 
 
 def test_a_swipe_is_not_also_the_browsers(opened: Callable[..., Tab]) -> None:

@@ -51,7 +51,7 @@ def test_cards_are_turned_known_and_missed_by_keyboard(opened: Callable[..., Tab
     tab = opened()
     ids, press = [card.id for card in CARDS], tab.page.keyboard.press
     assert shown(tab) == ids[0] and tab.count(".card-back, .card-again") == 0
-    assert f"{len(ids)} to go" in tab.text(".card-said")
+    assert f"{len(ids)} to go" in tab.text(".card-said") and "kept in this browser" in tab.text(".card-notes")
     press(" ")
     assert tab.count(".card-back .number") >= 2 and "C5" in tab.text(".card-sources")
     assert "card-face" in tab.ask("document.activeElement.className")
@@ -60,13 +60,13 @@ def test_cards_are_turned_known_and_missed_by_keyboard(opened: Callable[..., Tab
     press("2")
     assert shown(tab) == ids[0] and stored(tab) == {}  # nothing is known before the answer was seen
     press(" ")
+    assert "again soon" in tab.text(".card-again") and "again tomorrow" in tab.text(".card-knew")  # with its own card
     press("1")
-    assert shown(tab) == ids[1] and "again soon" in tab.text(".card-said")
+    assert shown(tab) == ids[1] and "again" not in tab.text(".deck")  # and not under the next one
     for id in ids[1 : 1 + SOON]:
         assert shown(tab) == id
         press(" ")
         press("2")
-    assert "again tomorrow" in tab.text(".card-said")
     assert shown(tab) == ids[0]  # what was missed, after three others
     press("ArrowRight")
     assert shown(tab) == ids[1 + SOON]
@@ -96,8 +96,9 @@ def test_days_pass_and_all_is_forgotten_at_the_second_press(opened: Callable[...
     tab.page.locator(".card-next").click()
     assert shown(tab) == over
     tab.page.locator(".card-turn").click()
+    assert "in 21 days" in tab.text(".card-knew") and "again soon" in tab.text(".card-again")
     tab.page.locator(".card-knew").click()
-    assert "in 21 days" in tab.text(".card-said") and stored(tab)[over][0] == 4
+    assert stored(tab)[over][0] == 4
     assert shown(tab) == CARDS[0].id  # what cannot be read counts as new
     for _ in range(3):
         tab.page.keyboard.press("ArrowRight")
@@ -109,6 +110,26 @@ def test_days_pass_and_all_is_forgotten_at_the_second_press(opened: Callable[...
     assert stored(tab) != {}
     reset.click()
     assert stored(tab) == {} and "Forgotten" in tab.text(".card-notes")
+
+
+def test_tomorrow_is_the_next_day_and_a_day_no_answer_leads_to_is_damage(opened: Callable[..., Tab]) -> None:
+    """A card that is known late in the evening is due when the next day begins. A due date behind the longest interval
+    comes from a wrong clock or from storage that was edited."""
+    tab = opened()
+    evening = int(tab.ask("new Date(2030, 4, 5, 23, 30).getTime()"))
+    minutes = 60_000
+    tab.page.clock.set_fixed_time(evening / 1000)  # seconds
+    tab.page.keyboard.press(" ")
+    tab.page.keyboard.press("2")
+    assert stored(tab)[CARDS[0].id] == [1, evening + 30 * minutes]
+    waits = {card.id: [4, evening + 21 * 1440 * minutes] for card in CARDS}
+    damaged = {CARDS[7].id: [4, 4_070_908_800_000], CARDS[9].id: [2, 1e308]}
+    tab.page.evaluate("text => localStorage.setItem('levelhead-cards', text)", json.dumps(waits | damaged))
+    tab.page.reload()
+    tab.page.locator(".card-face").wait_for()
+    assert shown(tab) == CARDS[7].id and "2 to go" in tab.text(".card-said")
+    tab.page.keyboard.press("ArrowRight")
+    assert shown(tab) == CARDS[9].id
 
 
 def test_a_chapter_ends_with_its_cards(opened: Callable[..., Tab]) -> None:
@@ -160,6 +181,9 @@ def test_cards_work_where_nothing_can_be_stored(address: str, browser: Any) -> N
         tab = open_tab("about:blank")
         tab.page.add_init_script(BROKEN)
         tab.page.goto(f"{address}#/cards")
+        tab.page.locator(".card-notes").wait_for()
+        assert "lasts until the page is closed" in tab.text(".card-notes")
+        assert "kept in this browser" not in tab.text(".card-notes")
         tab.page.locator(".card-turn").click()
         tab.page.locator(".card-knew").click()
         assert shown(tab) == CARDS[1].id

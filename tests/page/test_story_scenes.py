@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from browsing import DESKTOP, Tab, in_a_browser, started_browser, tabs  # noqa: F401
+from levelhead.course.catalogue import catalogues
 from levelhead.course.chapters import attack, by_hand, real, training, walk
 from levelhead.page.assets import assets
 from levelhead.page.export import inlined
@@ -41,7 +42,7 @@ def test_every_number_can_be_read_and_the_terms_add_up(address: str, browser: An
         terms.press("End")
         assert by_hand.CHAPTER.numbers()["apple_love"].text in tab.text(".hand-sum")
         assert tab.text(".hand-terms tr.here th") == "64" and tab.count(".hand-terms tbody tr") == 64
-        tab.page.get_by_role("button", name="add", exact=True).click()
+        tab.page.get_by_role("button", name="play the terms", exact=True).click()
         tab.until(lambda: tab.text(".hand-terms tr.here th") == "3", "the third term by itself")
         tab.page.get_by_role("button", name="pause", exact=True).click()
 
@@ -54,6 +55,9 @@ def test_walks_and_their_ends(address: str, browser: Any) -> None:
         terms.press("End")
         last = f"{found['walks'][0, -1]:.2f}".replace("-", "−")
         tab.until(lambda: "term 64 adds" in tab.text(".hand-sum") and last in tab.text(".hand-sum"), "the last term")
+        tab.page.locator(".walk-another").click()  # another one, with as many terms
+        other = f"{found['walks'][1, -1]:.2f}".replace("-", "−")
+        tab.until(lambda: "term 64 adds" in tab.text(".hand-sum") and other in tab.text(".hand-sum"), "another walk")
         tab.page.goto(f"{address}#/walk?answers=walk:skip&step=3")
         tab.page.locator("input[value='64']").wait_for(state="attached")
         assert numbers["spread_64"].text in tab.text(".hand-sum") and tab.text(".outside") == ""
@@ -62,7 +66,8 @@ def test_walks_and_their_ends(address: str, browser: Any) -> None:
         wide = found["ends"][-1]
         outside = f"{100 * (wide['left'] + wide['right']):.2g} %"
         tab.until(lambda: outside in tab.text(".outside"), "the share outside")
-        assert tab.ask(TICKS) == ticks and tab.count(".story-chart .arrow") == 2
+        tab.until(lambda: tab.count(".story-chart .arrow") == 2, "the arrows")
+        assert tab.ask(TICKS) == ticks
 
 
 def test_only_the_root_is_level_in_both_models(address: str, browser: Any) -> None:
@@ -96,10 +101,10 @@ def test_a_pinned_softcap_is_not_a_cure(opened: Any) -> None:
     axes = tab.ask(PLACED)
     assert said.get_attribute("data-verdict") == "pinned" and "level" in tab.text(".scene .gauge-words strong")
     tab.page.locator("input[value=norm]").check(force=True)
-    assert said.get_attribute("data-verdict") == "found"
+    assert said.get_attribute("data-verdict") == "leads"
     tab.page.locator("input[value=root]").check(force=True)
     tab.slide("correlation ρ of the match", "Home")
-    assert said.get_attribute("data-verdict") == "other" and "saturated" in tab.text(".scene .gauge-words strong")
+    assert said.get_attribute("data-verdict") == "chance" and "saturated" in tab.text(".scene .gauge-words strong")
     assert tab.ask(PLACED) == axes
 
 
@@ -112,7 +117,7 @@ def test_additive_scores_grow_with_v_alone_and_cosine_with_the_angle_alone(opene
     tab.slide("v grows", "End")
     assert tab.page.locator(".rivals-now .number").nth(2).inner_text() == "17"
     for _ in range(2):
-        tab.page.get_by_role("slider").last.press("ArrowRight")  # the player's own: to the picture of the angle
+        tab.page.locator(".player input").press("ArrowRight")  # to the picture of the angle
     tab.page.locator(".rivals-angle").wait_for()
     values = tab.page.locator(".rivals-scores .bar-value")
     assert values.all_inner_texts() == ["4", "4"]
@@ -181,15 +186,29 @@ def test_a_saved_page_says_that_it_runs_no_model(tmp_path: Path, browser: Any) -
         assert "levelhead page" in tab.text(".scene .soft code >> nth=1")
 
 
-def test_a_line_marks_where_the_ratios_are_equal(opened: Any) -> None:
+def test_every_ratio_of_a_training_names_its_optimiser(opened: Any) -> None:
     tab: Tab = opened("training", 0)
-    tab.page.locator(".training-ratios").wait_for()
-    ratios = training.CHAPTER.numbers()
-    lines = tab.page.locator(".training-ratios .bar-mark").evaluate_all(SHARES)
-    bars = tab.page.locator(".training-ratios .bar-fill").evaluate_all(SHARES)
-    assert len(set(lines)) == 1
-    for name, line, bar in zip(training.data()["ratios"], lines, bars, strict=True):
-        assert float(bar) / float(line) == pytest.approx(ratios[name].value)  # one unit for bars and line
+    tab.page.locator(".fold-more summary").click()
+    shown, ratios = training.CHAPTER.numbers(), training.RATIOS
+    words = catalogues()["en"]["training"]["words"]["optimisers"]
+    lines = {
+        line.get_attribute("data-ratio"): line.locator("td").all_inner_texts()
+        for line in tab.page.locator(".training-ratios tbody tr").all()
+    }
+    assert lines == {name: [words[optimiser], shown[name].text] for name, optimiser in ratios.items()}
+    assert set(ratios.values()) == set(words)
+
+
+SHADES = """() => [...document.querySelectorAll('.training-push')].map((x) =>
+  [...x.querySelectorAll('path')].reduce((all, one) => all + one.getAttribute('d').split('z').length - 1, 0))"""
+
+
+def test_the_picture_of_the_push_has_a_point_for_each_score_that_is_not_white(opened: Any) -> None:
+    tab: Tab = opened("training", 0)
+    tab.page.locator(".training-push").last.wait_for()
+    undivided, divided = (sum(row.count("0") for row in rows) for rows in training.data()["push"].values())
+    assert tab.ask(SHADES) == [training.TOKENS**2 - undivided, training.TOKENS**2 - divided]
+    assert undivided > 0.9 * training.TOKENS**2 and divided < 0.5 * training.TOKENS**2  # what the words say
 
 
 def test_a_frame_says_which_marks_are_outside_it(opened: Any) -> None:

@@ -20,16 +20,17 @@ from typing import Any
 from levelhead.course.cards import CARDS, Card
 from levelhead.course.chapter import Chapter
 from levelhead.course.chapters import CHAPTERS
+from levelhead.course.languages import FOLDER, PATTERN, languages
 from levelhead.errors import LevelheadError, expected
 
-FOLDER = Path(__file__).with_name("catalogues")
-PATTERN = "en"
 FIGURES = "figures"  # the section that English does not have
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _FORMULA = re.compile(r"\[\[([\w-]+)\]\]")
 _CODE = re.compile(r"`[^`]*`")
 _INLINE = re.compile(r"\$[^$]*\$")
+_MARKUP = re.compile(r"`[^`]+`|\$[^$]+\$|\*(?P<emphasis>[^*]+)\*|\{\w+\}")  # as words.js reads it
+_BROKEN = re.compile(r"[`$*{}]|\[\[|\]\]")
 _LONE_DIGITS = re.compile(r"(?<![\d.,])\d(?![\d.,])")  # of a formula: 1 − p, 2p
 # Names with a digit in them. A digit anywhere else is a number that was typed.
 _NAMES = re.compile(r"\b(?:C\d+[a-z]?|b?float(?:16|32|64)|GPT-[23]|SmolLM2|Llama 3|T5|H100|A100)\b")
@@ -42,6 +43,7 @@ _OPTIONAL = {
     "derivation": list,
     "more": list,
     "pause": list,
+    "claims": dict,
 }
 _FILLED = ("words", "charts")  # a scene fills in what it computes; the page's tests look for what is left open
 
@@ -49,8 +51,7 @@ _FILLED = ("words", "charts")  # a scene fills in what it computes; the page's t
 @cache
 def catalogues() -> Mapping[str, Mapping[str, Any]]:
     """All catalogues by language, English first, checked; a LevelheadError names the first value that is wrong."""
-    others = sorted(path.stem for path in FOLDER.glob("*.json") if path.stem != PATTERN)
-    found = {language: _read(FOLDER / f"{language}.json") for language in (PATTERN, *others)}
+    found = {language: _read(FOLDER / f"{language}.json") for language in languages()}
     check(found, CHAPTERS)
     return found
 
@@ -87,6 +88,9 @@ def _check_chapter(chapter: Chapter, words: Any) -> None:
         raise _wrong(PATTERN, f"{id}.options", f"exactly {wanted}", ", ".join(words["options"]), "Compare the keys")
     if chapter.steps and len(words.get("steps", ())) != chapter.steps:
         raise _wrong(PATTERN, f"{id}.steps", chapter.steps, len(words.get("steps", ())), "Write a value per step")
+    if set(words.get("claims", ())) - set(chapter.claims):
+        wanted = ", ".join(chapter.claims)
+        raise _wrong(PATTERN, f"{id}.claims", f"ids of {wanted}", ", ".join(words["claims"]), "Compare the ids")
     known = chapter.numbers().keys()
     for path, text in _leaves({name: value for name, value in words.items() if name not in _FILLED}):
         for name in placeholders(text):
@@ -144,6 +148,8 @@ def _check_figures(language: str, texts: Any) -> None:
 def _check_words(language: str, path: str, words: str) -> None:
     if not words.strip():
         raise _wrong(language, path, "words", "nothing", "Write them")
+    if broken := _BROKEN.search(_unmarked(words)):
+        raise _wrong(language, path, "markup that is closed", f"a lone {broken[0]}", "Close it or remove it")
     rest = _bare(words)
     formulas = " ".join(_LONE_DIGITS.sub("", text) for text in _INLINE.findall(words))
     if typed := re.search(r"\d+", _NAMES.sub("", rest) + formulas):
@@ -153,6 +159,13 @@ def _check_words(language: str, path: str, words: str) -> None:
 def placeholders(words: str) -> list[str]:
     """The numbers that a text shows, each once, in the order of the text."""
     return list(dict.fromkeys(_PLACEHOLDER.findall(_CODE.sub("", words))))
+
+
+def _unmarked(words: str) -> str:
+    """What is left beside the markup; emphasis may hold other markup."""
+    if _FORMULA.fullmatch(words):
+        return ""
+    return _MARKUP.sub(lambda found: _unmarked(found["emphasis"] or ""), words)
 
 
 def _same_everywhere(words: str) -> bool:

@@ -16,8 +16,9 @@ from hashlib import sha256
 from typing import Any
 
 from levelhead.course.cards import CARDS, Card
-from levelhead.course.catalogue import PATTERN, catalogues, placeholders
+from levelhead.course.catalogue import catalogues, placeholders
 from levelhead.course.chapters import ORDER
+from levelhead.course.languages import PATTERN
 from levelhead.course.numbers import CHOSEN, Number
 from levelhead.course.results import claim
 from levelhead.errors import bad_value

@@ -16,17 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from levelhead import documentation, stats
-from levelhead.course.catalogue import FIGURES, PATTERN, catalogues, terms
+from levelhead.course.catalogue import FIGURES, catalogues, terms
 from levelhead.course.chapters import CHAPTERS
 from levelhead.course.deck import deck_json
+from levelhead.course.languages import PATTERN
 from levelhead.course.story import chapter_json
-from levelhead.errors import LevelheadError, expected
+from levelhead.errors import bad_value
+from levelhead.extras import command, require
 from levelhead.lab import figures, measure
 from levelhead.lab.parameters import PARAMETERS, POWER
 
 STATIC = Path(__file__).with_name("static")
 INDEX, PLOTLY, DECLARED = "index.html", "plotly.js", "declared.js"
 STORY, LOOKS = "story-data.js", "scenes.css"  # which chapters and languages there are; the style sheets of the scenes
+_WHAT = "levelhead page"  # needs the packages of its extra
 _BENCH = ("bench", FIGURES)  # the sections of a catalogue that the story does without
 
 _KINDS = {
@@ -57,10 +60,13 @@ def _story() -> dict[str, bytes]:
     """The modules of the course. Importing one by a name that is written out is what the export understands."""
     modules = {f"chapter-{one.id}.js": _module({"CHAPTER": chapter_json(one)}) for one in CHAPTERS}
     modules["cards-data.js"] = _module({"CARDS": deck_json()})
+    rested = {id for one in CHAPTERS for id in one.claims}
     for language, words in catalogues().items():
         told = {name: section for name, section in words.items() if name not in _BENCH}
         own = words.get("figures", {})  # the lab's sentences are English
-        told["claims"] = {id: own.get(one["claim"], one["claim"]) for id, one in figures.claims().items()}
+        told["claims"] = {
+            id: own.get(one["claim"], one["claim"]) for id, one in figures.claims().items() if id in rested
+        }
         modules[f"words-{language}.js"] = _module({"WORDS": told})
     constants = {
         "CHAPTERS": [{"id": one.id, "options": one.options, "steps": one.steps} for one in CHAPTERS],
@@ -118,13 +124,9 @@ def _module(constants: Mapping[str, Any], *statements: str) -> bytes:
     return "\n".join(("// Made by levelhead.page.assets.", *lines, *statements, "")).encode()
 
 
-def missing() -> LevelheadError | None:
-    """The error to raise if a package of `levelhead[page]` is not installed."""
-    needed = ("starlette", "uvicorn", "plotly")
-    absent = [name for name in needed if find_spec(name) is None]
-    if not absent:
-        return None
-    return _not_installed(f"the packages {', '.join(needed)}", f"no {', '.join(absent)}")
+def check_installed() -> None:
+    """Refuses unless the packages of `levelhead[page]` are installed."""
+    require(_WHAT, "starlette", "uvicorn", "plotly", install=command("page"))
 
 
 def _plotly() -> Path:
@@ -134,8 +136,5 @@ def _plotly() -> Path:
         path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
             return path
-    raise _not_installed("plotly", "none")
-
-
-def _not_installed(wanted: str, got: str) -> LevelheadError:
-    return LevelheadError(expected("levelhead page", wanted, got, 'Run: pip install "levelhead[page]"'))
+    wanted, given = "the script plotly.min.js in the package plotly", "none"
+    raise bad_value(_WHAT, wanted, given, f"Run: {command('page')}")

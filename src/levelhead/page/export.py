@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from levelhead.course.catalogue import PATTERN
+from levelhead.course.catalogue import catalogues
 from levelhead.course.chapters import CHAPTERS
+from levelhead.course.languages import PATTERN
 from levelhead.errors import LevelheadError, expected
 from levelhead.lab import figures
 from levelhead.lab.parameters import default
@@ -32,7 +33,7 @@ GRID: Mapping[str, tuple[int | str, ...]] = {
     "keys": (8, 32, 256),
 }
 SEED = default("seed")
-LARGEST = 10_000_000  # bytes
+LARGEST, PER_LANGUAGE = 9_600_000, 200_000  # bytes: of all but words, and of the words of each language
 _DIGITS = 4
 
 _POLICY = (
@@ -64,10 +65,15 @@ def exported(*, run: Path | None = None, tell: Tell) -> str:
     computed = {id: dict(_over_grid(id, shown.get(id, {}), origin, tell)) for id in figures.IDS}
     data = {"about": machine, "grid": {name: list(values) for name, values in GRID.items()}, "figures": computed}
     text = inlined(assets(), encoded(data).decode())
-    if len(text.encode()) > LARGEST:
+    if len(text.encode()) > largest():
         given = ", ".join(f"{id} {len(encoded(each)) / 1e6:.1f}" for id, each in computed.items())
-        raise LevelheadError(expected("--export", "10 MB at most", f"MB of {given}", "Report this"))
+        raise LevelheadError(expected("--export", f"{largest() / 1e6:.1f} MB at most", f"MB of {given}", "Report this"))
     return text
+
+
+def largest() -> int:
+    """Bytes of the file at most; a new language brings its own room."""
+    return LARGEST + PER_LANGUAGE * len(catalogues())
 
 
 def _over_grid(id: str, rest: Mapping[str, Any], origin: str, tell: Tell) -> Iterator[tuple[str, dict[str, Any]]]:

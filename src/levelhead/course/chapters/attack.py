@@ -30,6 +30,7 @@ RHO, SIGMA, BIG = 0.5, 1, 8  # of the text
 CURES = ("root", "width", "norm", "cap")
 # What a step sets: ρ, σ, cure. The first step shows the chart over widths.
 STEPS = ((RHO, SIGMA, "root"), (RHO, SIGMA, "root"), (0.0, 4, "root"), (RHO, 4, "norm"), (RHO, BIG, "cap"))
+PAIRS = 16384  # queries with their match, whose spread the derivation measures
 _PINNED = 0.1  # slope of the softcap below which a score counts as pinned
 _MANY = 0.3  # share of pinned scores that is worth a word
 _FOUND = 0.5  # weight of the match
@@ -58,6 +59,16 @@ def _scores(rho: float, scale: float | str) -> Array:
 def _others(scale: float | str) -> Array:
     q, z = _drawn()
     return pair_logits(np.broadcast_to(q[:, None], z.shape)[:, 1:], z[:, 1:], scale)
+
+
+@cache
+def match_spread(rho: float) -> tuple[float, float]:
+    """The spread of the scores of a match, divided by √d_k, σ = 1, with its standard error."""
+    q, z = np.random.default_rng(0).standard_normal((2, PAIRS, D_K)).astype(np.float32)
+    match = np.float32(rho) * q + np.float32(math.sqrt(1 - rho**2)) * z
+    away = pair_logits(q, match, 1 / math.sqrt(D_K)).astype(np.float64) - rho * math.sqrt(D_K)
+    variance, error = parts.mean(away**2)
+    return math.sqrt(variance), error / (2 * math.sqrt(variance))
 
 
 @cache
@@ -92,17 +103,19 @@ def cell(cure: str, sigma: float, rho: float) -> dict[str, Any]:
         "bubble": gauge.bubble,
         "entropy": gauge.normalised_entropy,
     }
-    return found | {"verdict": _verdict(found)}
+    return found | {"verdict": _verdict(found, rho)}
 
 
-def _verdict(found: Mapping[str, Any]) -> str:
-    """What there is to say of a row; its level alone does not say whether it is right."""
+def _verdict(found: Mapping[str, Any], rho: float) -> str:
+    """What there is to say of a row; its level alone does not say whether it is right. Without correlation there is no
+    match."""
+    sure = found["level"] in ("saturated", "sharp")
     if found["pinned"] >= _MANY:
         return "pinned"
     if found["match"] >= _FOUND:
-        return "found"
-    if found["level"] in ("saturated", "sharp"):
-        return "other"
+        return "found" if sure else "leads"
+    if sure:
+        return "other" if rho else "chance"
     return "flat" if found["level"] == "flat" else "open"
 
 
@@ -141,11 +154,16 @@ def numbers() -> Mapping[str, Number]:
         return live(cell(cure, sigma, RHO)[name], draws, digits)
 
     def share(name: str) -> Number:
-        return claim_number("C11a", healthy["measured"][name], stderr=healthy["stderr"][name])
+        return claim_number("C11a", healthy["measured"][name], 3, stderr=healthy["stderr"][name])
 
+    spread, error = match_spread(RHO)
     return {
         "d_k": theory(D_K, "chosen"),
         "keys": theory(KEYS, "chosen"),
+        "pairs": theory(PAIRS, "chosen"),
+        "match_spread": live(spread, f"{PAIRS} draws, seed 0", 3),
+        "match_error": live(error, f"{PAIRS} draws, seed 0", 1),
+        "match_law": theory(math.sqrt(1 + RHO**2), "√(1 + 0.5²)", 3),
         "even": theory(1 / KEYS, "1/32"),
         "rho": theory(RHO, "chosen"),
         "sigma": theory(SIGMA, "chosen"),

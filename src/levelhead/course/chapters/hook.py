@@ -18,7 +18,7 @@ from levelhead.course.results import head
 D_K = 64
 WORDS = ("The", "dog", "chased", "the", "ball", "because", "it", "was", "fast")
 QUERY = 6  # "it" asks
-FIRST = 4  # the seed that opens the chapter: a clear case. `numbers` has the mean over many, the scene eleven more
+FIRST = 3  # the seed that opens the chapter: a clear case. `numbers` has the mean over many, the scene eleven more
 SEEDS = (FIRST, *(seed for seed in range(12) if seed != FIRST))
 MANY = 4096  # draws behind the averages
 
@@ -59,8 +59,8 @@ def numbers() -> Mapping[str, Number]:
         "divisor": theory(math.isqrt(D_K), "√64"),
         "words": theory(len(WORDS), "chosen"),
         "top_undivided": live(first["undivided"]["top1"], here, 3),
-        "top_divided": live(first["divided"]["top1"], here),
-        "left_undivided": live(first["undivided"]["left"], here, 1),
+        "top_divided": live(first["divided"]["top1"], here, 3),  # as at its bar
+        "left_undivided": live(first["undivided"]["left"], here),
         "left_divided": live(first["divided"]["left"], here),
         "factor": live(first["divided"]["left"] / first["undivided"]["left"], here, 1),
         "draws": theory(MANY, "chosen"),

@@ -16,6 +16,7 @@ D_K = 64
 LARGE = 30  # a score that an undivided head of width 64 reaches: almost four of its standard deviations
 FARTHEST = 120  # of the slider
 TYPES = ("float16", "float32")
+_HALF = 0.5  # a weight whose slope is steepest
 
 
 @cache
@@ -49,6 +50,7 @@ def numbers() -> Mapping[str, Number]:
         "naive_half": claim_number("C8", half["measured"][at], stderr=half["stderr"][at]),
         "wide": theory(widths[wide], "chosen"),
         "naive_single": claim_number("C8", single["measured"][wide], stderr=single["stderr"][wide]),
+        "quarter": theory(_HALF * (1 - _HALF), "½ (1 − ½)"),
         "bound": theory(claim("C8")["theory"]["steepest gradient (bound)"], "‖diag(p) − p pᵀ‖ ≤ 1/2"),
         "scale_most": claim_number("C8a", claim("C8a")["params"]["scales"][-1]),
         "core_lost": claim_number("C8a", max(claim("C8a")["measured"]["core"])),

@@ -17,7 +17,7 @@ from levelhead.lab import recorded as records
 
 D_K = 32  # of the model's heads
 SURE = 0.99  # a weight that is almost all
-MARK = "[CLS]"
+MODEL, MARK = "all-MiniLM-L6-v2", "[CLS]"
 _WEIGHTS = {"divided": "weight", "undivided": "unscaled_weight"}
 
 
@@ -25,6 +25,10 @@ _WEIGHTS = {"divided": "weight", "undivided": "unscaled_weight"}
 def _sentence() -> dict[str, Any]:
     found: dict[str, Any] = records.load("sentence")
     return found
+
+
+def _where() -> str:
+    return f"{MODEL}, {_sentence()['about']['date']}"
 
 
 def _rows() -> dict[str, list[float]]:
@@ -35,7 +39,7 @@ def _rows() -> dict[str, list[float]]:
 
 def numbers() -> Mapping[str, Number]:
     found, rows = _sentence(), _rows()
-    where = f"sentence.json, {found['about']['date']}"
+    where = _where()
     looks, layers, heads = found["it"], found["layers"], found["heads"]
     chosen = Counter(found["tokens"][one["key"]] for one in looks)
     levels = Counter(gauge["level"] for layer in found["gauges"] for gauge in layer)
@@ -59,7 +63,7 @@ def numbers() -> Mapping[str, Number]:
         "to_fast": count(chosen["fast"]),
         "layer": count(found["layer"]),
         "head": count(found["head"]),
-        "top_divided": recorded(max(rows["divided"]), where),
+        "top_divided": recorded(max(rows["divided"]), where, 3),  # as at its bar
         "top_undivided": recorded(max(rows["undivided"]), where),
         "left_divided": recorded(1 - sum(p * p for p in rows["divided"]), where),
         "left_undivided": recorded(1 - sum(p * p for p in rows["undivided"]), where, 1),
@@ -72,6 +76,7 @@ def numbers() -> Mapping[str, Number]:
         **{f"are_{name}": count(levels[name]) for name in ("level", "sharp", "saturated")},
         "sharp_layer": claim_number("C11a", saturated["details"]["layer"]),
         "sharp_head": claim_number("C11a", saturated["details"]["head"]),
+        "texts": theory(saturated["params"]["texts"], "C11a"),
         "passages": theory(saturated["params"]["texts"] - 1, "C11a"),
         "one_hot": _number("C11a", "rows near one-hot", 3),
         "before": _number("C11a", "of those at one place", 3),
@@ -98,6 +103,7 @@ def _number(id: str, name: str, digits: int) -> Number:
 def data() -> Any:
     found = _sentence()
     return {
+        "where": _where(),
         "tokens": found["tokens"],
         "special": found["special"],
         "query": found["token"],

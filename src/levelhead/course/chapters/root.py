@@ -78,7 +78,7 @@ def _typical_row(name: str) -> NDArray[np.float64]:
 
 
 def numbers() -> Mapping[str, Number]:
-    found: dict[str, Number] = {"keys": theory(KEYS, "chosen")}
+    found: dict[str, Number] = {"keys": theory(KEYS, "chosen"), "queries": theory(QUERIES, "chosen")}
     here = f"levelhead, {QUERIES} queries, {KEYS} keys"
     for name, model in MODELS.items():
         found |= {

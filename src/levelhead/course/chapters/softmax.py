@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from levelhead import reference
+from levelhead import reference, stats
 from levelhead.course.chapter import Chapter
 from levelhead.course.numbers import Number, shown, theory
 
@@ -43,6 +43,10 @@ def numbers() -> Mapping[str, Number]:
         "ratio_c": theory(math.exp(c[1] - c[0]), "e⁹", 4),
         "rest_d": theory(1 - softmax(ROWS[3])[0], "softmax(25, 2, -3)"),
         "shift": theory(SHIFT, "chosen"),
+        "flat": theory(stats.FLAT, "levelhead.stats.FLAT"),
+        "sharp": theory(stats.SHARP, "levelhead.stats.SHARP"),
+        "saturated": theory(stats.SATURATED, "levelhead.stats.SATURATED"),
+        "saturated_row": theory(stats.SATURATED_ROW, "levelhead.stats.SATURATED_ROW"),
         "a_1_shifted": theory(a[0] + SHIFT, "7 + 100"),
         "a_2_shifted": theory(a[1] + SHIFT, "3 + 100"),
         "divisor": theory(DIVISOR, "√64"),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from levelhead.course.chapter import Chapter
 from levelhead.course.numbers import Number, live, theory
 from levelhead.course.results import claim, claim_number
-from levelhead.lab.claims.c02_spread import THREE
+from levelhead.lab.claims.c02_spread import THREE, TWO
 from levelhead.lab.measure import pair_logits
 from levelhead.lab.theory import logit_density
 
@@ -91,12 +91,7 @@ def _recorded() -> dict[str, Number]:
     two, three = examples["measured"]["variance"]
     again = "Var of the scaled q·k, over a"
     middle = restored["params"]["a"].index(1.0)
-    products = {
-        f"{name}_{i}": claim_number("C2", int(product))
-        for name, row in zip(("two", "three"), examples["measured"]["products"], strict=True)
-        for i, product in enumerate(row, 1)
-    }
-    return products | {
+    return {
         "slope": claim_number(
             "C1", slopes["measured"]["slope"]["normal"], 4, stderr=slopes["stderr"]["slope"]["normal"]
         ),
@@ -132,15 +127,30 @@ def data() -> Any:
     variance = np.array(claim("C1")["details"]["variance"]["normal"])
     return {
         "walks": _walks().round(2),
-        "terms": np.diff(_walks()[0], prepend=0).round(2),
+        "terms": np.diff(_walks(), prepend=0).round(2),
         "ends": [_histogram(d_k) for d_k in WIDTHS],
         "centres": (EDGES[1:] + EDGES[:-1]) / 2,
+        "examples": [_example(pair, int(product)) for pair, product in _examples()],
         "spread": {
             "widths": widths,
             "measured": np.sqrt(variance),
             "error": np.sqrt(variance) * np.array(claim("C1")["details"]["log_error"]["normal"]) / 2,
         },
     }
+
+
+def _examples() -> list[tuple[Array, float]]:
+    """The pairs of vectors of C2, each with its recorded product."""
+    return [
+        one
+        for pairs, row in zip((TWO, THREE), claim("C2")["measured"]["products"], strict=True)
+        for one in zip(pairs, row, strict=True)
+    ]
+
+
+def _example(pair: Array, product: int) -> dict[str, Any]:
+    q, k = pair.astype(int).tolist()
+    return {"q": q, "k": k, "product": product}
 
 
 def _histogram(d_k: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-rng = np.random.default_rng(4)  # the draw of this page
+rng = np.random.default_rng(3)  # the draw of this page
 q = torch.tensor(rng.standard_normal(64))
 k = torch.tensor(rng.standard_normal((9, 64)))
 

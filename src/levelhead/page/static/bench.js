@@ -16,7 +16,9 @@ import { Sentence } from "./sentence.js";
 import { askAbout } from "./source.js";
 import { Speed } from "./speed.js";
 import { fill, label, learn, mixed, number, say, text } from "./spoken.js";
+import { keep } from "./storage.js";
 import { Store } from "./store.js";
+import { LANGUAGES } from "./story-data.js";
 import { onChange } from "./theme.js";
 import { Training } from "./training.js";
 
@@ -100,9 +102,20 @@ function followed() {
 async function speak() {
   const wanted = spoken(store.state.lang ?? languageOf(story));
   if (wanted === language) return;
+  const before = language;
   language = wanted;
-  const take = await learn(wanted);
-  if (language === wanted) take(); // and no other was asked for meanwhile
+  try {
+    const take = await learn(wanted);
+    if (language === wanted) take(); // and no other was asked for meanwhile
+  } catch (error) {
+    if (language !== wanted) return;
+    if (!before) throw error;
+    console.error(error);
+    language = before;
+    keep("language", before);
+    store.set({ lang: before });
+    store.notes = [["failed", { given: LANGUAGES[wanted] }]];
+  }
 }
 
 /** Puts everything on the page into the language that is spoken now. */
@@ -145,7 +158,7 @@ function notes() {
 }
 
 function note([kind, { wanted, usual, ...rest }]) {
-  if (kind === "language") return text("shell.notes.language", rest);
+  if (kind === "language" || kind === "failed") return text(`shell.notes.${kind}`, rest);
   const expected = wanted && text(`bench.notes.wanted.${wanted[0]}`, wanted[1]);
   return text(`bench.notes.${kind}`, { ...rest, wanted: expected, usual: usual || text("bench.notes.as_it_was") });
 }

@@ -1,10 +1,12 @@
 // The cards of the course: all that are due, as a view of its own, or a chapter's, in its fold.
 
-import { CARDS } from "./cards-data.js";
 import { Deck } from "./deck.js";
 import { make } from "./dom.js";
 import { DAYS, SOON, due, forget } from "./leitner.js";
+import { lasting } from "./storage.js";
 import { Words } from "./words.js";
+
+const { CARDS } = await import("./cards-data.js"); // so that a saved page can have it after its first chapter
 
 const TYPED = "input, select, textarea";
 
@@ -21,7 +23,7 @@ export class CardsView {
       make("h1", { tabindex: "-1" }, ...words.nodes(words.of("cards", "title"))),
       make("p", {}, ...words.nodes(say("about"))),
       this.deck.element,
-      make("div", { class: "card-notes soft" }, make("p", {}, ...words.nodes(say("keys"))), make("p", {}, ...rule), this.#reset(say)),
+      make("div", { class: "card-notes soft" }, make("p", {}, ...words.nodes(say("keys"))), make("p", {}, ...rule, " ", ...words.nodes(say(lasting() ? "kept" : "not_kept"))), this.#reset(say)),
     );
     this.pressed = (event) => {
       const other = event.altKey || event.ctrlKey || event.metaKey;

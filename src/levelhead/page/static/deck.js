@@ -1,7 +1,7 @@
 // A row of cards, one at a time: turned by a click or a key, then "again" or "knew it".
 
 import { make } from "./dom.js";
-import { SOON, learned } from "./leitner.js";
+import { SOON, ahead, learned } from "./leitner.js";
 import { Words } from "./words.js";
 
 const CHOSEN = "chosen";
@@ -59,14 +59,12 @@ export class Deck {
   /** Whether the reader knew the card. One that was missed comes again in this row. */
   answer(knew) {
     const card = this.queue[this.at];
-    const days = learned(card.id, knew);
+    learned(card.id, knew);
     if (!knew) {
       this.queue = this.queue.filter((one, i) => i <= this.at || one !== card);
       this.queue.splice(this.at + 1 + SOON, 0, card);
     }
     this.move(1);
-    const when = knew ? (days === 1 ? "tomorrow" : "later") : "soon";
-    this.said.textContent = `${this.words.plain(this.#say(when), { days })} ${this.#left()}`;
   }
 
   #draw() {
@@ -86,7 +84,7 @@ export class Deck {
     this.face.replaceChildren(make("p", { class: "kicker" }, this.#say(side)), ...this.#content(card));
     const around = (name, by) => make("button", { type: "button", class: `card-${name}`, "aria-label": this.#say(name), title: this.#say(name), disabled: this.at + by < 0, click: () => this.move(by) }, by < 0 ? "←" : "→");
     const between = this.turned
-      ? [this.#button("again", () => this.answer(false)), this.#button("knew", () => this.answer(true))]
+      ? [this.#button("again", () => this.answer(false), this.#when(card, false)), this.#button("knew", () => this.answer(true), this.#when(card, true))]
       : [this.#button("turn", () => this.turn())];
     this.tools.replaceChildren(around("previous", -1), ...between, around("next", 1));
   }
@@ -122,8 +120,14 @@ export class Deck {
     return left === 1 ? this.#say("last") : this.words.plain(this.#say("left"), { left });
   }
 
-  #button(name, click) {
-    return make("button", { type: "button", class: `card-${name}`, click }, this.#say(name));
+  /** When this card comes again, said before the reader answers: afterwards another card is there. */
+  #when(card, knew) {
+    const days = knew ? ahead(card.id) : 0;
+    return this.words.plain(this.#say(!knew ? "soon" : days === 1 ? "tomorrow" : "later"), { days });
+  }
+
+  #button(name, click, when = "") {
+    return make("button", { type: "button", class: `card-${name}`, click }, make("span", {}, this.#say(name)), when ? make("span", { class: "card-when" }, when) : null);
   }
 
   #say(name) {

@@ -1,5 +1,7 @@
 // Formulas in MathML, which have no language. The helpers build a chapter's own: `formulas` in its scene.
 
+import { make } from "./dom.js";
+
 const SPACE = "http://www.w3.org/1998/Math/MathML";
 
 /** An element of MathML; texts become what they look like: letters <mi>, digits <mn>, everything else <mo>. */
@@ -22,12 +24,43 @@ export const gap = (width = "1.2em") => {
   return element;
 };
 
-/** A formula on a line of its own; `spoken` is its text alternative, in symbols that have no language. */
+const LOWERED = 0.25; // of the height of a letter: a font for mathematics lowers an index by more
+let probed = false;
+
+/** Without a font for mathematics, as on many phones, browsers hardly lower an index, and √d_k looks like √dk. Then the
+ * style sheet lowers it. */
+function probe() {
+  if (probed) return;
+  probed = true;
+  const sample = m("math", sub("x", "x"));
+  sample.setAttribute("class", "unseen");
+  document.body.append(sample);
+  const [letter, index] = [...sample.firstChild.children].map((one) => one.getBoundingClientRect());
+  document.documentElement.classList.toggle("flat-indices", index.bottom - letter.bottom < LOWERED * letter.height);
+  sample.remove();
+}
+
+const BREAKS = ["=", "≈", "≤", "<", "⟹", "+"];
+
+/** A formula on a line of its own; `spoken` is its text alternative, in symbols that have no language. Browsers do not
+ * break formulas: this one is in pieces, which go on in the next line where there is no room. A list of equations breaks
+ * between them, any other formula before a relation or a plus. */
 export function display(spoken, ...parts) {
-  const element = m("math", ...parts);
-  element.setAttribute("display", "block");
-  element.setAttribute("aria-label", spoken);
-  return element;
+  const ends = (part) => part === "," || part.localName === "mspace";
+  const list = parts.some(ends);
+  const pieces = [[]];
+  parts.forEach((part, i) => {
+    if (list ? i && ends(parts[i - 1]) : i && BREAKS.includes(part)) pieces.push([]);
+    if (part.localName !== "mspace") pieces[pieces.length - 1].push(part);
+  });
+  const drawn = pieces.filter((piece) => piece.length).map((piece) => {
+    const element = m("math", ...piece);
+    element.setAttribute("displaystyle", "true");
+    if (BREAKS.includes(piece[0])) element.firstChild.setAttribute("form", "infix"); // or it has no space around it
+    return element;
+  });
+  probe();
+  return make("div", { class: `equation${list ? " list" : ""}`, role: "math", "aria-label": spoken }, ...drawn);
 }
 
 const TOKEN = /(\p{L}+)|(\d+(?:\.\d+)?)|(\S)/gu;

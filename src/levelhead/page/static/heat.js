@@ -40,6 +40,6 @@ function strip(row, say, read) {
     const { left, width } = input.getBoundingClientRect();
     show(Math.min(Math.max(Math.floor(((event.clientX - left) / width) * values.length) + 1, 1), values.length));
   });
-  const first = values.slice(0, WRITTEN).map((x) => make("span", {}, fixed(x, digits)));
-  return make("div", { class: "heat" }, make("b", {}, label), make("span", { class: "heat-first" }, ...first, make("span", {}, "…")), make("div", { class: "heat-strip" }, svg, input));
+  const first = values.slice(0, WRITTEN).map((x, i) => make("span", {}, fixed(x, digits), i === WRITTEN - 1 ? " …" : "")); // the dots never stand alone
+  return make("div", { class: "heat" }, make("b", {}, label), make("span", { class: "heat-first" }, ...first), make("div", { class: "heat-strip" }, svg, input));
 }

@@ -5,7 +5,6 @@ import { keep, recall } from "./storage.js";
 
 export const SOON = 3; // other cards before one that was missed comes again; so has `levelhead cards`
 export const DAYS = [1, 3, 7, 21]; // until a card comes again that was known once, twice, …
-const DAY = 86_400_000; // ms
 const NAME = "cards";
 
 /** By card: [how often it was known in a row, the time from which it is due]. What cannot be read counts as new. */
@@ -18,22 +17,37 @@ function kept() {
   }
 }
 
-/** Keeps whether the reader knew a card; returns after how many days it comes again. */
-export function learned(id, knew) {
-  const all = kept();
-  const times = knew ? Math.min(Math.max(all.get(id)?.[0] ?? 0, 0) + 1, DAYS.length) : 0;
-  const days = knew ? DAYS[Math.floor(times) - 1] : 0;
-  all.set(id, [times, Date.now() + days * DAY]);
-  keep(NAME, JSON.stringify(Object.fromEntries(all)));
-  return days;
+const known = (all, id) => Math.min(Math.max(all.get(id)?.[0] ?? 0, 0) + 1, DAYS.length);
+const days = (times) => DAYS[Math.floor(times) - 1] ?? 0;
+
+/** When the day begins that is so many days ahead: "tomorrow" is the next day, and not the same hour of it. */
+function later(count) {
+  const day = new Date();
+  day.setHours(0, 0, 0, 0);
+  day.setDate(day.getDate() + count);
+  return day.getTime();
 }
 
-/** The cards that are due: those that were missed, then those whose days are over, then new ones. */
+/** After how many days a card comes again if the reader knows it now. */
+export function ahead(id) {
+  return days(known(kept(), id));
+}
+
+/** Keeps whether the reader knew a card. */
+export function learned(id, knew) {
+  const all = kept();
+  const times = knew ? known(all, id) : 0;
+  all.set(id, [times, times ? later(days(times)) : Date.now()]);
+  keep(NAME, JSON.stringify(Object.fromEntries(all)));
+}
+
+/** The cards that are due: those that were missed, then those whose days are over, then new ones. A day that no answer
+ * leads to is a fault, of a clock or of what is stored: that card is due, too. */
 export function due(cards) {
   const all = kept();
-  const now = Date.now();
+  const [now, latest] = [Date.now(), later(DAYS.at(-1) + 1)]; // a day more: the reader may have travelled
   const rank = ({ id }) => (all.has(id) ? (all.get(id)[0] ? 1 : 0) : 2);
-  const found = cards.filter(({ id }) => !all.has(id) || all.get(id)[1] <= now);
+  const found = cards.filter(({ id }) => !all.has(id) || all.get(id)[1] <= now || all.get(id)[1] > latest);
   return found.map((card, i) => [rank(card), i, card]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , card]) => card);
 }
 

@@ -19,10 +19,9 @@ export class Player {
     this.slider = make("input", { type: "range", min: 0, max: steps - 1, step: 1, "aria-label": this.#said("label"), input: () => this.go(Number(this.slider.value)) });
     this.play = this.#button("play", () => (this.timer ? this.stop() : this.#start()));
     this.play.hidden = still.matches;
-    this.element = make(
-      "div", { class: "player" },
-      this.#button("back", () => this.move(-1)), this.play, this.#button("forward", () => this.move(1)), this.slider, this.at,
-    );
+    this.ends = [this.#button("back", () => this.move(-1)), this.#button("forward", () => this.move(1))];
+    const [back, forward] = this.ends;
+    this.element = make("div", { class: "player" }, back, this.play, forward, this.slider, this.at);
   }
 
   /** Goes to a step and announces it. */
@@ -45,6 +44,8 @@ export class Player {
     this.slider.value = step;
     this.at.textContent = this.words.plain(this.#said("at"), { step: step + 1, steps: this.steps });
     this.slider.setAttribute("aria-valuetext", this.at.textContent);
+    // Not `disabled`: a button that has the focus keeps it, and arrow keys still go on from there.
+    [0, this.steps - 1].forEach((end, i) => this.ends[i].setAttribute("aria-disabled", String(step === end)));
   }
 
   stop() {

@@ -17,17 +17,15 @@ export function weight(p) {
   return p < 1 && p >= 0.9995 ? String(1 - Number((1 - p).toPrecision(1))).slice(0, 14) : p.toFixed(3);
 }
 
-/** Horizontal bars over a fixed axis from 0 to `most`. Rows: {label, value, text?, colour?}. `set(rows, about)` moves them.
- * `mark` is a value at which a line stands in every row. */
-export function bars({ rows, most = 1, mark = null, about, source = "live", colour = "root", shown = weight }) {
+/** Horizontal bars over a fixed axis from 0 to `most`. Rows: {label, value, text?, colour?}. `set(rows, about)` moves them. */
+export function bars({ rows, most = 1, about, source = "live", colour = "root", shown = weight }) {
   const element = make("div", { class: "story-bars", role: "img" });
   const made = [];
-  const line = () => (mark === null ? null : make("span", { class: "bar-mark", style: `--share: ${mark / most}` }));
   const set = (next, said = about) => {
     while (made.length > next.length) made.pop().line.remove();
     while (made.length < next.length) {
       const one = { name: make("span", { class: "bar-name" }), fill: make("span", { class: "bar-fill" }), value: make("span", { class: "bar-value" }) };
-      one.line = make("div", { class: "story-bar" }, one.name, make("span", { class: "bar-track" }, one.fill, line()), one.value);
+      one.line = make("div", { class: "story-bar" }, one.name, make("span", { class: "bar-track" }, one.fill), one.value);
       made.push(one);
       element.append(one.line);
     }

@@ -19,6 +19,7 @@ export function read(hash) {
     const found = Object.hasOwn(READ, name) ? READ[name](value, state) : undefined;
     if (found === undefined) notes.push([Object.hasOwn(READ, name) ? NOTES[name] : "address", shown(Object.hasOwn(READ, name) ? value : name)]);
     else state[name] = found;
+    if (found === undefined && name === "lang") state.lang = Object.keys(LANGUAGES)[0]; // as the note says, whatever was chosen last
   }
   return { state, notes };
 }
@@ -33,7 +34,8 @@ const READ = {
   answers: (value) => {
     const pairs = value.split(",").map((pair) => pair.split(":"));
     const known = ([id, answer, ...more]) => !more.length && id !== CARDS && (answer === SKIPPED || find(id)?.options.includes(answer)) && find(id);
-    return pairs.every(known) ? Object.fromEntries(pairs) : undefined;
+    const answers = Object.fromEntries(pairs); // a chapter has one
+    return pairs.every(known) && Object.keys(answers).length === pairs.length ? answers : undefined;
   },
 };
 

@@ -6,10 +6,14 @@ import { segments, slider } from "./inputs.js";
 
 const dk = () => sub("d", "k");
 const E = (...parts) => row("E", row("[", ...parts, "]"));
+const Var = (...parts) => row("Var", row("(", ...parts, ")"));
 const term = () => row(sub("q", "i"), sub("k", "i"));
 export const formulas = {
   match: () => display("k_i = ρ q_i + sqrt(1 − ρ^2) z_i", sub("k", "i"), "=", "ρ", sub("q", "i"), "+", root("1", "−", sup("ρ", "2")), sub("z", "i")),
   term: () => display("E[q_i k_i] = ρ E[q_i^2] = ρ σ^2", E(term()), "=", "ρ", E(sup(sub("q", "i"), "2")), "=", "ρ", sup("σ", "2")),
+  parts: () => display("Var(q_i k_i) = ρ^2 Var(q_i^2) + (1 − ρ^2) Var(q_i z_i)", Var(term()), "=", sup("ρ", "2"), Var(sup(sub("q", "i"), "2")), "+", row("(", "1", "−", sup("ρ", "2"), ")"), Var(sub("q", "i"), sub("z", "i"))),
+  fourth: () => display("Var(q_i^2) = E[q_i^4] − E[q_i^2]^2 = 3 σ^4 − σ^4 = 2 σ^4", Var(sup(sub("q", "i"), "2")), "=", E(sup(sub("q", "i"), "4")), "−", sup(E(sup(sub("q", "i"), "2")), "2"), "=", "3", sup("σ", "4"), "−", sup("σ", "4"), "=", "2", sup("σ", "4")),
+  spread: () => display("Var(q_i k_i) = 2 ρ^2 σ^4 + (1 − ρ^2) σ^4 = (1 + ρ^2) σ^4", Var(term()), "=", "2", sup("ρ", "2"), sup("σ", "4"), "+", row("(", "1", "−", sup("ρ", "2"), ")"), sup("σ", "4"), "=", row("(", "1", "+", sup("ρ", "2"), ")"), sup("σ", "4")),
   mean: () => display("E[q·k] = ρ σ^2 d_k", E("q", "·", "k"), "=", "ρ", sup("σ", "2"), dk()),
   divided: () => display("E[q·k / sqrt(d_k)] = ρ σ^2 sqrt(d_k)", E(frac(row("q", "·", "k"), root(dk()))), "=", "ρ", sup("σ", "2"), root(dk())),
   capped: () => display("f(s) = c tanh(s / c)", "f", row("(", "s", ")"), "=", "c", "tanh", row("(", frac("s", "c"), ")")),
@@ -44,11 +48,12 @@ export function scene(place, tools) {
     scores.set(series(), { outside: outside() });
     scores.mark(x[state.rho]);
     gauge.set({ level: at("level"), bubble: at("bubble"), normalised_entropy: at("entropy") });
-    const rows = ["match", "left"].map((name) => ({ label: words.plain(own("words", name)), value: at(name), colour: COLOURS[state.cure] }));
+    const key = x[state.rho] ? "match" : "none"; // without correlation there is no match
+    const rows = [[key, "match"], ["left", "left"]].map(([said, name]) => ({ label: words.plain(own("words", said)), value: at(name), colour: COLOURS[state.cure] }));
     bars.set(rows, words.plain(own("charts", "row", "about"), { match: short(at("match")), left: short(at("left")) }));
     const live = (name) => words.marked(short(at(name)), "live");
     said.dataset.verdict = at("verdict");
-    said.replaceChildren(...words.nodes(own("words", "verdicts", at("verdict")), { pinned: live("pinned"), weight: live("match"), top: live("top") }));
+    said.replaceChildren(...words.nodes(own("words", "verdicts", at("verdict")), { key: own("words", "keys", key), pinned: live("pinned"), weight: live("match"), top: live("top") }));
   };
   const control = (name, values) => {
     const label = words.plain(own("words", name));

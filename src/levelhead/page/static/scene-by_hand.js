@@ -1,6 +1,7 @@
 // Three words through one head, step by step. Long rows are strips, 3×3 tables are written out, one score is summed up.
 
 import { make } from "./dom.js";
+import { sideways } from "./edges.js";
 import { display, frac, root, row, sub, sum, sup } from "./formulas.js";
 import { fixed, heats } from "./heat.js";
 import { weight } from "./plot.js";
@@ -121,7 +122,8 @@ function table(name, { data, words, own }, { at = [], totals = null, shown = fix
   );
   const corner = make("td", { class: "soft" }, own("words", "corner"));
   const top = make("tr", {}, corner, ...data.words.map(head), ...(totals ? [head(own("words", "total"))] : []));
-  return make("div", { class: "scroll hand-table", tabindex: 0, role: "region", "aria-label": words.plain(own("words", "table"), { name: words.plain(own("words", name)) }) }, make("table", {}, make("thead", {}, top), make("tbody", {}, ...lines)));
+  const drawn = make("table", {}, make("thead", {}, top), make("tbody", {}, ...lines));
+  return sideways(make("div", { class: "scroll hand-table" }, drawn), words.plain(own("words", "table"), { name: words.plain(own("words", name)) }));
 }
 
 /** Apple's output: a mixture of three rows of V. */

@@ -1,12 +1,11 @@
 // Two heads over one sentence: the same scores, one head divides by 8. Bars of weights, gauges, the sum of the slopes.
 
 import { make, number } from "./dom.js";
-import { display, frac, row, sub, subsup, sum } from "./formulas.js";
+import { display, subsup, sum } from "./formulas.js";
 import { weight } from "./plot.js";
 
 export const formulas = {
-  jacobian: () => display("dp_i/ds_j = p_i (1[i = j] − p_j)", frac(row("∂", sub("p", "i")), row("∂", sub("s", "j"))), "=", sub("p", "i"), row("(", sub("δ", row("i", "j")), "−", sub("p", "j"), ")")),
-  trace: () => display("sum_i p_i (1 − p_i) = 1 − sum_i p_i^2", sum("i"), sub("p", "i"), row("(", "1", "−", sub("p", "i"), ")"), "=", "1", "−", sum("i"), subsup("p", "i", "2")),
+  apart: () => display("1 − sum_i p_i^2", "1", "−", sum("i"), subsup("p", "i", "2")),
 };
 
 /** Before the answer: the sentence, and the scores that both heads share. */
@@ -34,8 +33,8 @@ export function scene(place, { data, words, own, plot }) {
   place.append(
     make("p", { class: "soft" }, own("words", "asks")),
     make("p", { class: "soft" }, own("words", "bubble")),
+    make("p", { class: "scene-tools" }, make("button", { type: "button", click: another }, own("words", "another")), counted), // above all that it changes
     make("div", { class: "two" }, ...heads.map((one) => one.element)),
-    make("p", { class: "scene-tools" }, make("button", { type: "button", click: another }, own("words", "another")), counted),
   );
   show();
 }

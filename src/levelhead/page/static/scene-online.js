@@ -2,6 +2,7 @@
 // a table holds all that is kept. The order of the tiles can be shuffled.
 
 import { make, number } from "./dom.js";
+import { sideways } from "./edges.js";
 import { display, frac, gap, row, sub, sup, sum } from "./formulas.js";
 import { weight } from "./plot.js";
 
@@ -54,9 +55,9 @@ export function scene(place, tools) {
   };
   place.append(
     make("h3", {}, ...words.nodes(own("words", "tiles"))), tiles.element,
-    make("p", { class: "scene-tools" }, make("button", { type: "button", class: "online-shuffle", click: shuffle }, own("words", "shuffle")), named),
     make("h3", {}, ...words.nodes(own("words", "parts"))), chart.element,
-    said, make("div", { class: "scroll" }, ledger.element),
+    said, sideways(make("div", { class: "scroll" }, ledger.element), own("words", "ledger")),
+    make("p", { class: "scene-tools" }, make("button", { type: "button", class: "online-shuffle", click: shuffle }, own("words", "shuffle")), named),
   );
   show();
   return {

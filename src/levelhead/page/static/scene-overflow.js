@@ -1,6 +1,7 @@
 // Overflow: one score through both softmaxes, rows that a softmax without a shift loses, scores that overflow themselves.
 
 import { make, number } from "./dom.js";
+import { sideways } from "./edges.js";
 import { display, frac, row, sub, sup, sum } from "./formulas.js";
 import { slider } from "./inputs.js";
 
@@ -56,5 +57,5 @@ function single({ data, words, own }) {
   };
   const score = slider({ label: own("words", "score"), min: 0, max: data.farthest, step: 1, value: data.large, shown: number, changed: show });
   show(data.large);
-  return make("div", { class: "overflow-single" }, score.element, make("div", { class: "scroll" }, table));
+  return make("div", { class: "overflow-single" }, score.element, sideways(make("div", { class: "scroll" }, table), own("words", "one")));
 }

@@ -65,7 +65,7 @@ function levels({ data, words, own }, show) {
   const choose = (layer, head) => {
     const { divided, undivided } = data.layers[layer][head];
     const most = Math.max(...divided.row);
-    const mark = (x) => words.marked(weight(x), "recorded", "sentence.json");
+    const mark = (x) => words.marked(weight(x), "recorded", data.where);
     const to = make("b", {}, data.tokens[divided.row.indexOf(most)]);
     said.replaceChildren(...words.nodes(own("words", "chosen"), { layer: String(layer), head: String(head), level: divided.gauge.level, to, weight: mark(most), undivided: mark(Math.max(...undivided.row)) }));
     checked(cells[at[0]][at[1]], false);

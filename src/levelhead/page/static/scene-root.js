@@ -14,6 +14,7 @@ const Var = (...parts) => row("Var", row("(", ...parts, ")"));
 export const formulas = {
   power: () => display("Var(q·k / d_k^p) = d_k / d_k^(2p) = d_k^(1 − 2p)", Var(frac(row("q", "·", "k"), subsup("d", "k", "p"))), "=", frac(sub("d", "k"), subsup("d", "k", row("2", "p"))), "=", subsup("d", "k", row("1", "−", "2", "p"))),
   model: () => display("d = h d_k, so Var(q·k / sqrt(d)) = d_k / d = 1 / h", "d", "=", "h", sub("d", "k"), gap(), Var(frac(row("q", "·", "k"), root("d"))), "=", frac(sub("d", "k"), row("h", sub("d", "k"))), "=", frac("1", "h")),
+  near: () => display("p_i ≈ (1 + x_i) / n", sub("p", "i"), "≈", frac(row("1", "+", sub("x", "i")), "n")),
   entropy: () => display("H ≈ ln n − σ^2 / 2", "H", "≈", "ln", "n", "−", frac(sup("σ", "2"), "2")),
 };
 
@@ -51,7 +52,7 @@ export function scene(place, tools) {
     },
   });
   show();
-  place.append(models.element, four.element, make("div", { class: "two root-own" }, make("section", {}, p.element, mine.said), make("section", {}, mine.level)), mine.chart, entropy(tools));
+  place.append(models.element, make("p", { class: "soft root-rows" }, ...words.nodes(own("words", "four"))), four.element, make("div", { class: "two root-own" }, make("section", {}, p.element, mine.said), make("section", {}, mine.level)), mine.chart, entropy(tools));
 }
 
 /** The spread over d_k for the reader's power beside the four divisors, and the level of one row. */

@@ -1,7 +1,7 @@
 // Softmax and gaps: four rows of logits, then logits of the reader's own, which the browser computes.
 
 import { make, number } from "./dom.js";
-import { display, frac, row, sub, sup } from "./formulas.js";
+import { display, frac, gap, row, sub, sum, sup } from "./formulas.js";
 import { slider } from "./inputs.js";
 import { gaugeOf, softmax } from "./measure.js";
 
@@ -9,6 +9,7 @@ const e = (...power) => sup("e", row(...power));
 export const formulas = {
   ratio: () => display("p_1 / p_2 = exp(s_1 − s_2)", frac(sub("p", "1"), sub("p", "2")), "=", frac(e(sub("s", "1")), e(sub("s", "2"))), "=", e(sub("s", "1"), "−", sub("s", "2"))),
   shift: () => display("exp(s + c) = exp(c) exp(s)", e("s", "+", "c"), "=", e("c"), "·", e("s")),
+  entropy: () => display("H = −sum_i p_i ln p_i", "H", "=", "−", sum("i"), row(sub("p", "i"), gap(".17em"), "ln", gap(".17em"), sub("p", "i"))),
   two: () => display("p = 1 / (1 + exp(−g))", sub("p", "1"), "=", frac("1", row("1", "+", e("−", "g"))), ",", sub("p", "2"), "=", frac("1", row("1", "+", e("g")))),
 };
 
@@ -71,5 +72,5 @@ function sandbox({ data, words, own, plot }) {
   const less = button("remove", () => (state.logits.pop(), fill()));
   const shift = slider({ label: own("words", "shift"), min: -data.shift, max: data.shift, step: 1, value: 0, shown: number, changed: (x) => ((state.shift = x), show()) });
   fill();
-  return make("div", { class: "sandbox" }, sliders, make("p", { class: "scene-tools" }, more, less), shift.element, chart.element, gap, level.element);
+  return make("div", { class: "sandbox" }, sliders, make("div", { class: "own-tools" }, make("p", { class: "scene-tools" }, more, less), shift.element), chart.element, gap, level.element);
 }

@@ -1,6 +1,8 @@
-// Does training care: losses of recorded trainings, the gradient at the first step, and four ratios that resolve it.
+// Does training care: the gradient at the first step, losses of recorded trainings, and where the gradient of one head
+// goes. Behind "more", every ratio with its optimiser.
 
-import { make } from "./dom.js";
+import { make, shape } from "./dom.js";
+import { sideways } from "./edges.js";
 import { display, frac, row, sub, sup, sum } from "./formulas.js";
 
 const gradient = (of) => frac(row("∂", "L"), row("∂", of));
@@ -9,8 +11,10 @@ export const formulas = {
   through: () => display("dL/ds_j = p_j (g_j − sum_i p_i g_i)", gradient(sub("s", "j")), "=", sub("p", "j"), row("(", sub("g", "j"), "−", sum("i"), sub("p", "i"), sub("g", "i"), ")")),
 };
 
+const COLOURS = { undivided: "nothing", divided: "root" };
+
 export function scene(place, tools) {
-  const { data, words, own, plot } = tools;
+  const { data, plot } = tools;
   const { d_k, ratio, stderr } = data.first;
   const last = data.step[data.step.length - 1];
   const first = [
@@ -29,16 +33,37 @@ export function scene(place, tools) {
       x: { range: [4, 1024], log: true, ticks: d_k }, y: { range: [1, 32], log: true, ticks: [1, 2, 4, 8, 16, 32] }, height: 200, series: first,
     }).element,
     plot.chart("loss", { x: { range: [0, last], ticks: [0, 60, 120, 180, 240, last] }, y: { range: [0, 4] }, height: 220, series: losses }).element,
-    make("h3", {}, ...words.nodes(own("words", "ratios"))),
-    ratios(tools),
+    ...push(tools),
   );
 }
 
-/** Undivided over divided by √d_k: four bars, one unit for all, and a line where both are equal. */
-function ratios({ data, numbers, words, own, plot }) {
-  const most = Math.max(...data.ratios.map((name) => numbers[name].value));
-  const rows = data.ratios.map((name) => ({ label: words.plain(own("words", name)), value: numbers[name].value, text: `${numbers[name].text} ×` }));
-  const about = words.plain(own("charts", "ratios", "about"), { list: rows.map(({ label, text }) => `${label} ${text}`).join(", ") });
-  const chart = plot.bars({ rows, most: Math.ceil(most), mark: 1, about, source: "recorded", colour: "nothing" }).element;
-  return make("div", { class: "training-ratios" }, chart, make("p", { class: "soft training-equal" }, own("words", "equal")));
+/** The push on every score of one head, without the division and with it, as shades of the same scale. */
+function push({ data, words, own }) {
+  const heads = Object.entries(data.push).map(([name, rows]) => {
+    const about = words.plain(own("charts", "push", name));
+    const drawing = shape("svg", { class: `training-push by-${COLOURS[name]}`, viewBox: `0 0 ${rows[0].length} ${rows.length}`, role: "img", "aria-label": about }, ...shades(rows, data.shades));
+    const reached = make("p", { class: "soft training-reached" }, ...words.nodes(own("words", "reaches"), { share: words.number(`toy_reached_${name}`) }));
+    return make("section", {}, make("h4", { class: `by-${COLOURS[name]}` }, ...words.nodes(own("words", name))), drawing, reached);
+  });
+  return [
+    make("h3", { class: "training-where" }, ...words.nodes(own("words", "push"))), make("div", { class: "training-pushes" }, ...heads),
+    make("p", { class: "soft training-shades" }, ...words.nodes(own("words", "shades"))),
+  ];
+}
+
+/** One path per shade: a few elements instead of thousands. */
+function shades(rows, most) {
+  const places = Array.from({ length: most + 1 }, () => []);
+  rows.forEach((row, y) => [...row].forEach((shade, x) => places[shade].push(`M${x} ${y}h1v1h-1z`)));
+  return places.map((all, shade) => (shade && all.length ? shape("path", { d: all.join(""), "fill-opacity": (shade / most).toFixed(2) }) : null));
+}
+
+/** Every ratio of the chapter: what, with which optimiser, how many times. */
+export function more({ data, words, own }) {
+  const head = ["ratio", "optimiser", "times"].map((name) => make("th", { scope: "col" }, own("words", name)));
+  const lines = Object.entries(data.ratios).map(([name, optimiser]) =>
+    make("tr", { "data-ratio": name }, make("th", { scope: "row" }, ...words.nodes(own("words", "ratios", name))), make("td", {}, own("words", "optimisers", optimiser)), make("td", {}, words.number(name))),
+  );
+  const table = make("table", { class: "training-ratios" }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines));
+  return [sideways(make("div", { class: "scroll" }, table), own("words", "ratio"))];
 }

@@ -1,6 +1,7 @@
 // One product as a walk: one walk term by term, then many, where they end, and how far that is at every width.
 
 import { make } from "./dom.js";
+import { sideways } from "./edges.js";
 import { display, frac, root, row, sub, subsup, sum } from "./formulas.js";
 import { fixed } from "./heat.js";
 import { segments } from "./inputs.js";
@@ -52,23 +53,30 @@ export function scene(place, tools) {
 
 const upTo = (walk, t) => ({ x: Array.from({ length: t + 1 }, (_, i) => i), y: [0, ...walk.slice(0, t)] });
 
-/** The first walk, a term at a time. */
+/** A walk, a term at a time: the first one, then others. */
 function one({ data, words, own, plot }) {
-  const [walk] = data.walks;
-  const series = (t) => [
-    { name: "walk", kind: "line", ...upTo(walk, t), colour: "nothing", source: "live" },
-    { name: "here", kind: "points", x: [t], y: [t ? walk[t - 1] : 0], colour: "ink", source: "live" },
+  let [at, t] = [0, 0];
+  const sum = () => (t ? data.walks[at][t - 1] : 0);
+  const series = () => [
+    { name: "walk", kind: "line", ...upTo(data.walks[at], t), colour: "nothing", source: "live" },
+    { name: "here", kind: "points", x: [t], y: [sum()], colour: "ink", source: "live" },
   ];
-  const chart = plot.chart("walks", { ...FRAME, height: 260, series: series(0) });
+  const chart = plot.chart("walks", { ...FRAME, height: 260, series: series() });
   const said = make("p", { class: "hand-sum", role: "status" });
-  const show = (t) => {
-    chart.set(series(t));
-    const values = { place: String(t), term: fixed(t ? data.terms[t - 1] : 0), sum: words.marked(fixed(t ? walk[t - 1] : 0), "live") };
+  const show = (place) => {
+    t = place;
+    chart.set(series());
+    const values = { place: String(t), term: fixed(t ? data.terms[at][t - 1] : 0), sum: words.marked(fixed(sum()), "live") };
     said.replaceChildren(...words.nodes(own("words", t ? "term" : "start"), values));
   };
-  const run = runner({ label: own("words", "added"), words: { run: own("words", "run"), rest: own("words", "rest") }, pause: PACE, min: 0, max: walk.length, value: 0, shown: String, changed: show });
+  const next = () => {
+    at = (at + 1) % data.walks.length;
+    show(t);
+  };
+  const run = runner({ label: own("words", "added"), words: { run: own("words", "run"), rest: own("words", "rest") }, pause: PACE, min: 0, max: data.walks[0].length, value: 0, shown: String, changed: show });
   show(0);
-  return { elements: [chart.element, said, run.element], stop: run.stop };
+  const another = make("button", { type: "button", class: "walk-another", click: next }, own("words", "another"));
+  return { elements: [chart.element, said, run.element, another], stop: run.stop };
 }
 
 /** Several walks, with the law ±√t where it is asked for. */
@@ -88,7 +96,7 @@ function ends({ data, words, own, plot }) {
   ];
   const first = data.ends.find((one) => one.d_k === 64);
   const outside = ({ left, right }) => ({ left, right });
-  const chart = plot.chart("ends", { x: { range: [-40, 40], ticks: [-40, -32, -24, -16, -8, 0, 8, 16, 24, 32, 40] }, y: { range: [0, 0.2] }, height: 240, series: series(first), outside: outside(first) });
+  const chart = plot.chart("ends", { x: { range: [-40, 40], ticks: [-40, -20, 0, 20, 40] }, y: { range: [0, 0.2] }, height: 240, series: series(first), outside: outside(first) });
   const said = make("p", { class: "hand-sum", role: "status" });
   const show = (one) => {
     const [measured, error, law] = [one.spread.toPrecision(3), one.error.toPrecision(1), Math.sqrt(one.d_k)].map(String);
@@ -101,6 +109,15 @@ function ends({ data, words, own, plot }) {
   });
   show(first);
   return [make("div", { class: "walk-width" }, width.element), chart.element, said];
+}
+
+/** The vectors of the notes' examples, with their products. */
+export function more({ data, own }) {
+  const cell = (name, x, attributes = {}) => make(name, attributes, Array.isArray(x) ? x.join(", ") : String(x));
+  const head = ["q", "k", "q·k"].map((name) => make("th", { scope: "col" }, name));
+  const lines = data.examples.map(({ q, k, product }) => make("tr", {}, cell("td", q), cell("td", k), cell("td", product)));
+  const table = make("table", { class: "walk-examples" }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines));
+  return [sideways(make("div", { class: "scroll" }, table), own("words", "examples"))];
 }
 
 /** The spread over d_k, undivided and divided by √d_k. */

@@ -31,7 +31,7 @@ export class Shell {
     this.main = make("main", { id: "chapter", tabindex: "-1" }, view);
     this.place.replaceChildren(
       this.#skip(), this.#bar(language),
-      ...(said.length ? [make("p", { class: "notes", role: "status" }, said.join(" "))] : []),
+      ...(said.length ? [make("p", notes.some(([key]) => key === "failed") ? { class: "notes trouble", role: "alert" } : { class: "notes", role: "status" }, said.join(" "))] : []),
       this.main, this.#ends(), this.where,
     );
   }
@@ -51,10 +51,20 @@ export class Shell {
     this.#lead();
   }
 
-  fail(error) {
-    console.error(error);
-    const said = this.words?.of("shell", "failed") ?? "This page did not load. Reload it.";
-    this.place.append(make("p", { class: "notes trouble", role: "alert" }, said));
+  /** Whether something is being loaded. */
+  busy(loading) {
+    if (loading) this.place.setAttribute("aria-busy", "true");
+    else this.place.removeAttribute("aria-busy");
+  }
+
+  /** What a reader calls a chapter. */
+  named(id) {
+    return this.words ? `“${this.words.plain(this.words.of(id, "title"))}”` : `“${id}”`;
+  }
+
+  /** Nothing can be shown: there are no words either. */
+  fail(missing) {
+    this.place.replaceChildren(make("p", { class: "notes trouble", role: "alert" }, `${missing} did not load. Reload the page.`));
   }
 
   #skip() {
@@ -110,7 +120,7 @@ export class Shell {
 
   #ends() {
     const now = CHAPTERS.findIndex(({ id }) => id === this.state.chapter);
-    if (now < 0) return make("footer", { class: "ends cards-view" }, make("p", { class: "soft" }, this.words.of("shell", "numbers")));
+    if (now < 0) return make("footer", { class: "ends cards-view" }, this.#kinds());
     const link = (by, name) => {
       const chapter = CHAPTERS[now + by];
       if (!chapter) return make("span");
@@ -118,7 +128,13 @@ export class Shell {
       return make("a", { class: `end ${name}`, href: this.#address(chapter.id), "data-to": chapter.id }, make("span", { class: "soft" }, this.words.of("shell", name)), title);
     };
     const last = now === CHAPTERS.length - 1 ? make("a", { class: "end next", href: inLanguage(this.bench, this.state.lang), "data-bench": true }, make("span", { class: "soft" }, this.words.of("shell", "bench")), make("span", { class: "end-title" }, this.words.of("shell", "end"))) : link(1, "next");
-    return make("footer", { class: "ends" }, make("nav", {}, link(-1, "previous"), last), make("p", { class: "soft" }, this.words.of("shell", "numbers")));
+    return make("footer", { class: "ends" }, make("nav", {}, link(-1, "previous"), last), this.#kinds());
+  }
+
+  /** Numbers say where they come from; the line below them says what kind they are. */
+  #kinds() {
+    const kinds = Object.entries(this.words.of("shell", "kinds")).map(([kind, said]) => [kind, make("span", { class: `number ${kind}` }, said)]);
+    return make("p", { class: "soft" }, ...this.words.nodes(this.words.of("shell", "numbers"), Object.fromEntries(kinds)));
   }
 
   #lead() {

@@ -1,7 +1,7 @@
 // The state of the page: its fields, their defaults, and how they are written in the address after the #. A value out
 // of its range is refused with a note, and the field keeps its default. The parameters of figures are the lab's.
 
-import { OLD_SCALES, PARAMETERS, POWER } from "./declared.js";
+import { CLAIMS, OLD_SCALES, PARAMETERS, POWER } from "./declared.js";
 import { FIRST, known } from "./languages.js";
 
 const CONTROLS = ["d_k", "scale", "keys", "seed"];
@@ -60,7 +60,9 @@ export function read(hash) {
   const state = usual();
   const notes = [];
   const text = hash.replace(/^#/, "");
-  if (!text.includes("=")) return { state, notes }; // nothing, or a place on the page
+  const claim = /^claim-(.+)$/.exec(text)?.[1];
+  if (claim && !Object.hasOwn(CLAIMS, claim)) notes.push(["claim", { given: shown(claim) }]);
+  if (!text.includes("=") || claim) return { state, notes }; // nothing, or a place on the page
   for (const pair of new URLSearchParams(text)) {
     const [name, value] = renamed(...pair);
     const field = Object.hasOwn(FIELDS, name) ? FIELDS[name] : null;
@@ -69,7 +71,7 @@ export function read(hash) {
     else if (found !== undefined) state[name] = found;
     else {
       state[name] = field.otherwise ?? field.usual;
-      notes.push([name === "lang" ? "language" : "refused", { name, wanted: field.wanted, given: shown(value), usual: field.usual }]);
+      notes.push([name === "lang" ? "language" : "refused", { name: pair[0], wanted: field.wanted, given: shown(value), usual: field.usual }]);
     }
   }
   return { state, notes };

@@ -12,6 +12,17 @@ export function recall(name) {
   }
 }
 
+/** Whether the browser keeps anything here. */
+export function lasting() {
+  try {
+    localStorage.setItem(`${PREFIX}probe`, "1");
+    localStorage.removeItem(`${PREFIX}probe`);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
 export function keep(name, text) {
   memory.set(name, text);
   try {

@@ -2,16 +2,18 @@
 
 import { ChapterView } from "./chapter.js";
 import { Kept } from "./kept.js";
-import { spoken } from "./languages.js";
+import { FIRST, spoken } from "./languages.js";
 import { CARDS, read, write } from "./router.js";
 import { Shell } from "./shell.js";
-import { CHAPTERS, DATA, SCENES, WORDS } from "./story-data.js";
+import { keep } from "./storage.js";
+import { CHAPTERS, DATA, LANGUAGES, SCENES, WORDS } from "./story-data.js";
 import { Words } from "./words.js";
 
 const SWIPE = 70; // pixels across, and at most half as many up or down
-const TYPED = "input, select, textarea, pre, [role=slider], [contenteditable]";
+const TYPED = "input, select, textarea, pre, [role=slider], [contenteditable], .sideways[tabindex]";
 
 let state = null;
+let drawn = null; // the state in sight; the other one is ahead of it while a chapter is loaded
 let notes = [];
 let shown = null; // the chapter's view
 let asked = 0; // the newest request to show; older ones are dropped
@@ -36,20 +38,43 @@ async function show({ focus = false, top = focus, kept = null } = {}) {
   const turn = (asked += 1);
   const { chapter: id } = state;
   const language = spoken(state.lang);
+  shell.busy(true);
   try {
-    const [{ WORDS: catalogue }, view] = await Promise.all([WORDS[language](), id === CARDS ? allCards() : chapterOf(id)]);
+    const [{ WORDS: catalogue }, view] = await Promise.all([needed({ language }, WORDS[language]()), needed({ id }, id === CARDS ? allCards() : chapterOf(id))]);
     if (turn !== asked) return;
     shown?.stop();
     shown = view(catalogue);
     shell.show({ words: new Words(catalogue), language, state, view: shown.element, notes });
+    drawn = state;
     if (top) scrollTo({ top: 0, behavior: "instant" });
     if (focus) shown.focus();
     kept?.restore();
     const next = CHAPTERS[CHAPTERS.findIndex((one) => one.id === id) + 1];
     if (next) Promise.all([DATA[next.id](), SCENES[next.id]()]).catch(() => {}); // an error shows when it is opened
   } catch (error) {
-    if (turn === asked) shell.fail(error);
+    if (turn === asked) failed(error);
+  } finally {
+    if (turn === asked) shell.busy(false);
   }
+}
+
+/** A file that does not load fails with what it holds: a language, or the id of a chapter. */
+function needed(what, loading) {
+  return loading.catch((cause) => { throw Object.assign(new Error("a file did not load", { cause }), what); });
+}
+
+/** Back to what is in sight, in the address and everywhere else, with a note that names what is missing. */
+function failed(error) {
+  console.error(error);
+  const { language, id = state.chapter } = error;
+  const missing = language ? LANGUAGES[language] : shell.named(id);
+  const back = drawn ?? (language && language !== FIRST ? { ...state, lang: FIRST } : null);
+  if (!back) return shell.fail(missing);
+  if (language) keep("language", drawn ? document.documentElement.lang : FIRST);
+  const kept = drawn && new Kept(shell.place);
+  [state, drawn, notes] = [back, null, [["failed", missing]]];
+  history.replaceState({ seen: true }, "", write(state));
+  show({ kept });
 }
 
 /** Loads a chapter; returns what makes its view. */
@@ -84,6 +109,7 @@ function answered(option) {
 
 function stepped(step) {
   replace({ step });
+  drawn = { ...drawn, step };
 }
 
 function speak(language) {
@@ -98,12 +124,15 @@ function replace(changes) {
   shell.follow(state);
 }
 
-/** To the next step, else to the next chapter. */
-function move(by) {
-  if (shown?.move(by)) return;
+/** To the next step, else to the next chapter. A key that is held goes through steps alone, and ends with its chapter. */
+function move(by, held = false) {
+  if (held && state.chapter !== pressed) return;
+  pressed = state.chapter;
+  if (shown?.move(by) || held) return;
   const next = CHAPTERS[CHAPTERS.findIndex(({ id }) => id === state.chapter) + by];
   if (next) go(next.id);
 }
+let pressed = null; // the chapter in which the key was pressed
 
 const isHere = () => document.documentElement.dataset.view === "story";
 
@@ -112,7 +141,7 @@ addEventListener("keydown", (event) => {
   const other = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey;
   if (!by || other || !isHere() || event.target.closest?.(TYPED)) return;
   event.preventDefault();
-  move(by);
+  move(by, event.repeat);
 });
 
 let touch = null;

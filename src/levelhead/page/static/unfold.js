@@ -7,10 +7,11 @@ import { spelled } from "./spelled.js";
 
 const LIBRARIES = ["numpy", "torch"];
 
-export function unfolds(chapter, words) {
+/** `more` makes what the chapter shows behind "more", beside its words. */
+export function unfolds(chapter, words, more = () => []) {
   const own = words.of(chapter.id);
   const found = [];
-  if (own.more) found.push(fold("more", words, ...words.paragraphs(own.more)));
+  if (own.more) found.push(fold("more", words, ...more(), ...words.paragraphs(own.more)));
   if (own.derivation) found.push(fold("derivation", words, ...words.paragraphs(own.derivation)));
   found.push(fold("code", words, ...code(chapter, words)));
   if (chapter.claims.length) found.push(fold("claims", words, ...claims(chapter, words)));
@@ -47,13 +48,13 @@ addEventListener("afterprint", () => {
 
 function code(chapter, words) {
   const say = (name) => words.of("shell", name);
-  const text = make("pre", { class: "code", tabindex: "0" });
+  const text = make("pre", { class: "code", role: "group" });
   const said = make("span", { class: "soft", role: "status" });
   const tabs = LIBRARIES.map((library) =>
     make("button", { type: "button", class: "tab", "aria-pressed": "false", click: () => show(library) }, say(library)),
   );
   const show = (library) => {
-    text.textContent = chapter.samples[library];
+    text.replaceChildren(...chapter.samples[library].split(/(?<=\n)/).map(line));
     text.setAttribute("aria-label", say(library));
     said.textContent = "";
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(LIBRARIES[i] === library)));
@@ -63,12 +64,19 @@ function code(chapter, words) {
   return [make("p", { class: "soft" }, say("code_about")), make("div", { class: "tabs" }, ...tabs, copy, said), text];
 }
 
+/** A line of code. Where it is too long it goes on in the next one, deeper than it began, so that both are seen as one. */
+function line(text) {
+  return make("span", { class: "code-line", style: `--deep: ${text.search(/\S|$/)}` }, text);
+}
+
 function claims(chapter, words) {
+  const clauses = words.of(chapter.id).claims ?? {}; // which part of a claim holds
   const item = ({ id, verdict }) =>
     make(
       "li", {},
       make("a", { href: `#claim-${id}` }, make("b", {}, id), " ", make("span", { class: `verdict ${verdict}` }, words.of("shell", "verdicts", verdict))),
       make("span", {}, spelled(words.of("claims", id))),
+      ...(clauses[id] ? [make("span", { class: "soft" }, ...words.nodes(clauses[id]))] : []),
     );
   return [make("p", { class: "soft" }, words.of("shell", "claims_about")), make("ul", { class: "claim-list" }, ...chapter.claims.map(item))];
 }

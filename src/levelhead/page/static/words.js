@@ -2,6 +2,7 @@
 // Text only ever goes in as text.
 
 import { make } from "./dom.js";
+import { sideways } from "./edges.js";
 import { spelled } from "./spelled.js";
 
 const MARKUP = /(`[^`]+`)|(\$[^$]+\$)|(\*[^*]+\*)|(\{\w+\})/;
@@ -53,7 +54,8 @@ export class Words {
 
   formula(name) {
     if (!Object.hasOwn(this.formulas, name)) throw new Error(`no formula ${name}`);
-    return make("div", { class: "display" }, this.formulas[name]());
+    const formula = this.formulas[name]();
+    return sideways(make("div", { class: "display" }, formula), formula.getAttribute("aria-label"));
   }
 
   /** A number of the chapter, which says where it comes from. */
