@@ -12,19 +12,24 @@ from torch import nn
 
 import levelhead as lh
 from clipped_ranks import (
+    HEADS,
     PROJECTIONS,
     TAU,
+    WIDTH,
     Attention,
+    Grouped,
     Joint,
     alone,
     batch,
     compared,
     fsdp,
+    keys_on_every_rank,
     latent,
     made,
     mesh,
     same,
     same_clips,
+    sharded,
     split,
     tensor_parallel,
     trained,
@@ -73,6 +78,53 @@ def stages(rank: int, parts: str | None, seed: int) -> Any:
     return low, weights(model), compared([said]), before
 
 
+def pipelined(rank: int) -> Any:
+    """A stage of torch's pipelining: its first pass learns shapes, over memory that nothing was written to."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    torch.manual_seed(0)
+    stage = nn.ModuleList([Attention(), Attention()])[rank]
+    schedule = ScheduleGPipe(PipelineStage(stage, rank, 2, torch.device("cpu")), 2, loss_fn=lambda out, _: out.sum())
+    passes: list[bool] = []
+    stage.register_forward_pre_hook(lambda module, given: passes.append(bool(given[0].isnan().any())))
+    torch.use_deterministic_algorithms(True)  # fills such memory with NaN
+    try:
+        with lh.watch(stage, rows=None, gradients=True) as watch, QKClip(watch, 100.0, parts="pipeline") as clip:
+            x = batch(0).float()
+            schedule.step(x) if rank == 0 else schedule.step(target=x, losses=[])
+            said = clip()
+            steps = len(watch.run().snapshots)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return passes, said.largest, steps
+
+
+def prepared_by_a_batch(rank: int) -> Any:
+    """What kinds of weights an optimiser would get after `batch=`, and after a check."""
+    model = made()
+    sharded(model, list(model)[:1], mesh(2))  # the root has the second block itself
+    with QKClip(model, 1e3, batch=batch(rank)) as clip:
+        kinds = {type(x).__name__ for x in model.parameters()}
+        clip.verify(batch(rank))
+        return kinds | {type(x).__name__ for x in model.parameters()}
+
+
+def normed_over_heads(rank: int) -> Any:
+    """`qk_norm` before a tensor parallel plan that has the gains, and in one process."""
+    from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+
+    found = []
+    for plan in (False, True):
+        model = made(layers=1)
+        qk_norm(model, batch(0))
+        if plan:
+            split(model, mesh(2), PROJECTIONS, "out")
+            norms = {name: SequenceParallel(sequence_dim=2) for name in ("q_norm", "k_norm")}
+            parallelize_module(model[0], mesh(2), norms)
+        found.append(model(batch(0)).detach().numpy())
+    return found
+
+
 def refused(rank: int, what: str) -> str:
     """Every rank raises, and none waits for another."""
     try:
@@ -98,6 +150,13 @@ def refused(rank: int, what: str) -> str:
                 clip()
         elif what == "nothing ran":
             with QKClip(made(), TAU) as clip:
+                clip()
+        elif what == "other bound":
+            model = made()
+            with QKClip(model, TAU) as clip:
+                model(batch(0))
+                clip()
+                clip.tau += rank
                 clip()
         elif what == "other options":
             model = made()
@@ -125,6 +184,10 @@ def norm_where_it_is_not_reduced(rank: int, what: str) -> None:
         with qk_norm(model, batch(0)):
             split(model, mesh(2), PROJECTIONS, "out")
             torch.optim.AdamW(model.parameters()).step()
+    elif what == "heads over ranks without the gains":
+        qk_norm(model, batch(0))
+        split(model, mesh(2), PROJECTIONS, "out")
+        model(batch(0))
     elif what == "norm of FSDP2":
         qk_norm(fully_shard(model, mesh=mesh(2)), batch(0))
 
@@ -162,6 +225,27 @@ def test_latent_attention_over_ranks(two: Ranks, way: str) -> None:
         same_clips(said, wanted_said)
 
 
+def test_keys_that_heads_of_several_ranks_share_keep_their_bits() -> None:
+    model = made(Grouped, layers=1)
+    with torch.no_grad(), QKClip(model, TAU) as clip:
+        model(batch(0))
+        wanted_said = compared([clip()])
+    wanted, factors = weights(model), sorted(x for _, x in wanted_said[0][0])
+    four = Ranks(4)
+    try:
+        for way in ("DTensor", "copies"):
+            for found, said in four.run(keys_on_every_rank, way):
+                same(found, wanted)
+                same_clips(said, wanted_said)
+        for rank, (found, said) in enumerate(four.run(keys_on_every_rank, "stages")):
+            mine = slice(rank * WIDTH // HEADS, (rank + 1) * WIDTH // HEADS)
+            np.testing.assert_allclose(found["0.q_proj.weight"], wanted["0.q_proj.weight"][mine], rtol=0, atol=1e-6)
+            np.testing.assert_array_equal(found["0.k_proj.weight"], wanted["0.k_proj.weight"])
+            np.testing.assert_allclose(said, factors, rtol=1e-5)
+    finally:
+        four.close()
+
+
 def test_a_rank_without_a_pass_clips_with_the_others(two: Ranks) -> None:
     (one, said, words), (other, other_said, _) = two.run(one_without_a_pass)
     same(one, other)
@@ -181,6 +265,21 @@ def test_stages_with_equal_names_are_clipped_apart(two: Ranks, seed: int) -> Non
     assert changed and all("q_proj" in name or "k_proj" in name for name in changed)
 
 
+def test_a_pass_that_learns_shapes_is_none(two: Ranks) -> None:
+    for rank, (empty, largest, steps) in enumerate(two.run(pipelined)):
+        assert empty == [rank == 1, False, False]
+        assert 0 < largest < 100 and steps == 2
+
+
+def test_a_batch_beforehand_leaves_shards_as_they_were(two: Ranks) -> None:
+    assert two.run(prepared_by_a_batch) == [{"DTensor"}] * 2
+
+
+def test_a_norm_with_gains_in_the_plan_is_that_of_one_process(two: Ranks) -> None:
+    for whole, over_ranks in two.run(normed_over_heads):
+        np.testing.assert_allclose(over_ranks, whole, rtol=0, atol=1e-12)
+
+
 REFUSED = {
     "stages": "one layer by one name",
     "norm on one": "renormalised away",
@@ -188,10 +287,12 @@ REFUSED = {
     "frozen on one": "same parameters on every rank (requires_grad)",
     "nothing ran": "attention calls, got none yet",
     "other options": "the same options everywhere",
+    "other bound": "tau: expected the same on every rank, got 2 to 3",
     "norm inside DDP": "before DistributedDataParallel",
     "norm of DDP": "before DistributedDataParallel",
     "norm of FSDP2": "before fully_shard",
     "gains beside heads over ranks": "gains that are reduced over ranks",
+    "heads over ranks without the gains": "Put q_norm and k_norm into the plan",
 }
 
 

@@ -278,6 +278,14 @@ class RoutedByEmbeddings(nn.Module):
         return torch.einsum("bte,edf,btd->btf", gates, self.experts, x) + gates @ self.biases
 
 
+class RoutedByEmbeddingsInOrder(RoutedByEmbeddings):
+    """The same, where einsum multiplies in the written order: opt_einsum, if it is installed, has it begin with x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.backends.opt_einsum.flags(enabled=False):
+            return super().forward(x)
+
+
 class Contrasted(nn.Module):
     """Similarities of two embeddings."""
 
@@ -291,7 +299,7 @@ class Contrasted(nn.Module):
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("kind", [Routed, RoutedByEmbeddings, Contrasted])
+@pytest.mark.parametrize("kind", [Routed, RoutedByEmbeddings, RoutedByEmbeddingsInOrder, Contrasted])
 def test_routers_classifiers_and_similarities_are_no_attention(kind: Callable[[], nn.Module], half: bool) -> None:
     torch.manual_seed(0)
     model = kind()

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import levelhead as lh
 from levelhead.runs.record import Facts
 from levelhead.watching import origins
-from levelhead.watching.effective_scale import ONE_TOKEN
+from levelhead.watching.scale_sides import ONE_TOKEN
 from scale_layouts import LAYOUTS, NOPE, ROPE, Core, Latent, WithCore, rotated
 from watched import one_thread
 from wrong_scale import D_K, HEADS, WIDTH, join, split

@@ -318,5 +318,5 @@ def test_torchscript_is_named() -> None:
 def test_without_torch_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "levelhead.watching.watch")
-    with pytest.raises(lh.LevelheadError, match=r'pip install "levelhead\[torch\]"'):
+    with pytest.raises(lh.LevelheadError, match=r'pip install "levelhead\[watch\]"'):
         lh.watch  # noqa: B018

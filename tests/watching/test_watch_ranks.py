@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -25,30 +23,30 @@ from levelhead.distributed import Split
 from levelhead.runs import tally
 from levelhead.runs.record import Record, Snapshot
 from levelhead.watching.ranks import Given, fingerprint, gathered, joined
+from ranks import Ranks
 from watched import BATCH, TOKENS, Attend, batch, sdpa, stack
 
 WORLD = 2
 
 
-def in_a_group(rank: int, directory: str, watched: Callable[[int], dict[str, Any]]) -> None:
-    """What a rank saw goes to a file. Models are gone before their group is: a wrapper of PyTorch's
-    that outlives it now and then aborts the process as it exits."""
-    torch.set_num_threads(1)
-    meeting = f"file://{directory}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD)
+@pytest.fixture
+def two() -> Iterator[Ranks]:
+    """A group of its own for each test."""
+    ranks = Ranks(WORLD)
+    yield ranks
+    ranks.close()
+
+
+def tidily(rank: int, watched: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    """What a rank saw. Models are gone before their group is: a wrapper of PyTorch's that outlives it now and then
+    aborts the process as it exits."""
     try:
-        found = watched(rank)
+        return watched(rank, *given)
     finally:
         gc.collect()
-        dist.destroy_process_group()
-    Path(directory, f"{rank}.pickle").write_bytes(pickle.dumps(found))
 
 
-def work(rank: int, directory: str, differ: bool) -> None:
-    in_a_group(rank, directory, partial(alike_or_not, differ))
-
-
-def alike_or_not(differ: bool, rank: int) -> dict[str, Any]:
+def alike_or_not(rank: int, differ: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     model = stack(sdpa(is_causal=True), depth=1 + (rank if differ else 1))
     wrapped = model if differ else DistributedDataParallel(model)
@@ -98,6 +96,28 @@ def uneven(rank: int) -> dict[str, Any]:
     return found
 
 
+def resumed_by_one(rank: int, file: str) -> dict[str, Any]:
+    """Rank 0 wrote a file; then it alone has it. It would not measure the first step, the other would."""
+    model, every = stack(sdpa(), depth=1), 2
+    with lh.watch(model, gather=True, sinks=[lh.sinks.JSONL(file)]) as w:
+        for _ in range(3):
+            model(batch())
+            w.step()
+    resume = file if rank == 0 else f"{file}.elsewhere"
+    found = {}
+    with lh.watch(model, gather=True, resume=resume, every=every) as w:
+        found["steps"] = said(w.step)
+    with lh.watch(model, gather=True, resume=resume, every=every) as w:
+        found["start"] = said(partial(w.start_at, 3))
+    with lh.watch(model, gather=True, resume=file, every=every) as w:
+        w.start_at(3)
+        for _ in range(3):
+            model(batch())
+            w.step()
+        found["all have it"] = [snapshot.step for snapshot in w.run().snapshots]
+    return found
+
+
 def live(rank: int) -> dict[str, Any]:
     """A watch that gathers in every step: rank 1 runs no pass in the first, and nobody in the last."""
     model, told, sunk = stack(sdpa(scale=1.0), depth=1), [], []
@@ -125,13 +145,8 @@ def said(gather: Callable[..., Any], **options: Any) -> str:
         return str(error)
 
 
-def run(directory: Path, *, differ: bool) -> list[dict[str, Any]]:
-    processes.spawn(work, (str(directory), differ), nprocs=WORLD)
-    return [pickle.loads(Path(directory, f"{r}.pickle").read_bytes()) for r in range(WORLD)]
-
-
-def test_ranks_add_up_to_what_one_process_would_have_seen(tmp_path: Path) -> None:
-    first, second = run(tmp_path, differ=False)
+def test_ranks_add_up_to_what_one_process_would_have_seen(two: Ranks) -> None:
+    first, second = two.run(tidily, alike_or_not, False)
     assert [r.module for r in first["own"].records] == ["blocks.0.attn", "blocks.1.attn"]
     merged: Snapshot = first["own"].merged(second["own"])
     for found in (first["together"], second["together"]):
@@ -166,14 +181,22 @@ def test_ranks_add_up_to_what_one_process_would_have_seen(tmp_path: Path) -> Non
             np.testing.assert_array_equal(record.tally, stage["own stage"].records[0].tally)
 
 
-def test_ranks_with_different_models_are_refused_on_every_rank(tmp_path: Path) -> None:
-    for found in run(tmp_path, differ=True):
+def test_ranks_with_different_models_are_refused_on_every_rank(two: Ranks) -> None:
+    for found in two.run(tidily, alike_or_not, True):
         wanted = "the same modules everywhere, got in 'blocks.1.attn' nothing on rank 0, 4 heads of width"
         assert wanted in found["error"] and found["error"].startswith("ranks: ")
         assert "every: expected the same" in found["every"] and "got 2 on rank 0, 3 on rank 1" in found["every"]
         assert [r.module for r in found["skipping"].records] == ["blocks.0.attn", "blocks.1.attn"]
         assert [int(r.heads.rows[0]) // (BATCH * TOKENS) for r in found["skipping"].records] == [2, 1]
         assert "in 'blocks.1.attn' nothing on rank 0" in found["skipping split"]
+
+
+def test_a_history_that_some_ranks_lack_is_refused_on_every_rank(two: Ranks, tmp_path: Path) -> None:
+    for found in two.run(tidily, resumed_by_one, str(tmp_path / "run.jsonl")):
+        for way in ("steps", "start"):
+            assert "resume: expected the same step after as many resumed ones on every rank" in found[way]
+            assert "got step 3 after 3 on rank 0, step 0 after 0 on rank 1" in found[way]
+        assert found["all have it"] == [0, 1, 2, 4]
 
 
 def test_a_rank_that_waits_for_one_that_has_ended_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,10 +216,6 @@ def test_a_rank_that_waits_for_one_that_has_ended_names_the_step(monkeypatch: py
 
 
 LONG = 37  # tokens of one sequence; need not divide
-
-
-def spread(rank: int, directory: str) -> None:
-    in_a_group(rank, directory, in_each_way)
 
 
 def in_each_way(rank: int) -> dict[str, Any]:
@@ -251,9 +270,8 @@ def in_one_process(*, learns: bool, **options: Any) -> Snapshot:
     return w.last
 
 
-def test_tokens_and_heads_over_ranks_report_the_heads_of_one_process(tmp_path: Path) -> None:
-    processes.spawn(spread, (str(tmp_path),), nprocs=WORLD)
-    by_rank = [pickle.loads(Path(tmp_path, f"{r}.pickle").read_bytes()) for r in range(WORLD)]
+def test_tokens_and_heads_over_ranks_report_the_heads_of_one_process(two: Ranks) -> None:
+    by_rank = two.run(tidily, in_each_way)
     learning = in_one_process(learns=True, kv_heads=2)
     others = {"decode": in_one_process(learns=True, depth=1, kv_heads=2)}
     others["heads"] = in_one_process(learns=False)

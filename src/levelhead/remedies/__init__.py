@@ -6,6 +6,11 @@ has `verify(batch)`, which looks at what reaches the softmax.
 
 from __future__ import annotations
 
+from levelhead.extras import command, missing
+
+if _error := missing("levelhead.remedies", "torch", install=command("watch")):
+    raise _error
+
 from levelhead.remedies.clip import QKClip
 from levelhead.remedies.clipped import Clipped
 from levelhead.remedies.logits import rescale, softcap

@@ -8,9 +8,10 @@ bits. Every rank raises the same error, after all have the same facts: none wait
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from levelhead.remedies import rows
 from levelhead.remedies.rows import Share
 from levelhead.watching.ranks import waited_for
 
+T = TypeVar("T")
 NOTHING_RAN = "none yet"
 _STEP = "every rank in this step of QK-clip"
 LOST = "NaN or infinite ones in "
@@ -42,6 +44,7 @@ class Described:
     cap: float | None = None  # of its logits
     holders: tuple[int, ...] = ()
     fingerprint: int = 0
+    key_prints: frozenset[int] = frozenset()  # of keys, where equal names may be other layers
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -110,15 +113,17 @@ def agree(group: Processes, model: nn.Module, own: Rank) -> tuple[list[AgreedLay
     """The layers of all ranks, the same list on every rank; and the heads of this one, by module."""
     ranks: list[Rank] = group.gathered(own)
     wrong = {rank.number: rank.wrong for rank in ranks if rank.wrong}
-    if set(wrong.values()) == {NOTHING_RAN} and len(wrong) < len(ranks):
+    if len(wrong) < len(ranks) and all(why.startswith(NOTHING_RAN) for why in wrong.values()):
         wrong = {}  # the others show the layers
     if wrong:
         number, why = next(iter(wrong.items()))
         where = f" (rank {number})" if group.several else ""
         if why.startswith(LOST):
             raise bad_value("logits", "finite numbers", f"{why}{where}", NO_WAY_BACK)
-        if why == NOTHING_RAN:
+        if why.startswith(NOTHING_RAN):
             advice = "Run the model, in a step that its watch observes, before the first step()"
+            if why != NOTHING_RAN:
+                advice = "A clip needs calls that a watch observes; coverage() of the watch has every reason"
             raise bad_value("model", "attention calls", f"{why}{where}", advice)
         advice = "Scaled weights would be renormalised away; QK-norm bounds the logits"
         raise bad_value("model", "no QK-norm", f"{why}{where}", advice)
@@ -176,9 +181,33 @@ def _joined(ranks: Sequence[Rank], parts: str | None) -> list[AgreedLayer]:
                 advice = "Freeze the same parameters on every rank (requires_grad), or pass parts='pipeline' for stages"
                 raise bad_value("ranks", "the same trained projections", given, advice)
             raise bad_value("ranks", "one layer by one name", given, DIFFERENT)
+        copied = _on_several(frozenset[int]().union(*(one.key_prints for _, one in some)) for some in alike.values())
         for some in alike.values():
-            layers.append(_layer(some, f"stage{some[0][0]}.{name}" if len(alike) > 1 else name))
+            label = f"stage{some[0][0]}.{name}" if len(alike) > 1 else name
+            layers.append(_layer(_without_shared_keys(some, copied), label))
     return layers
+
+
+def _on_several(each: Iterable[Collection[T]]) -> set[T]:
+    """What occurs in more than one."""
+    times = Counter(x for some in each for x in set(some))
+    return {x for x, n in times.items() if n > 1}
+
+
+def _without_shared_keys(members: list[tuple[int, Described]], copied: set[int]) -> list[tuple[int, Described]]:
+    """Where heads of several ranks share keys, these stay: a rank with one of the heads took them for that head's."""
+    of_heads: dict[int, set[tuple[str, int]]] = {}  # by head: the first row of its keys, in every parameter
+    for _, one in members:
+        for share in one.shares:
+            if share.role == "k" and share.rows.numel():
+                for place, head in enumerate(one.heads):
+                    of_heads.setdefault(head, set()).add((share.parameter, int(share.rows[place, 0])))
+    with_queries = [one for _, one in members if one.heads and any(share.role == "q" for share in one.shares)]
+    some = {any(share.role == "k" for share in one.shares) for one in with_queries}
+    shared = _on_several(of_heads.values()) or len(some) > 1 or any(copied & one.key_prints for _, one in members)
+    if not (with_queries and shared):
+        return members
+    return [(number, replace(one, shares=rows.of_queries(one.shares))) for number, one in members]
 
 
 def _layer(members: Sequence[tuple[int, Described]], label: str) -> AgreedLayer:

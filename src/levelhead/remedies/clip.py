@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from levelhead.errors import bad_value
 from levelhead.remedies import rows, shards, written
 from levelhead.remedies.added import added
-from levelhead.remedies.agreed import LOST, NO_WAY_BACK, AgreedLayer, Described
+from levelhead.remedies.agreed import LOST, NO_WAY_BACK, NOTHING_RAN, AgreedLayer, Described
 from levelhead.remedies.clipped import Clipped
 from levelhead.remedies.probe import Probe
 from levelhead.remedies.projections import Source, Sources
@@ -31,9 +31,11 @@ from levelhead.runs import tally
 from levelhead.watching import amend, effective_scale
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import WatchedModule
+from levelhead.watching.observe_call import UNREADABLE
 from levelhead.watching.ranks import check_parts
 from levelhead.watching.taken_rows import AUTO
 from levelhead.watching.watch import Watch
+from levelhead.words import module_title
 
 TAU = 100.0  # Kimi K2's
 _ROUNDING = 1e-5  # relative: so far above τ is at τ, and stays
@@ -101,36 +103,33 @@ class QKClip(Remedy):
         self._known: dict[str, tuple[Any, Described]] = {}
         self._kept = written.Kept(self.watch.model)
         self._said: set[str] = set()
-        self._probe = Probe(self.watch)
-        self.watch.listeners.append(self._called)
+        self._probe = Probe(self.watch, self._called)
         self._rows_before, self.watch.rows = self.watch.rows, None  # a clip needs all: "auto" leaves the choice to us
         if batch is not None:
             try:
-                with uncompiled():
+                with uncompiled(), self.watch.aside():
                     run(self.watch.model, batch)
                 own = self._described(self._seen)
                 if not self._together.group.several:  # else all ranks refuse together, in their first step
-                    self._together.agree(self._seen, own, self._normed(own))
+                    self._together.agree(self._seen, own, self._hindered(own))
             except BaseException:
                 self.undo()
                 raise
             self._seen = {}
 
-    def _called(self, watched: WatchedModule, call: Call, heads: Tensor, q: Tensor, k: Tensor) -> None:
+    def _called(self, layer: str, watched: WatchedModule, call: Call, heads: Tensor, q: Tensor, k: Tensor) -> None:
         self.modules[watched.name] = watched.module
         bad_rows = heads[:, tally.INDEX["nan_rows"]].sum()
         new = Maxima(heads[:, tally.LARGEST].detach().clone(), bad_rows, added(call, q, k), amend.cap_of(call))
-        old = self._seen.get(watched.name)
+        old = self._seen.get(layer)
         if old is not None and old.largest.shape == new.largest.shape:
             new.largest = torch.maximum(old.largest, new.largest)
             new.bad_rows, new.biased = old.bad_rows + new.bad_rows, old.biased | new.biased
-        self._seen[watched.name] = new
+        self._seen[layer] = new
 
     def _undo(self) -> None:
         self._probe.close()
         self._kept.close()
-        if self._called in self.watch.listeners:
-            self.watch.listeners.remove(self._called)
         self.watch.rows = self._rows_before
         if self._watches:
             self.watch.detach()
@@ -146,12 +145,15 @@ class QKClip(Remedy):
         seen, self._seen = self._seen, {}
         shards.resharded(self.watch.model)
         own = self._described(seen)
-        clipped = self._step(seen, own)
-        self._probe.misfits.clear()
-        return clipped
+        self._probe.end_step()
+        try:
+            return self._step(seen, own)
+        finally:
+            self._probe.misfits.clear()
 
     def _step(self, seen: dict[str, Maxima], own: tuple[Described, ...]) -> Clipped:
-        exchanged = self._together.exchanged(seen, own, self._normed(own), self._probe.misfits, self._kept.undone())
+        facts = self._hindered(own), self._probe.misfits, self._kept.undone()
+        exchanged = self._together.exchanged(seen, own, *facts, self.tau)
         self._kept.keep([])
         flags = exchanged.flags
         if lost := [name for name, flag in flags.items() if flag["bad_rows"]]:
@@ -197,7 +199,10 @@ class QKClip(Remedy):
             if layer.why and not layer.frozen:
                 raise _unknown(layer.label, layer.why)
             if flags[layer.label]["misfit"] > 1:
-                why = "its queries or keys are no longer what its projections put out: something is added to them"
+                why = (
+                    "its queries or keys are no longer what its projections put out: something is added to them, or"
+                    " they come from elsewhere"
+                )
                 raise _unknown(layer.label, why)
         writes = written.Writes(self.watch.model)
         for layer, factors in over:
@@ -215,6 +220,10 @@ class QKClip(Remedy):
         """A warning for each thing that a training loop should know, once."""
         said = [f"the last clip of {name} was overwritten: {_MASTERS}" for name in undone]
         said += [f"{name} is above the bound, and not clipped: {why}" for (name, _), why in left.items()]
+        unread = [(name, why) for name, why in self._unobserved() if why.endswith(UNREADABLE)]
+        said += [
+            f"{module_title(name)} is never clipped, since no watch sees its logits: it {why}" for name, why in unread
+        ]
         for words in said:
             if words not in self._said:
                 self._said.add(words)
@@ -265,11 +274,21 @@ class QKClip(Remedy):
         first = rows.first_rows(shares, heads)
         return replace(unknown, heads=first, shares=shares, holders=holders, fingerprint=found)
 
-    def _normed(self, own: tuple[Described, ...]) -> str:
-        """The QK-norms of layers that cannot be written."""
+    def _unobserved(self) -> list[tuple[str, str]]:
+        """Modules of which no call was observed, and why."""
+        silent = (watched for watched in self.watch.watched_modules if not watched.calls)
+        return [(watched.name, why) for watched in silent for why in watched.not_observed]
+
+    def _hindered(self, own: tuple[Described, ...]) -> str:
+        """Why this rank cannot clip at all: calls that were not observed, or QK-norms of layers that cannot be written;
+        "" if it can."""
+        if not own and (lost := self._unobserved()):
+            name, why = lost[0]
+            return f"{NOTHING_RAN}: {module_title(name)} {why}"
         for each in own:
-            norms = effective_scale.qk_norms(self.modules[each.module]) if each.why and not each.frozen else []
-            if norms:
+            if not each.why or each.frozen:
+                continue
+            if norms := effective_scale.qk_norms(self._probe.modules[each.module].module):
                 return f"{', '.join(norms)} in {each.module or 'the model'!r}"
         return ""
 
@@ -277,9 +296,12 @@ class QKClip(Remedy):
 
     @contextmanager
     def _watched(self) -> Iterator[Watch]:
-        before = self._seen
-        yield self.watch
-        self._seen = before
+        before, self._seen = self._seen, {}
+        try:
+            with self._probe.aside(), self.watch.aside():
+                yield self.watch
+        finally:
+            self._seen = before
 
     def _wrong(self, name: str, sight: Sight) -> str | None:
         largest = _largest(sight)
@@ -301,4 +323,5 @@ def _unknown(name: str, why: str) -> Exception:
     advice = "qk_norm and softcap bound logits whatever the weights are"
     if "compiled" in why or why == _UNSEEN:
         advice = "Give QKClip batch=..., so that it sees an uncompiled forward pass"
-    return bad_value("model", "rows that belong to heads", f"{name or 'the model'!r}, where {why}", advice)
+    title = f"the model{name}" if name[:1] in ("", " ") else name
+    return bad_value("model", "rows that belong to heads", f"{title!r}, where {why}", advice)

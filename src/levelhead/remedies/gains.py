@@ -2,8 +2,9 @@
 
 DistributedDataParallel and FSDP take their parameters when they wrap a model: gains that come later are in no
 reduction, and ranks drift apart in silence. So wrapped models are refused. An optimiser takes its parameters when it is
-made: the first step of one that has the projections and not the gains raises. The same step shows projections that are
-split over ranks by heads beside gains that are not: each rank would train its gains by its own heads.
+made: the first step of one that has the projections and not the gains raises. The same step, or a forward pass before,
+shows projections that are split over ranks by heads beside gains that are not: each rank would train its gains by its
+own heads.
 """
 
 from __future__ import annotations
@@ -43,6 +44,13 @@ def refuse_unless_reduced(model: nn.Module) -> None:
 def _too_late(what: str) -> LevelheadValueError:
     given = f"one that {what} has taken: gains that are added now are in no reduction, and ranks would drift apart"
     return bad_value("model", "a model that is not distributed yet", given, f"Call qk_norm before {what}")
+
+
+def beside_parts(gains: str) -> LevelheadValueError:
+    """A tensor parallel plan came after `qk_norm`, and does not have the gains."""
+    given = f"{gains} beside projections in parts over ranks"
+    advice = "Put q_norm and k_norm into the plan, as SequenceParallel(sequence_dim=2)"
+    return bad_value("model", "gains that are reduced over ranks", given, advice)
 
 
 class Trained:
@@ -99,9 +107,7 @@ class Trained:
         whole = any(not shards.is_sharded(x) for x in self._gains())
         split = next((x for x in self._projections() if shards.is_sharded(x)), None)
         if whole and split is not None:
-            given = f"q_norm and k_norm of {name or 'the model'!r} beside projections in parts over ranks"
-            advice = "Put q_norm and k_norm into the plan, as SequenceParallel(sequence_dim=2)"
-            raise bad_value("model", "gains that are reduced over ranks", given, advice)
+            raise beside_parts(f"q_norm and k_norm of {name or 'the model'!r}")
 
 
 def _matrices_only(optimizer: Any) -> bool:

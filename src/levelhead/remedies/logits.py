@@ -24,7 +24,7 @@ from levelhead.torch.nn import MultiHeadAttention
 from levelhead.watching import amend
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call, tallied
-from levelhead.watching.module_stack import clean, unwrapped
+from levelhead.watching.watchable import clean, unwrapped
 from levelhead.watching.wrapped import Reach
 
 _CLOSE = 1e-5  # relative, of a scale or a bound; half precision is measured as it is
@@ -200,7 +200,7 @@ def _reachable(model: nn.Module) -> dict[str, nn.Module]:
     own = {clean(name): module for name, module in inner.named_modules() if isinstance(module, MultiHeadAttention)}
     modules: dict[str, nn.Module] = {**own}
     wrong: dict[str, str] = {}
-    for one in attending_modules(inner):
+    for one in attending_modules(inner, held=True):
         if isinstance(one.module, MultiHeadAttention):
             continue
         name = clean(one.name)

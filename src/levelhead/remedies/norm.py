@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from levelhead.errors import bad_value
-from levelhead.remedies import gains
+from levelhead.remedies import gains, shards
 from levelhead.remedies.probe import Probe
 from levelhead.remedies.projections import Source, Sources, Unknown
 from levelhead.remedies.remedy import Remedy, Sight, checked, depth, listed, no_attention, positive, run
 from levelhead.torch.multihead_forward import FAST_PATH_OFF
 from levelhead.watching import amend, effective_scale
 from levelhead.watching.intercept import INTERCEPTION
-from levelhead.watching.module_stack import unwrapped
 from levelhead.watching.watch import Watch
+from levelhead.watching.watchable import unwrapped
 
 _TOLERANCE = 0.02  # of a row's root mean square, which ε and half precision take a little from
 _NAMES = ("q_norm", "k_norm")
@@ -35,6 +35,9 @@ class Normed:
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         for norm, columns in self.parts:
+            in_parts = shards.is_sharded(output) and not shards.is_sharded(norm.weight)
+            if in_parts or output.shape[-1] < columns.numel():
+                raise gains.beside_parts("q_norm and k_norm")
             if in_order(columns, output.shape[-1]):  # the whole of it: nothing to pick out
                 heads = output.reshape(*output.shape[:-1], *columns.shape)
                 output = norm(heads).flatten(-2)
@@ -195,13 +198,18 @@ def _probed(model: nn.Module, batch: Any) -> dict[str, tuple[nn.Module, Sources]
     if not probe.found and not unseen:
         raise no_attention(model)
     wrong = {line.module: line.how for line in unseen}
-    for name, sources in probe.found.items():
-        if why := _refused(probe.modules[name].module, sources):
+    found: dict[str, tuple[nn.Module, Sources]] = {}
+    for layer, sources in probe.found.items():
+        name, module = probe.modules[layer].name, probe.modules[layer].module
+        if why := _refused(module, sources):
             wrong[name] = why
+        elif name in found and not found[name][1].same_rows(sources):
+            wrong[name] = "attends several times, from other rows each time, and a norm of one is none of the other"
+        found.setdefault(name, (module, sources))
     if wrong:
         wanted = "attention whose queries and keys come straight from projections"
         raise bad_value("model", wanted, f"{len(wrong)} that are not:\n{listed(wrong)}\n", "Nothing was changed")
-    return {name: (probe.modules[name].module, sources) for name, sources in probe.found.items()}
+    return found
 
 
 def _refused(module: nn.Module, sources: Sources) -> str | None:

@@ -43,6 +43,9 @@ class Source:
         """Whether some of so many query heads have these in common."""
         return len({tuple(row) for row in self.columns.tolist()}) < heads
 
+    def same_rows(self, other: Source) -> bool:
+        return self.module is other.module and torch.equal(self.columns, other.columns)
+
 
 class Unknown(NamedTuple):
     """No answer, and why."""
@@ -84,6 +87,11 @@ class Sources:
     def known(self) -> bool:
         """Whether nothing is left to find out."""
         return self.parts is not None or (isinstance(self.q, Source) and isinstance(self.k, Source))
+
+    def same_rows(self, other: Sources) -> bool:
+        """Whether queries and keys of both are known, and come from the same rows."""
+        pairs = ((self.q, other.q), (self.k, other.k))
+        return all(isinstance(a, Source) and isinstance(b, Source) and a.same_rows(b) for a, b in pairs)
 
 
 def torchs_own(module: nn.MultiheadAttention) -> tuple[Source, Source | Unknown]:

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from levelhead import checks
 from levelhead.errors import LevelheadValueError, bad_type, bad_value, expected
+from levelhead.remedies import shards
 from levelhead.runs.record import Record
 from levelhead.torch.huggingface.survey import attending_modules
 from levelhead.torch.nn import MultiHeadAttention
 from levelhead.watching.measure import Call
-from levelhead.watching.module_stack import WatchedModule, clean, sounds_like_attention, unwrapped
+from levelhead.watching.module_stack import WatchedModule
 from levelhead.watching.watch import Watch
+from levelhead.watching.watchable import clean, sounds_like_attention, unwrapped
 
 
 class NotInForceError(LevelheadValueError):
@@ -138,7 +140,7 @@ def no_attention(model: nn.Module) -> LevelheadValueError:
 def refuse_without_attention(model: nn.Module) -> None:
     """An error unless a module attends, by its code or by its name."""
     inner = unwrapped(model)
-    if not any(attending_modules(inner)) and not any(map(sounds_like_attention, inner.modules())):
+    if not any(attending_modules(inner, held=True)) and not any(map(sounds_like_attention, inner.modules())):
         raise no_attention(model)
 
 
@@ -171,6 +173,7 @@ def run(model: nn.Module, batch: Any) -> Any:
     finally:
         for module, training in modes.items():
             module.training = training
+        shards.resharded(model)  # no backward pass follows, after which FSDP2 would do it
 
 
 def uncompiled() -> AbstractContextManager[Any]:

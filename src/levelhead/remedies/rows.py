@@ -7,7 +7,7 @@ themselves, γ for q's part with positions, nothing for the keys that all heads 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ class Share:
     dim: int
     rows: Tensor  # (heads, D), of the whole parameter
     power: float
+    role: str = "q"  # or "k": whose rows these are
 
 
 class RefusedError(Exception):
@@ -40,15 +41,16 @@ def shares(model: nn.Module, sources: Sources) -> tuple[Share, ...]:
     """Those of a module, or `RefusedError`."""
     names = {module: name for name, module in model.named_modules()}
     if (parts := sources.parts) is not None:
-        q_own, q_shared = _writable(names, parts.q_own), _writable(names, parts.q_shared)
-        k_own = _trained(names, parts.k_own)
+        q_own, q_shared = _writable(names, parts.q_own, "q"), _writable(names, parts.q_shared, "q")
+        k_own = _trained(names, parts.k_own, "k")
         if not (_is_trained(parts.q_own) and _is_trained(parts.q_shared)):
             raise RefusedError(f"{q_own[0].parameter} is frozen", frozen=True)
         if k_own is None or "k" in sources.values:
             return _powers(q_own, 1.0) + _powers(q_shared, 1.0)
         return _powers(q_own, 0.5) + _powers(k_own, 0.5) + _powers(q_shared, 1.0)
     k_is_shared = isinstance(sources.k, Source) and sources.k.shared(sources.heads)
-    q, k = (None if isinstance(x, Unknown) else _trained(names, x) for x in (sources.q, sources.k))
+    given = (("q", sources.q), ("k", sources.k))
+    q, k = (None if isinstance(x, Unknown) else _trained(names, x, role) for role, x in given)
     k = None if k_is_shared else k
     taken = [role for role, each in (("q", q), ("k", k)) if each is not None and role in sources.values]
     q, k = (None if role in taken else each for role, each in (("q", q), ("k", k)))
@@ -60,11 +62,12 @@ def shares(model: nn.Module, sources: Sources) -> tuple[Share, ...]:
         raise RefusedError(f"the values come from the rows of {' and '.join(taken)}, and would be scaled with them")
     if isinstance(sources.q, Unknown):
         raise RefusedError(sources.q.why)
-    raise RefusedError(f"{_writable(names, sources.q)[0].parameter} is frozen", frozen=True)
+    frozen = _writable(names, sources.q, "q")[0].parameter
+    raise RefusedError(f"{frozen} is frozen", frozen=True)
 
 
 def _powers(each: tuple[Share, ...], power: float) -> tuple[Share, ...]:
-    return tuple(Share(x.parameter, x.dim, x.rows, power) for x in each)
+    return tuple(replace(x, power=power) for x in each)
 
 
 def _is_trained(source: Source) -> bool:
@@ -72,13 +75,13 @@ def _is_trained(source: Source) -> bool:
     return parameter is not None and parameter.requires_grad
 
 
-def _trained(names: dict[nn.Module, str], source: Source) -> tuple[Share, ...] | None:
+def _trained(names: dict[nn.Module, str], source: Source, role: str) -> tuple[Share, ...] | None:
     """Its rows, if they are trained."""
-    found = _writable(names, source)
+    found = _writable(names, source, role)
     return found if _is_trained(source) else None
 
 
-def _writable(names: dict[nn.Module, str], source: Source) -> tuple[Share, ...]:
+def _writable(names: dict[nn.Module, str], source: Source, role: str) -> tuple[Share, ...]:
     """The rows of a source's weight and bias, all of which keep what is written into them."""
     rows = [(source.weight, source.dim, source.rows)]
     if source.bias is not None:
@@ -93,7 +96,7 @@ def _writable(names: dict[nn.Module, str], source: Source) -> tuple[Share, ...]:
         refuse_unless_plain(whole, parameter)
         if len(shards.rows_here(parameter, dim)) != shards.local(parameter.detach()).shape[dim]:
             raise RefusedError(f"the rows of {whole} lie over ranks in an unknown order")
-        found.append(Share(whole, dim, each, 1.0))
+        found.append(Share(whole, dim, each, 1.0, role))
     return tuple(found)
 
 
@@ -105,6 +108,11 @@ def refuse_unless_plain(name: str, parameter: Tensor) -> None:
     if marks := [mark for mark in _MASTERS if hasattr(parameter, mark)]:
         why = f"{name} is a copy of what its optimiser keeps ({marks[0]}), which would overwrite a clip"
         raise RefusedError(why)
+
+
+def of_queries(shares: tuple[Share, ...]) -> tuple[Share, ...]:
+    """Those where keys belong to further heads, and must stay: queries take the whole of γ."""
+    return _powers(tuple(x for x in shares if x.role == "q"), 1.0)
 
 
 def parameter_of(model: nn.Module, name: str) -> Tensor:
@@ -124,4 +132,20 @@ def fingerprint(model: nn.Module, names: list[str]) -> tuple[tuple[int, ...], in
     """Which ranks hold these parameters together, and a number of their bits on this one."""
     parameters = [parameter_of(model, name) for name in names]
     with torch.no_grad():
-        return shards.holders(parameters[0]) if parameters else (), shards.fingerprint(parameters)
+        # Beside queries in parts, keys may be whole on every rank.
+        holders = max((shards.holders(x) for x in parameters), key=len, default=())
+        return holders, shards.fingerprint(parameters)
+
+
+def key_prints(model: nn.Module, shares: tuple[Share, ...]) -> frozenset[int]:
+    """Numbers of the bits of keys' weights, and of their rows alone, that are this rank's own: a rank with equal ones
+    has a copy."""
+    found = set()
+    for share in shares:
+        parameter = parameter_of(model, share.parameter).detach()
+        if share.role == "q" or parameter.dim() < 2 or shards.is_sharded(parameter):
+            continue
+        rows_alone = parameter.index_select(share.dim, share.rows.flatten().to(parameter.device))
+        if rows_alone.any():
+            found |= {shards.fingerprint([parameter]), shards.fingerprint([rows_alone])}
+    return frozenset(found)

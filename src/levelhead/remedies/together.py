@@ -55,14 +55,20 @@ class Together:
         wrong: str,
         misfits: Mapping[str, Tensor],
         undone: Mapping[str, bool],
+        tau: float,
     ) -> Exchanged:
         """The numbers of all ranks, or the same error on each."""
-        numbers = [1.0] if self.layers is None else self._largest(seen, own, misfits, undone)
+        numbers = [1.0] if self.layers is None else self._largest(seen, own, misfits, undone, tau)
         if numbers[0]:  # the first step, or a rank has seen something new
             self.agree(seen, own, wrong)
-            numbers = self._largest(seen, own, misfits, undone)
+            numbers = self._largest(seen, own, misfits, undone, tau)
         assert self.layers is not None
         values = iter(numbers[1:])
+        most, least = next(values), -next(values)
+        if most != least:
+            raise bad_value(
+                "tau", "the same on every rank", f"{least:.6g} to {most:.6g}", "Make QKClip alike everywhere"
+            )
         idle = tuple(place for place in range(self.group.world) if next(values))
         flags = {layer.label: {name: next(values) for name in _FLAGS} for layer in self.layers}
         maxima = {layer.label: {head: next(values) for head in layer.heads} for layer in self.layers}
@@ -83,7 +89,8 @@ class Together:
     def _as_it_is_now(self, each: Described) -> Described:
         names = sorted({share.parameter for share in each.shares})
         holders, found = rows.fingerprint(self.model, names)
-        return replace(each, holders=holders, fingerprint=found)
+        keys = rows.key_prints(self.model, each.shares) if self.parts == "pipeline" else frozenset[int]()
+        return replace(each, holders=holders, fingerprint=found, key_prints=keys)
 
     def _largest(
         self,
@@ -91,13 +98,14 @@ class Together:
         own: tuple[Described, ...],
         misfits: Mapping[str, Tensor],
         undone: Mapping[str, bool],
+        tau: float,
     ) -> list[float]:
         """One collective, one wait for the device."""
         new = tuple(each.key for each in own) != self._agreed_on and bool(seen)
         idle = [float(not seen and place == self.group.place) for place in range(self.group.world)]
         device = next((one.largest.device for one in seen.values()), torch.device("cpu"))
         exact = torch.float32 if device.type == "mps" else torch.float64
-        pieces = [torch.tensor([float(new), *idle], dtype=exact, device=device)]
+        pieces = [torch.tensor([float(new), tau, -tau, *idle], dtype=exact, device=device)]
         maxima = []
         for layer in self.layers or ():
             mine = seen.get(layer.module) if self.group.number in layer.members else None

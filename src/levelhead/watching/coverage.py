@@ -25,9 +25,10 @@ from levelhead.watching.compiler_graphs import (
 from levelhead.watching.functions.unknown import called_by
 from levelhead.watching.graph_calls import attending_script
 from levelhead.watching.intercept_known import not_described
-from levelhead.watching.module_stack import ATTRIBUTE, WatchedModule, clean
+from levelhead.watching.module_stack import ATTRIBUTE, WatchedModule
 from levelhead.watching.observe_call import TRANSFORMED
 from levelhead.watching.probe import Probe
+from levelhead.watching.watchable import clean
 
 _ADDED_UP = "up to {} calls in one pass, from one place in its code, are added up"
 _ONE_HEAD = "; calls of one head each: heads in a loop cannot be told apart"

@@ -19,12 +19,9 @@ from torch import Tensor, nn
 from levelhead.watching import sampled
 from levelhead.watching.described import plain
 
-FROM_PROJECTIONS, NORMALISED, BY_DEFINITION = "projections", "normalised", "torch's own module"
+BY_DEFINITION = "torch's own module"
 NOTHING_RAN = "no layer ran before the call"
 NOT_FOLLOWED = "q and k are not seen where a softmax is formed by hand; deep=True follows them"
-BY_FUNCTION = "a score_mod changes it"
-BY_TOKEN = "its factor differs from token to token"
-ONE_TOKEN = "all tokens of the pass are alike, so a norm cannot be told from a factor"
 
 # Names of projections, after the words around the letter are removed.
 _AROUND = {"proj", "projection", "linear", "lin", "layer", "to", "w", "fc", "attn", "attention"}
@@ -86,18 +83,6 @@ def columns(name: str, module: nn.Module | None, reads: int | None, output: Tens
     begin = output.data_ptr()
     wrote = begin, begin + output.numel() * output.element_size()
     return Ran(name, module, reads, tokens, sampled.rows(output), read=read, wrote=wrote)
-
-
-class Reading(NamedTuple):
-    """The effective scale, and how it was read."""
-
-    scale: float | None
-    how: str
-    width: int | None = None  # what the q projection reads
-    each: tuple[float, ...] = ()  # of every head
-    parts: tuple[int, ...] = ()  # widths of the parts of a head, if keys come from several projections
-    learned: str = ""  # the parameter that it is
-    call: int = 0  # whose it is, of calls in one pass with different scales; 0: they have the same
 
 
 def is_norm(name: str, module: nn.Module) -> bool:

@@ -98,11 +98,12 @@ class Weights:
 
     def mixes(self, x: Tensor, values: Tensor) -> bool:
         """Whether these weights x route every query to values of its own, under keys that all share and that are
-        learned: a mixture of experts is no attention."""
+        learned: a mixture of experts is no attention. Such values may be what goes into the experts, alike for all."""
         learned = self.pending.learned
         if learned is None or self.axes is None or values.dim() < x.dim() or learned(values):
             return False
-        return all(n == 1 or m > 1 for n, m in zip(reversed(x.shape), reversed(values.shape), strict=False))
+        own = values.shape[values.dim() - x.dim() :]
+        return all(n == 1 or m > 1 or self._moves(axis) for axis, (n, m) in enumerate(zip(x.shape, own, strict=True)))
 
     def over_keys(self, axis: int) -> bool | None:
         """Whether an axis is that of the softmax; None: not known."""

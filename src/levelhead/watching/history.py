@@ -31,6 +31,11 @@ class History:
         self.notes: tuple[str, ...] = ()
         self.first = 0  # the first step that is not from a file
 
+    @property
+    def resumed(self) -> int:
+        """How many steps are from a file."""
+        return sum(snapshot.step < self.first for snapshot in self.snapshots)
+
     def keep(self, snapshot: Snapshot) -> None:
         """Adds a step."""
         self.snapshots.append(snapshot)

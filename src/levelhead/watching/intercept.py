@@ -27,7 +27,7 @@ from levelhead.torch import observed, sdpa
 from levelhead.torch.functorch import attend
 from levelhead.torch.huggingface import formula
 from levelhead.torch.huggingface.functions import AttentionHook
-from levelhead.torch.swap import Function, Layer, Swap
+from levelhead.torch.swap import Function, Layer, Swap, showing
 from levelhead.torch.tensor_options import Described
 from levelhead.watching import amend, folded_heads, native_fast_path
 from levelhead.watching.compiler_graphs import COMPILER
@@ -73,15 +73,21 @@ class Interception:
             multihead = functional.multi_head_attention_forward
             instead[multihead] = multihead_over(multihead)
             instead[torch.jit.script] = script_over(torch.jit.script, self.all_lifted)
-            self._swaps = [Swap(instead, _KEPT), Swap({attend: _operator_over(attend)}, (attend.__module__, __name__))]
-            self._swaps.append(Swap({formula.computed: _formula_over(formula.computed)}, (__name__,)))
-            self._swaps.append(Swap({observed.computed: _sight_over(observed.computed)}, (__name__,)))
-            self.wrapped.begin(instead, {sdpa.ORIGINAL: _sdpa_over})
+            swapped: list[tuple[dict[Function, Function], tuple[str, ...]]] = [
+                (instead, _KEPT),
+                ({attend: _operator_over(attend)}, (attend.__module__, __name__)),
+                ({formula.computed: _formula_over(formula.computed)}, (__name__,)),
+                ({observed.computed: _sight_over(observed.computed)}, (__name__,)),
+                (native_fast_path.instead(), (native_fast_path.__name__, __name__)),
+            ]
+            new = self.wrapped.begin(instead, {sdpa.ORIGINAL: _sdpa_over})
+            among = showing([*new, *(function for functions, _ in swapped for function in functions)])
+            self._swaps = [Swap(functions, kept, among) for functions, kept in swapped]
+            self.wrapped.swap(new, among)
             self._modules = len(sys.modules)
             self._has_transformers = "transformers" in sys.modules
             if self._has_transformers:
                 self._transformers.install()
-            self._swaps.append(Swap(native_fast_path.instead(), (native_fast_path.__name__, __name__)))
             COMPILER.hold()
             self._copies = Layer(nn.Module, "__reduce_ex__", partial(reduce_over, original_of=self.wrapped.original_of))
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from inspect import getattr_static
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,19 +19,19 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from levelhead.observation import Observation
 from levelhead.torch.operators import Pass
+from levelhead.watching.call_sites import Sites
 from levelhead.watching.compiler_graphs import KINDS, hook_is_traced
 from levelhead.watching.effective_scale import Ran, Read, columns, features_last, ran, reads
 from levelhead.watching.functions.transformers import eager_is_understood, forms_softmax_by_hand
 from levelhead.watching.graph_calls import Operators, calls_operator
 from levelhead.watching.measure import Call, plain
 from levelhead.watching.own_weights import own_weights, products
+from levelhead.watching.shape_inference import infers_shapes
 from levelhead.watching.uncounted_hooks import Before, counted, uncounted
 from levelhead.watching.undisturbed import undisturbed
+from levelhead.watching.watchable import number_of_heads, sounds_like_attention
 
 ATTRIBUTE = "_levelhead_watched"
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
-_DISTRIBUTORS = ("torch.", "deepspeed.", "accelerate.")  # libraries whose wrappers hold the model as "module"
-_HEADS = ("num_heads", "n_heads", "nheads", "heads", "n_head", "num_attention_heads", "nhead", "num_head", "h", "head")
 _EXPORT = "an export ran: that pass was not observed"
 _KEPT = 24  # layers that ran in a module before a call: the projections are among the last
 _numbers = itertools.count(1)
@@ -130,6 +129,7 @@ class WatchedModule:
         self.paths: dict[str, None] = {}  # functions through which its calls were observed, in order
         self.not_observed: dict[str, None] = {}  # reasons why calls of it were not observed
         self.ever_ran: set[str] = set()  # names of children
+        self.sites = Sites()
         self.graph_sites: dict[tuple[int, int], Any] = {}  # as `Frame.sites`, of its calls in graphs
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -164,53 +164,11 @@ class Frame:
         self.calls_before = 0  # of the module
         self.kv_heads = 0  # passed to that function, before it repeated them; 0: not known
         self.given: tuple[Read, Read] | None = None  # query and key of `F.multi_head_attention_forward`
+        self.empty: bool | None = None  # whether it runs over memory that holds no data; None: not asked yet
 
     @property
     def watch(self) -> Recorder:
         return self.watched.watch
-
-
-def sounds_like_attention(module: nn.Module) -> bool:
-    """Whether the name of its class, or of a base class, contains attention or attn."""
-    return any(word in base.__name__.lower() for base in type(module).__mro__[:-1] for word in ("attention", "attn"))
-
-
-def number_of_heads(module: nn.Module) -> int | None:
-    """The number of heads, from the module's attributes."""
-    numbers = (getattr_static(module, name, None) for name in _HEADS)  # a model's own __getattr__ may warn
-    return next((n for n in numbers if isinstance(n, int) and n > 0), None)
-
-
-def clean(name: str) -> str:
-    """A module's name without the wrappers of compile, FSDP and checkpointing."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS[:-1])
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without wrappers that compile or distribute it."""
-    if isinstance(model, torch.jit.ScriptModule):
-        return model
-    for name in _WRAPPERS:
-        inner = model._modules.get(name)
-        known = name != "module" or type(model).__module__.startswith(_DISTRIBUTORS)
-        if inner is not None and known and len(model._modules) == 1:
-            return unwrapped(inner)
-    return model
-
-
-def frame_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The model, and modules in it that may contain an attention call: all but simple ones."""
-    for name, module in model.named_modules():
-        torchs = type(module).__module__.startswith("torch.nn.modules")
-        simple = not module._modules and (torchs or _is_one_weight(module))
-        if not (simple and name) and not isinstance(module, torch.jit.ScriptModule):
-            yield name, module
-
-
-def _is_one_weight(module: nn.Module) -> bool:
-    """Whether it is a projection or a norm outside torch, such as transformers' Conv1D."""
-    names = set(module._parameters.keys())  # a list in a scripted module
-    return "weight" in names and names <= {"weight", "bias"} and not sounds_like_attention(module)
 
 
 # ---- the stack
@@ -250,6 +208,16 @@ def current() -> Frame | None:
 def depth(watch: Recorder) -> int:
     """How many modules of a watch are running in this thread, one in another."""
     return sum(frame.watch is watch for frame in _stack.frames)
+
+
+def runs_empty() -> bool:
+    """Whether what runs now is fed with memory that holds no data: it is no pass of the model."""
+    frame = _stack.frames[-1] if _stack.frames else None
+    if frame is None:  # a graph that runs by itself
+        return infers_shapes()
+    if frame.empty is None:
+        frame.empty = infers_shapes()
+    return frame.empty
 
 
 def pass_number(frame: Frame) -> int | None:

@@ -19,7 +19,8 @@ from levelhead.watching.module_stack import Frame
 from levelhead.watching.undisturbed import undisturbed
 
 Run = Callable[[], Any]
-_UNREADABLE = "ran on {}, whose numbers cannot be read"
+UNREADABLE = "whose numbers cannot be read"
+_UNREADABLE = f"ran on {{}}, {UNREADABLE}"
 _IN_FUNCTION = "tensors inside a transformation of torch.func"
 TRANSFORMED = _UNREADABLE.format(_IN_FUNCTION)
 

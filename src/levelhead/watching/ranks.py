@@ -39,6 +39,7 @@ class Given:
     fingerprint: float | None
     structure: int | None = None  # equal for models whose modules have equal names
     every: int | None = None  # of a watch that gathers by itself
+    resumed: int = 0  # steps that it has from a file
 
     @property
     def layout(self) -> dict[str, tuple[int, int]]:
@@ -54,6 +55,7 @@ def gathered(
     fingerprint: float | None = None,
     structure: int | None = None,
     every: int | None = None,
+    resumed: int = 0,
 ) -> Snapshot:
     """The snapshots of all ranks of a group as one, in the order of the ranks; the same on every rank.
 
@@ -66,7 +68,8 @@ def gathered(
             rank in front. None: found out by names and fingerprints, and refused where that is not possible.
         fingerprint: of this rank's parameters, from `fingerprint`; None: not known.
         structure: of this rank's model, from `structure`: layers of one model may have no pass on some ranks.
-        every: which steps are gathered; the same on every rank.
+        every: which steps are gathered; the same on every rank, as is then the number of the step.
+        resumed: how many steps this rank has from a file; the same on every rank.
     """
     import torch.distributed as dist
 
@@ -75,7 +78,7 @@ def gathered(
         advice = "Call init_process_group first; in one process, read w.last"
         raise bad_value("group", "torch.distributed to be running", "no process group", advice)
     everything: list[Any] = [None] * dist.get_world_size(group)
-    own = Given(snapshot, heads, parts, fingerprint, structure, every)
+    own = Given(snapshot, heads, parts, fingerprint, structure, every, resumed)
     with waited_for(f"every rank in the gathering of step {snapshot.step}"):
         dist.all_gather_object(everything, own, group=group)
     for given in everything:  # not before: a rank that raises alone leaves the others waiting
@@ -122,21 +125,24 @@ class Gathering:
     def __init__(self, gather: bool | str, every: int) -> None:
         self._every = every
         self._structure: int | None = None  # read once: walking all modules in every step would cost
+        self.met = False  # whether ranks ever met: a first step that some would not measure must be noticed
         self._heads = "split" if gather == "split" else "same"
         self._parts = str(gather) if gather in PARTS else None
         rank = sessions.rank()
         self.active = rank is not None and gather is not False
         self.first = not self.active or rank == 0  # who writes
 
-    def __call__(self, snapshot: Snapshot | None, step: int, model: nn.Module) -> Snapshot | None:
+    def __call__(self, snapshot: Snapshot | None, step: int, model: nn.Module, resumed: int) -> Snapshot | None:
         """Every rank calls it, also one that recorded nothing; None: no rank recorded anything."""
         if not self.active:
             return snapshot
+        self.met = True
         known = fingerprint(model) if self._parts is None else None
         own = Snapshot(step, ()) if snapshot is None else snapshot
         if self._structure is None:
             self._structure = structure(model)
         facts: dict[str, Any] = {"fingerprint": known, "structure": self._structure, "every": self._every}
+        facts["resumed"] = resumed
         whole = gathered(own, heads=self._heads, parts=self._parts, **facts)
         if whole.records and self._parts is None:  # found out; reading all parameters again would cost a wait for each
             self._parts = "replicas"
@@ -167,6 +173,10 @@ def joined(ranks: Sequence[Given]) -> Snapshot:
     if len({given.every for given in ranks}) > 1:
         given = ", ".join(f"{g.every} on rank {rank}" for rank, g in enumerate(ranks))
         raise bad_value("every", "the same on every rank of a watch that gathers", given, "Measure the same steps")
+    if ranks[0].every is not None and len({(given.snapshot.step, given.resumed) for given in ranks}) > 1:
+        given = ", ".join(f"step {g.snapshot.step} after {g.resumed} on rank {rank}" for rank, g in enumerate(ranks))
+        advice = "Give every rank the file that rank 0 wrote, and the same start_at"
+        raise bad_value("resume", "the same step after as many resumed ones on every rank", given, advice)
     heads, parts = ranks[0].heads, ranks[0].parts
     step = next((given.snapshot.step for given in ranks if given.snapshot.records), ranks[0].snapshot.step)
     if parts == "pipeline":

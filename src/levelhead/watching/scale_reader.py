@@ -14,25 +14,16 @@ import torch
 from torch import Tensor
 
 from levelhead.watching import origins, sampled
-from levelhead.watching.effective_scale import (
-    BY_FUNCTION,
-    BY_TOKEN,
-    FROM_PROJECTIONS,
-    NORMALISED,
-    ONE_TOKEN,
-    Ran,
-    Reading,
-    role,
-)
+from levelhead.watching.effective_scale import Ran, role
 from levelhead.watching.origins import Floats, Origin
 from levelhead.watching.sampled import Aligned, Views
+from levelhead.watching.scale_sides import NORMALISED, Reading, Side, combined, judged
 
 LARGEST = 1 << 16  # columns; a wider output is a vocabulary's
 # Of a head's width, which its first part may have, in twelfths. A third of a width that has none would be an odd number
 # of columns, which may begin at every column of a layer: a long search for what no model has.
 _SHARES = (6, 8, 4, 9, 3)
 _REMEMBERED = 256  # circumstances in which no origin was found
-ALIKE = 1e-3  # heads whose scales differ less have the same
 
 
 class Noted(NamedTuple):
@@ -60,15 +51,6 @@ def note(ran: Sequence[Ran], q: Tensor, k: Tensor, scale: float | Tensor | None,
     return Noted(used, sampled.views(q, counts), sampled.views(k, counts), scale, q.shape[1], tried, cached)
 
 
-class _Side(NamedTuple):
-    """Queries or keys: their factors over their projections, (heads,), or why there are none."""
-
-    how: str
-    factors: Floats = np.ones(0)
-    reads: int | None = None
-    parts: tuple[int, ...] = ()
-
-
 class _Known(NamedTuple):
     """Where heads came from last time: tried first."""
 
@@ -83,9 +65,9 @@ class _NotFound:
 
     def __init__(self) -> None:
         self.readings = 0
-        self.side, self.at = _Side(""), 0
+        self.side, self.at = Side(""), 0
 
-    def said(self, side: _Side, at: int) -> _Side:
+    def said(self, side: Side, at: int) -> Side:
         """`at`: of the orders of tokens, the one that was judged."""
         self.side, self.at = side, at
         return side
@@ -127,36 +109,18 @@ class Reader:
         """The effective scale of a call, the how many-th of its pass."""
         sides = ("queries", noted.q), ("keys", noted.k)
         q, k = (self._side(name, views, noted, number) for name, views in sides)
-        if NORMALISED in (q.how, k.how):
-            return Reading(None, NORMALISED, q.reads)
-        if q.how != FROM_PROJECTIONS:
-            return Reading(None, q.how, q.reads)
-        if k.how != FROM_PROJECTIONS:
-            return Reading(None, "keys come from a cache" if noted.cached else k.how, q.reads)
-        if noted.scale is None:
-            return Reading(None, "the scale is not known", q.reads)
-        passed, heads = _each(noted.scale), len(q.factors)
-        if noted.by_function and np.isnan(passed).any():
-            return Reading(None, BY_FUNCTION, q.reads)
-        if heads % len(k.factors) or heads % len(passed):
-            return Reading(None, "heads of queries and keys do not go together", q.reads)
-        each = q.factors * np.repeat(k.factors, heads // len(k.factors)) * np.repeat(passed, heads // len(passed))
-        if not (np.isfinite(each).all() and (each > 0).all()):
-            return Reading(None, "q, k or a projection's output is zero or not finite", q.reads)
-        middle = float(np.sort(each)[heads // 2])
-        differ = heads == noted.heads and bool((np.abs(each / middle - 1) > ALIKE).any())
-        parts = max(q.parts, k.parts, key=len)
-        return Reading(middle, FROM_PROJECTIONS, q.reads, tuple(map(float, each)) if differ else (), parts)
+        passed = None if noted.scale is None else _each(noted.scale)
+        return combined(q, k, passed, noted.heads, cached=noted.cached, by_function=noted.by_function)
 
-    def _side(self, name: str, views: Views, noted: Noted, number: int) -> _Side:
+    def _side(self, name: str, views: Views, noted: Noted, number: int) -> Side:
         if not views:
-            return _Side(f"no layer before the call has the tokens of the {name}")
+            return Side(f"no layer before the call has the tokens of the {name}")
         tried = [_Try.of(aligned, view, noted.ran) for aligned, view in views.items()]
         for one in tried:
             known = self._known.get((name, number, one.heads.shape))
             same = known is not None and known[:2] == (one.aligned, one.names)
             if known is not None and same and origins.still(one.heads, one.outputs, known.found):
-                return _judged(name, one, known.found)
+                return judged(name, one.heads, one.layers, one.outputs, known.found)
         circumstances = (name, number, *((one.aligned, one.names, one.heads.shape) for one in tried))
         if len(self._not_found) >= _REMEMBERED:
             self._not_found.clear()
@@ -174,35 +138,9 @@ class Reader:
                 if None not in found:
                     self._known[name, number, one.heads.shape] = _Known(one.aligned, one.names, found)
                     del self._not_found[circumstances]
-                    return _judged(name, one, found)
+                    return judged(name, one.heads, one.layers, one.outputs, found)
         at = min(range(len(tried)), key=lambda n: founds[n].count(None))
-        return before.said(_judged(name, tried[at], founds[at]), at)
-
-
-def _judged(name: str, tried: _Try, found: list[Origin | None]) -> _Side:
-    heads, layers, outputs = tried.heads, tried.layers, tried.outputs
-    matched = sum(origin is not None for origin in found)
-    if matched < len(found):
-        if all(origins.steady(heads[:, h]) for h, origin in enumerate(found) if origin is None):
-            return _Side(NORMALISED)
-        some = "some of " if matched else ""
-        return _Side(f"the origin of {some}the {name} was not found among the layers before the call")
-    known = [origin for origin in found if origin is not None]
-    used = [layers[layer] for origin in known for layer in origin.layers]
-    reads = used[0].reads
-    if any(one.norm for one in used):
-        return _Side(NORMALISED, reads=reads)
-    factors = [origins.factor(heads[:, h], outputs, origin) for h, origin in enumerate(known)]
-    if any(one.spread > origins.STEADY for one in factors):
-        norms = [output for one, output in zip(layers, outputs, strict=True) if one.norm]
-        steady = all(origins.steady(heads[:, h]) for h in range(len(known)))
-        normalised = steady or None not in origins.find(heads, norms)
-        return _Side(NORMALISED if normalised else f"{name}: {BY_TOKEN}", reads=reads)
-    alike = all(len(np.unique(outputs[layer], axis=0)) == 1 for origin in known for layer in origin.layers)
-    if alike and any(abs(one.factor - 1) > ALIKE for one in factors):
-        return _Side(f"{name}: {ONE_TOKEN}", reads=reads)
-    parts = known[0].parts if len(known[0].parts) > 1 else ()
-    return _Side(FROM_PROJECTIONS, np.array([one.factor for one in factors]), reads, parts)
+        return before.said(judged(name, tried[at].heads, tried[at].layers, tried[at].outputs, founds[at]), at)
 
 
 def _numbers(x: Tensor) -> Floats:

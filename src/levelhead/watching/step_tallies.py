@@ -35,12 +35,13 @@ from levelhead.watching import (
     scale_reader,
     sequences,
 )
-from levelhead.watching.call_sites import Place, Sites
-from levelhead.watching.effective_scale import NOT_FOLLOWED, NOTHING_RAN, Ran, Reading
+from levelhead.watching.call_sites import Place
+from levelhead.watching.effective_scale import NOT_FOLLOWED, NOTHING_RAN, Ran
 from levelhead.watching.intercept_softmax import BY_HAND, WEIGHTS
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import Frame, GradientInputs, Observed, Product, WatchedModule, fed, pass_number
-from levelhead.watching.scale_reader import ALIKE, Noted, Reader
+from levelhead.watching.scale_reader import Noted, Reader
+from levelhead.watching.scale_sides import ALIKE, NORMALISED, Reading
 from levelhead.watching.score_slopes import through
 from levelhead.watching.taken_rows import Rows, stand_for, taken
 from levelhead.watching.undisturbed import undisturbed
@@ -89,7 +90,6 @@ class Ledger:
         self._noted: dict[_Key, dict[tuple[Any, ...], Noted]] = {}  # by number in its pass, path and sizes
         self._readings: dict[_Key, Reading] = {}
         self._reader = Reader()
-        self._sites = Sites()
         self._learns: dict[int, dict[str, nn.Parameter]] = {}  # by number of heads: what may be a learned scale
         self._learned: dict[_Key, dict[str, Tensor]] = {}  # what those were at the latest call
         self._pass: int | None = None
@@ -201,6 +201,10 @@ class Ledger:
         """Adds a measured call to its sheet; `before`: what ran before it, `at`: its place; None: ask now; `known`:
         further facts."""
         watched, (q, k, scale) = self.watched, product
+        at = call_sites.place(watched.module) if at is None else at
+        with self.watch.lock:
+            key = len(tallied), watched.sites.number(frame.sites, len(tallied), at)
+        call = replace(call, place=key[1])
         for listener in self.watch.listeners:
             listener(watched, call, tallied, q, k)
         facts: dict[str, Any] = {
@@ -219,13 +223,11 @@ class Ledger:
         facts |= mentioned(call.scoring, ready=call.ready) | known
         sheet = _Sheet(tallied, rules, Facts(**facts), scale)
         ran = fed(frame) if before is None else before
-        at = call_sites.place(watched.module) if at is None else at
         noted = None
         if followed and not effective_scale.is_by_definition(watched.module):
             noted = scale_reader.note(ran, q, k, scale, effective_scale.parts_named(watched.module))
             noted = None if noted is None else noted._replace(by_function=call.score_mod is not None)
         with self.watch.lock:
-            key = len(tallied), self._sites.number(frame.sites, len(tallied), at)
             for gradients in frame.following:
                 gradients.key = key
             frame.following = []
@@ -390,7 +392,7 @@ class Ledger:
             return fresh[-1][1]
         known = {number for number, _ in read}
         for number, one in fresh:
-            if number not in known and one.how != effective_scale.NORMALISED:
+            if number not in known and one.how != NORMALISED:
                 self.watched.not_observed[f"the scale of call {number} of a pass is not known: {one.how}"] = None
         scales = [one.scale for _, one in read]
         far = [abs(math.log(scale / right)) for scale in scales if scale is not None]

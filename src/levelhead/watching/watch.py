@@ -15,16 +15,22 @@ from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
+from levelhead.errors import bad_type, bad_value
+from levelhead.extras import command, missing
+
+if _error := missing("levelhead.watch", "torch", install=command("watch")):
+    raise _error
+
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-from levelhead.errors import bad_type, bad_value
 from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
-from levelhead.watching import alerts, amend, compiled, coverage, following, module_stack, options, ranks, sampled
+from levelhead.watching import alerts, amend, coverage, following, module_stack, options, ranks, sampled, watchable
 from levelhead.watching.alerts import Alerts
+from levelhead.watching.books import Book, Books
 from levelhead.watching.history import History, step_number
+from levelhead.watching.hooks import hooked
 from levelhead.watching.intercept import INTERCEPTION
 from levelhead.watching.measure import Call
 from levelhead.watching.module_stack import (
@@ -37,6 +43,7 @@ from levelhead.watching.module_stack import (
     WatchedModule,
 )
 from levelhead.watching.probe import Probe
+from levelhead.watching.shape_inference import infers_shapes
 from levelhead.watching.step_tallies import Ledger
 from levelhead.watching.taken_rows import Rows
 from levelhead.watching.undisturbed import undisturbed
@@ -44,16 +51,6 @@ from levelhead.watching.wrapped import Reach
 
 _PASSES_OF_A_STEP = 64  # more micro-batches than are accumulated before a first step
 KEPT_SNAPSHOTS = 256  # beyond, every second one is dropped: trends stay, memory does not grow
-
-
-def _root_begins(module: nn.Module, args: Any) -> None:
-    watched = getattr(module, ATTRIBUTE, None)
-    if module_stack.exporting():
-        return
-    if watched is not None and torch.compiler.is_compiling():
-        compiled.trace_forward(watched)
-    elif watched is not None and watched.module is module:
-        watched.watch.begin_forward()
 
 
 class Watch:
@@ -86,7 +83,7 @@ class Watch:
         chosen |= {"plain_torch": plain_torch, "training_only": training_only, "describe": describe}
         chosen |= {"on_finding": on_finding, "gather": gather, "resume": resume}
         known = options.checked(chosen)
-        self.model = module_stack.unwrapped(model)
+        self.model = watchable.unwrapped(model)
         self.every: int = known["every"]
         self.rows: Rows = known["rows"]
         self.deep: bool | None = known["deep"]
@@ -106,7 +103,7 @@ class Watch:
         self.listeners: list[Callable[..., None]] = []  # (watched, call, tally, q, k) of every call
         self._held: list[Snapshot] = []  # not yet passed to the sinks
         self._carried: Snapshot | None = None  # passes before the first `step()`, as one step
-        self._ledgers: dict[int, Ledger] = {}  # by the number of the watched module
+        self._books = Books()
         self.watched_modules: list[WatchedModule] = []
         self.child_names: dict[int, str] = {}
         self._hooks: list[Any] = []
@@ -134,23 +131,12 @@ class Watch:
         if not self.watched_modules:
             with undisturbed():  # a default device is a mode, too
                 self.watched_modules = [
-                    WatchedModule(module_stack.clean(n), m, self) for n, m in module_stack.frame_modules(self.model)
+                    WatchedModule(watchable.clean(n), m, self) for n, m in watchable.frame_modules(self.model)
                 ]
             self.probe.modules = self.watched_modules
-        framed = {id(watched.module) for watched in self.watched_modules}
-        for name, module in self.model.named_modules():
-            self.child_names[id(module)] = name.rsplit(".", 1)[-1]
-            if id(module) not in framed and not isinstance(module, torch.jit.ScriptModule):  # which take no hooks
-                self._hooks.append(_hooked(module.register_forward_hook, module_stack.child_ran))
-        for watched in self.watched_modules:
-            WATCHED_MODULES[watched.number] = watched
-            object.__setattr__(watched.module, ATTRIBUTE, watched)
-            before, after = watched.module.register_forward_pre_hook, watched.module.register_forward_hook
-            self._hooks.append(_hooked(before, module_stack.enter, prepend=True))
-            self._hooks.append(_hooked(after, module_stack.leave, always_call=True))
-            self._hooks.append(_hooked(before, following.begin))
-            self._hooks.append(_hooked(after, following.leave, always_call=True))
-        self._hooks.append(_hooked(self.model.register_forward_pre_hook, _root_begins, prepend=True))
+        self.child_names = {id(module): name.rsplit(".", 1)[-1] for name, module in self.model.named_modules()}
+        WATCHED_MODULES.update({watched.number: watched for watched in self.watched_modules})
+        self._hooks = list(hooked(self.model, self.watched_modules))
         INTERCEPTION.hold()
         self._reach = Reach(self.model, self.describers, INTERCEPTION.wrapped)
         sampled.observing[id(self)] = self.wanted
@@ -171,8 +157,8 @@ class Watch:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        for ledger in self._ledgers.values():
-            ledger.let_go()
+        for book in self._books.all:
+            book.let_go()
         module_stack.leave_all(self)
         following.end(self)
         for watched in self.watched_modules:
@@ -208,7 +194,7 @@ class Watch:
             self._held, self._observed = [], 0
         if numbers:
             self.log(**numbers)
-        self._flush(gather=self.observing)
+        self._flush(gather=self.observing or not self._gathering.met)
         self._step += 1
 
     def start_at(self, step: int) -> None:
@@ -229,31 +215,36 @@ class Watch:
     def begin_forward(self) -> None:
         """A forward pass of the whole model begins: the root's hook calls this."""
         INTERCEPTION.refresh()
-        if _in_backward():
+        if _in_backward() or infers_shapes():
             return
         self.passes += 1
         if self._by_hand:
             return
         with self.lock:
-            if self._forwards:
-                self._flush()
-                self._step += 1
+            self._end(self._books.over())
+            self._step += self._forwards > 0
             self._forwards += 1
+            self._books.begin(self._step, self._step % self.every == 0)
+
+    @property
+    def _now(self) -> int:
+        """The number of the step that this thread is in."""
+        return self._step if self._by_hand else self._books.step(self._step)
 
     @property
     def turn(self) -> int:
         """The number of this step among those that are measured."""
-        return self._step // self.every
+        return self._now // self.every
 
     @property
     def observing(self) -> bool:
         """Whether this step is measured."""
-        return self._step % self.every == 0
+        return self._now % self.every == 0
 
     def wanted(self) -> bool:
         """Whether a call that runs now is measured: a recomputed one was already."""
         idle = self.training_only and not self.model.training  # an evaluation between two steps
-        return self.observing and not idle and not _in_backward()
+        return self.observing and not idle and not _in_backward() and not module_stack.runs_empty()
 
     def around(self, watched: WatchedModule) -> Iterator[WatchedModule]:
         """The modules that contain a module."""
@@ -263,22 +254,36 @@ class Watch:
 
     def _flush(self, *, gather: bool = False) -> None:
         with self.lock:
+            if not self._by_hand:
+                self._end(self._books.rest(self._step))
+                return
             snapshot = self._pending()
             if gather:  # in `step()` alone, which every rank calls
-                snapshot = self._gathering(snapshot, self._step, self.model)
+                snapshot = self._gathering(snapshot, self._step, self.model, self._history.resumed)
             self._carried = None
-            for ledger in self._ledgers.values():
-                ledger.clear()
-            if snapshot is None:
-                return
-            self._observed += 1
-            self._history.keep(snapshot)
-            self._held.append(snapshot)
-            # In training the first `step()` may follow, which makes one step of several passes: sinks wait until that
-            # is unlikely.
-            waits = not self._by_hand and self.model.training and self.attached
-            if not waits or len(self._held) > _PASSES_OF_A_STEP:
-                self._deliver()
+            for book in self._books.rest(self._step):
+                book.clear()
+            self._keep(snapshot)
+
+    def _end(self, books: Iterable[Book]) -> None:
+        """Each of these books is a step."""
+        for book in books:
+            with undisturbed():
+                records = book.records()
+            book.clear()
+            self._keep(Snapshot(book.step, records) if records else None)
+
+    def _keep(self, snapshot: Snapshot | None) -> None:
+        if snapshot is None:
+            return
+        self._observed += 1
+        self._history.keep(snapshot)
+        self._held.append(snapshot)
+        # In training the first `step()` may follow, which makes one step of several passes: sinks wait until that is
+        # unlikely.
+        waits = not self._by_hand and self.model.training and self.attached
+        if not waits or len(self._held) > _PASSES_OF_A_STEP:
+            self._deliver()
 
     def _deliver(self) -> None:
         held, self._held = self._held, []
@@ -288,23 +293,35 @@ class Watch:
         for snapshot in held:  # after all sinks, as it may raise
             self._history.alerts(snapshot)
 
-    def _pending(self) -> Snapshot | None:
-        """What this step has recorded so far."""
+    def _open(self) -> list[Snapshot]:
+        """What has been recorded so far of the steps that have not ended."""
         with self.lock, undisturbed():
-            records = [r for ledger in self._ledgers.values() for r in ledger.records()]
-        snapshot = Snapshot(self._step, tuple(records)) if records else None
-        if self._carried is None:
-            return snapshot
-        return self._carried if snapshot is None else self._carried.merged(snapshot)
+            each = [(book.step, book.records()) for book in self._books.open(self._step)]
+        found = [Snapshot(self._step if self._by_hand else step, records) for step, records in each if records]
+        found = found if self._carried is None else [self._carried, *found]
+        return [reduce(Snapshot.merged, found)] if found and self._by_hand else found
+
+    def _pending(self) -> Snapshot | None:
+        """The latest of these."""
+        return next(reversed(self._open()), None)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Passes in this block are observed in any mode, and are no part of a step: `last` has them until it ends."""
+        names = ("_books", "_step", "_by_hand", "_carried", "training_only")
+        before = {name: getattr(self, name) for name in names}
+        self._books, self._step, self._by_hand, self._carried, self.training_only = Books(), 0, True, None, False
+        try:
+            yield
+        finally:
+            for name, x in before.items():
+                setattr(self, name, x)
 
     # ---- called by hooks and wrappers while the model runs: see `module_stack.Recorder`
 
     def _ledger(self, frame: Frame) -> Ledger:
-        watched = frame.watched
         with self.lock:
-            if watched.number not in self._ledgers:
-                self._ledgers[watched.number] = Ledger(watched, self)
-            return self._ledgers[watched.number]
+            return self._books.own().ledger(frame.watched, self)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -331,7 +348,7 @@ class Watch:
             self._ledger(frame).add_observed(frame, observed)
 
     def follow_gradients(self, frame: Frame, inputs: GradientInputs) -> None:
-        if self.gradients and self.observing and torch.is_grad_enabled():
+        if self.gradients and self.observing and torch.is_grad_enabled() and not module_stack.runs_empty():
             with undisturbed():
                 self._ledger(frame).follow_gradients(frame, inputs)
 
@@ -350,7 +367,7 @@ class Watch:
     def cost(self) -> dict[str, float]:
         """The cost of watching: seconds, steps, and the share of the time it was attached."""
         elapsed = self._elapsed + (0.0 if self._since is None else time.perf_counter() - self._since)
-        observed = self._observed + bool(self._pending())
+        observed = self._observed + len(self._open())
         return {
             "seconds": self._spent,
             "observed_steps": float(observed),
@@ -361,8 +378,8 @@ class Watch:
 
     def run(self) -> Run:
         """Everything recorded so far, as plain data."""
-        pending, name = self._pending(), type(self.model).__name__
-        snapshots = (*self._history.snapshots, *([] if pending is None else [pending]))
+        name = type(self.model).__name__
+        snapshots = (*self._history.snapshots, *self._open())
         notes = (*self._history.notes, *amend.unsaved(self.model))
         logged = {key: tuple(curve) for key, curve in self._history.logged.items()}
         seen = any(watched.calls for watched in self.watched_modules)
@@ -411,27 +428,6 @@ class Watch:
 
 
 watch = Watch
-
-
-_HOOKS = (
-    module_stack.child_ran,
-    module_stack.enter,
-    module_stack.leave,
-    _root_begins,
-    following.begin,
-    following.leave,
-)
-_NUMBERS = {hook: -1 - n for n, hook in enumerate(_HOOKS)}
-
-
-def _hooked(register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> Any:
-    """Registers a hook under a number of its own. torch.compile guards on these numbers: with equal numbers, equal
-    blocks share a graph, and a graph serves the next watch, too."""
-    next_, RemovableHandle.next_id = RemovableHandle.next_id, _NUMBERS[hook]
-    try:
-        return register(hook, **options)
-    finally:
-        RemovableHandle.next_id = next_
 
 
 def _in_backward() -> bool:

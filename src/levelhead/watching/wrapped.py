@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
 from levelhead.torch.held import Held, is_of_library
-from levelhead.torch.swap import Function, Layer, Swap
+from levelhead.torch.swap import Function, Layer, Swap, showing
 from levelhead.watching.functions.table import loaded
 from levelhead.watching.intercept_known import known_over, taught_over
 
@@ -33,15 +33,26 @@ class Wrapped:
         self._makers: dict[int, Callable[[Function], Function]] = {}  # by id: what wraps such a function
         self._originals: dict[int, Any] = {}  # by id of the wrapper
 
-    def begin(self, instead: Mapping[Function, Function], makers: Mapping[Function, Callable[..., Function]]) -> None:
-        """`instead`: what is wrapped already; `makers`: what wraps compiled variants of these."""
+    def begin(
+        self, instead: Mapping[Function, Function], makers: Mapping[Function, Callable[..., Function]]
+    ) -> dict[Function, Function]:
+        """`instead`: what is wrapped already; `makers`: what wraps compiled variants of these. Returns the functions of
+        the table and all compiled variants with their wrappers, for `swap`."""
         for function, wrapper in instead.items():
             self._add(function, wrapper)
         self._makers = {id(function): make for function, make in makers.items()}
-        self.extend()
+        return self._wrap_new()
 
     def extend(self) -> None:
         """Wraps functions of the table that exist and are not wrapped yet, and compiled variants of all."""
+        new = self._wrap_new()
+        self.swap(new, showing(new))
+
+    def swap(self, new: Mapping[Function, Function], among: Collection[ModuleType]) -> None:
+        if new:
+            self._swaps.append(Swap(new, self.kept, among))
+
+    def _wrap_new(self) -> dict[Function, Function]:
         new: dict[Function, Function] = {}
         for function, known in loaded():
             if id(function) in self._instead or id(function) in self._originals:
@@ -56,8 +67,7 @@ class Wrapped:
             wrapper = self.instead_of(function)
             if wrapper is not None:
                 new[function] = wrapper
-        if new:
-            self._swaps.append(Swap(new, self.kept))
+        return new
 
     def end(self) -> None:
         for swap in self._swaps:
@@ -107,7 +117,7 @@ class Reach:
         new = [x for x in taught if x not in wrapped]
         functions = {x: taught_over(x) for x in new if not isinstance(x, type)}
         self._layers = [Layer(x, "forward", partial(taught_over, key=x)) for x in new if isinstance(x, type)]
-        self._swap = Swap(functions, wrapped.kept)
+        self._swap = Swap(functions, wrapped.kept, showing(functions))
         own = {id(x): wrapper for x, wrapper in functions.items()}
         self._held = Held(model.modules(), lambda x: own.get(id(x)) or wrapped.instead_of(x))
 
