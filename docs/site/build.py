@@ -22,14 +22,21 @@ from levelhead.errors import LevelheadError
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 _COMMAND = re.compile(r"<dd>levelhead docs ([\w-]+)</dd>")
+WITHOUT = (  # JavaScript: what the page then names is a command, and here a page
+    "<code>levelhead docs</code></p></noscript>",
+    '<a href="docs/index.html">docs</a></p></noscript>',
+)
 HELP = '<link rel="help" href="docs/index.html">\n'  # the story leads there
 
 
 def pages(folder: Path) -> None:
     """The documentation, below `folder` as in the repository; a warning is an error."""
-    work = folder.with_name(f"{folder.name}-work")
-    options = ["--fail-on-warning", "--keep-going", "--fresh-env", "--doctree-dir", str(work), "--conf-dir", str(HERE)]
-    failed = build_main([*options, "--quiet", "--builder", "html", str(ROOT), str(folder)])
+    work = folder.with_name(f"{folder.name}-work")  # Sphinx's extensions leave things there beside the pages
+    options = ["--fail-on-warning", "--keep-going", "--fresh-env", "--conf-dir", str(HERE)]
+    places = ["--doctree-dir", str(work / "trees"), str(ROOT), str(work / "pages")]
+    failed = build_main([*options, "--quiet", "--builder", "html", *places])
+    if not failed:
+        shutil.copytree(work / "pages", folder, dirs_exist_ok=True)
     shutil.rmtree(work, ignore_errors=True)
     if failed:
         sys.exit("levelhead: Sphinx found faults; see above")
@@ -57,7 +64,8 @@ def story(folder: Path, exported: str | None) -> None:
     elif levelhead(["page", "--export", str(folder / "index.html")]):
         sys.exit("levelhead: the page was not written")
     page = folder / "index.html"
-    page.write_text(page.read_text(encoding="utf-8").replace("</head>", f"{HELP}</head>", 1), encoding="utf-8")
+    text = page.read_text(encoding="utf-8").replace("</head>", f"{HELP}</head>", 1)
+    page.write_text(text.replace(*WITHOUT, 1), encoding="utf-8")
 
 
 def main(folder: Path, exported: str | None = None) -> None:

@@ -19,7 +19,7 @@ import levelhead
 from levelhead import documentation
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = ["README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG"]
+PROJECT = ["README", "ARCHITECTURE", "CONTRIBUTING", "SECURITY", "CHANGELOG"]
 _FIELD = re.compile(r"^    (\w+): .*?  # (.+)$", re.M)
 _sentences: dict[str, list[str]] = {}  # about properties; napoleon takes what precedes a colon for a type
 _LINK = re.compile(r"\[([^]]+)]\(([\w./-]+)\)")
@@ -115,7 +115,7 @@ def _complete(app: Any, name: str, source: list[str]) -> None:
                 "Notebooks": [f"../examples/notebooks/{name}" for name in notebooks],
                 "See your model": ["watch", "gpu", "health", "preflight", "remedies"],
                 "Compute": ["from-pytorch", "from-jax", "from-flash-attention", "statistics", "scaling", "kernel"],
-                "Reference": [f"api/{name}" for name in ("index", "attention", "models", "torch", "lab")],
+                "Reference": [f"api/{name}" for name in ("index", "attention", "models", "torch", "jax", "lab")],
                 "Project": [*(f"../{name}" for name in PROJECT), "../bench/results/README"],
             }.items()
             if pages

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.call.arrays import Array, Origin, as_bfloat16
+from levelhead.call.arrays import Array, Origin
+from levelhead.call.halves import as_bfloat16
 from levelhead.call.options import Scoring, Shape
 from levelhead.errors import bad_type, bad_value
 

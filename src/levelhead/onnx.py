@@ -21,19 +21,14 @@ from numpy.typing import NDArray
 
 from levelhead import reference
 from levelhead.attention import attention
-from levelhead.errors import LevelheadError, bad_value, expected
+from levelhead.errors import LevelheadError, bad_value
+from levelhead.extras import command, missing
 
+if _error := missing("levelhead.onnx", "onnx", install=command("onnx")):
+    raise _error
 
-class MissingOnnxError(LevelheadError, ImportError):
-    """`levelhead.onnx` was imported where onnx is not installed."""
-
-
-try:
-    import onnx
-    from onnx.reference.op_run import OpRun
-except ImportError as missing:
-    advice = "Install it with: pip install 'onnx>=1.23'"
-    raise MissingOnnxError(expected("levelhead.onnx", "the package onnx", f"none ({missing})", advice)) from missing
+import onnx
+from onnx.reference.op_run import OpRun
 
 Array = NDArray[Any]
 

@@ -3,6 +3,7 @@ move or to clear a line."""
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
@@ -21,7 +22,12 @@ _COLOURS = _LEVELS | _SEVERITIES | _VERDICTS | {"bold": 1}
 
 def colour_wanted(stream: TextIO) -> bool:
     """Whether to use colour: on a terminal, unless NO_COLOR (no-color.org) is set."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+    return _reads_escapes(stream) and not os.environ.get("NO_COLOR")
+
+
+def _reads_escapes(stream: TextIO) -> bool:
+    """A terminal that calls itself dumb, as in editors, shows escapes as letters."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def paint(words: str, style: str, colour: bool) -> str:
@@ -31,7 +37,24 @@ def paint(words: str, style: str, colour: bool) -> str:
 
 def width_of(width: int | None = None) -> int:
     """The requested columns, or those of the terminal; at least NARROW."""
-    return max(NARROW, shutil.get_terminal_size((_WIDE, 24)).columns if width is None else width)
+    return max(NARROW, columns() if width is None else width)
+
+
+def columns() -> int:
+    """Those of the terminal, however few, for plain sentences, which can be wrapped anywhere."""
+    return shutil.get_terminal_size((_WIDE, 24)).columns
+
+
+def replace_what_cannot_be_encoded() -> None:
+    """From now on stdout writes ? where its encoding has no character, as in an old locale, instead of an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def write_utf8() -> None:
+    """From now on stdout has the encoding of the files that are written: nothing of them is replaced."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
 
 
 def message(words: object) -> None:
@@ -40,17 +63,16 @@ def message(words: object) -> None:
 
 
 class StatusLine:
-    """One line of stderr that is drawn again and again. Prints nothing where there is no terminal."""
+    """One line of stderr that is drawn again and again. Prints nothing where there is no terminal that can do that."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stderr if stream is None else stream
-        self.on_terminal = self.stream.isatty()
+        self.on_terminal = _reads_escapes(self.stream)
 
     def show(self, words: str) -> None:
         """Replaces the line; what is wider than the terminal is cut, as a wrapped line cannot be replaced."""
         if self.on_terminal:
-            columns = shutil.get_terminal_size((_WIDE, 24)).columns
-            print(f"\r\x1b[2K{words[:columns]}", end="", file=self.stream, flush=True)
+            print(f"\r\x1b[2K{words[: columns()]}", end="", file=self.stream, flush=True)
 
     def clear(self) -> None:
         """Clears the line, before something else is printed."""

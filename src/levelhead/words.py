@@ -21,6 +21,14 @@ def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> Iterator[str
         yield "  ".join(parts).rstrip()
 
 
+def in_bytes(size: int) -> str:
+    """`512 B`, `1.5 MB`, `541 MB`: three digits, in powers of 1000."""
+    value, units = float(size), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.3g} {units[0]}"
+
+
 def module_title(module: str) -> str:
     """A module's full name, also where the model itself is the module."""
     return f"(the model itself){module}" if module[:1] in ("", " ") else module  # " (call 2)" is a part of it

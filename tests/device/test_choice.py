@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -39,6 +40,12 @@ def test_a_triton_that_cannot_be_found_is_not_installed(way: str, monkeypatch: p
     else:
         monkeypatch.setitem(sys.modules, "triton", ModuleType("triton") if "spec" in way else None)
     assert lh.info().watched["cuda"] == "torch (triton is not installed)"
+
+
+def test_a_folder_of_a_package_s_name_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder_of_mine").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not choice.installed("folder_of_mine") and choice.installed("torch")
 
 
 def test_plain_torch_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

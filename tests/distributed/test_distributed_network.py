@@ -26,7 +26,7 @@ RATE = "100mbit"
 
 
 def ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise PermissionError(f"ip {' '.join(words)}: {done.stderr.strip()}")
 
@@ -65,7 +65,7 @@ class Network:
         shape = ["root", "tbf", "rate", RATE, "burst", "32kb", "latency", "100ms"]
         for space, cable in zip(self.spaces, self.cables, strict=True):
             command = ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", cable, *shape]
-            subprocess.run(command, check=True, capture_output=True, timeout=20)
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
 
     def run(self, what: str, directory: Path) -> list[Any]:
         """Runs `what` of network_rank.py on a rank in each namespace; returns the results they wrote."""
@@ -80,7 +80,7 @@ class Network:
             pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             started.append(subprocess.Popen(command, env=env, text=True, **pipes))
         try:
-            told = [process.communicate(timeout=200)[0] for process in started]
+            told = [process.communicate(timeout=240)[0] for process in started]
         finally:
             for process in started:
                 process.kill()

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import levelhead as lh
-from levelhead import explanation, reference
+from levelhead import explanation, extras, reference
 from levelhead.cli import main
 from levelhead.explanation import arrays, capture, random_layer, terminal, terminal_table, text, tokens
 from levelhead.explanation.renderable import Renderable
@@ -320,7 +320,7 @@ def test_without_a_model_it_is_random_and_says_so(monkeypatch: pytest.MonkeyPatc
     def find(name: str) -> object:
         return None if name == missing else find_spec(name)
 
-    monkeypatch.setattr(text, "find_spec", find)
+    monkeypatch.setattr(extras, "find_spec", find)
     monkeypatch.setattr(lh.models, "find_spec", find)
     found = lh.explain_text("Love Apple phones")
     assert found.model == "random"
@@ -507,7 +507,7 @@ def test_no_color_and_pipes_are_honoured() -> None:
         [sys.executable, "-m", "levelhead", "explain", "Love Apple phones", "--model", "random"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env=os.environ | {"PYTHONUTF8": "1"},
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -519,6 +519,7 @@ def test_a_terminal_gets_colour_unless_no_color_says_otherwise(
     value: str, coloured: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NO_COLOR", value)
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["explain", "Love Apple phones", "--model", "random"]) == 0
     assert ("\x1b[38;5;" in capsys.readouterr().out) == coloured

@@ -341,7 +341,7 @@ def test_however_the_lab_ends_its_workers_do_too(bench: Bench, end: signal.Signa
         assert lab.poll() is None
         time.sleep(0.05)
     lab.send_signal(end)
-    _, told = lab.communicate(timeout=60)
+    _, told = lab.communicate(timeout=240)
     assert gone(int(bench.logged[1].split()[1]))
     if end == signal.SIGINT:
         assert (lab.returncode, told) == (130, "levelhead: interrupted\n")

@@ -309,7 +309,7 @@ def test_two_processes_divide_the_work(trainings: list[Plan], monkeypatch: pytes
 
 
 def test_without_torch_nothing_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_cache, "find_spec", lambda name: None)
+    monkeypatch.setattr(training_cache, "installed", lambda name: False)
     for module in CLAIMS:
         with pytest.raises(UndecidedError, match=r'pip install "levelhead\[torch\]"'):
             module.CLAIM.experiment(module.CLAIM.quick, 0, silent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,17 @@ def test_against_takes_a_run_and_a_file(tmp_path: Path) -> None:
     for bad in (tmp_path / "none.pt", tmp_path / "broken.pt", 3):
         with pytest.raises(LevelheadError, match="against: expected"):
             lh.preflight(Transformer("right"), words(), against=bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("old", ["2.4.0", "2.9.1+cpu"])
+def test_a_pickle_is_read_where_that_is_safe(old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CVE-2025-32434 and CVE-2026-24747: weights_only did not hold before PyTorch 2.10."""
+    model = Transformer("right")
+    torch.save(model.state_dict(), tmp_path / "earlier.pt")
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(old))
+    monkeypatch.setattr(torch, "load", lambda *args, **more: pytest.fail("it was read"))
+    with pytest.raises(LevelheadError, match=r"2\.10 or newer.*earlier\.pt.*got PyTorch " + re.escape(old)):
+        lh.preflight(model, words(), against=tmp_path / "earlier.pt")
 
 
 # ---- what happens on the way

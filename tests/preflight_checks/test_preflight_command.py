@@ -42,6 +42,7 @@ def test_doctor_prints_the_report_and_fails_with_it(
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=_words(), unk_token="[UNK]")
     opened = Opened("bert", model, tokenizer, tmp_path)
     monkeypatch.setattr("levelhead.models.open", lambda what: opened)
+    monkeypatch.setattr("levelhead.models.check_openable", lambda what: None)
     assert main(["doctor", "bert", "--preflight"]) == 0
     assert "Pre-flight of BertModel: no findings" in capsys.readouterr().out
     with torch.no_grad():

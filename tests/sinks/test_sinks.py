@@ -999,7 +999,9 @@ def test_a_missing_package_is_named_with_its_command(
             monkeypatch.delitem(sys.modules, name)
     for name in package.split():
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingPackageError, match=r"pip install (\"levelhead\[sinks\]\"|\w+)"):
+    with pytest.raises(
+        MissingPackageError, match=r"Run: pip install (\"levelhead\[(sinks|sinks,torch|models)\]\"|lightning)\."
+    ):
         make()
     assert issubclass(MissingPackageError, LevelheadError | ImportError)
     assert os.listdir(tmp_path) == []

@@ -405,6 +405,19 @@ def test_one_graph_serves_every_length() -> None:
     assert counter.frame_count == 1
 
 
+def test_statistics_are_read_outside_of_a_graph() -> None:
+    torch._dynamo.reset()
+    q, *_ = tensors()
+
+    def total(q: Tensor) -> Tensor:
+        return observed_attention(q, q, q)[1].logsumexp.sum() * 2
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="return it from what is compiled, and read it there"):
+        torch.compile(total, backend="eager", fullgraph=True)(q)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(total, backend="eager")(q), total(q))
+
+
 def test_opcheck() -> None:
     q, k, v = tensors(grad=True)
     scoring = described(q, k, v, OPTIONS["all"], host=True).scoring

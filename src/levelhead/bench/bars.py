@@ -51,6 +51,7 @@ MASKED = Bar(1.25)
 STATISTICS = Bar(1 / 1.08, floor=1 / 1.08)
 TRAINING = {"dense": Bar(1.4, peak=0.80, floor=1.0), "causal": Bar(1.4)}
 TRAINING_ONE_HEAD = Bar(1.7)
+JAX = Bar(4.0, against="JAX")
 ADDITIVE = Bar(10.0, set_for="PyTorch")  # the plain formulation, which stores (T, S, A)
 MODEL = Bar(1.0, floor=1.0)  # most of its time is spent elsewhere: not slower
 LONG_MODEL = Bar(1.1)

@@ -44,7 +44,7 @@ class Case:
     gradients: bool = False  # one step of training: forward and backward
     additive: int | None = None  # scores w_v · tanh(W_q q + W_k k), so many numbers wide
     model: str | None = None  # attention inside a whole model; the shape is one layer's
-    caller: Literal["numpy", "torch"] = "numpy"  # the kind of arrays that levelhead gets
+    caller: Literal["numpy", "torch", "jax"] = "numpy"  # the kind of arrays that levelhead gets
     peers: bool = True  # False: larger than the peers can compute
     observed: bool = False  # statistics on, against statistics off
     quick: bool = False  # part of --quick
@@ -205,6 +205,14 @@ def _training() -> Iterator[Case]:
     yield square("training-bf16-causal-1024", "training", bars.TRAINING["causal"], 1024, 64, 8, dtype="bfloat16")
 
 
+def _jax() -> Iterator[Case]:
+    """Arrays of JAX, both under jit."""
+    for kind, D, T, gradients in product(KINDS, (64, 128), (512, 1024, 2048, 4096), (False, True)):
+        name = f"jax-{'training-' if gradients else ''}{kind}-d{D}-{T}"
+        heads = max(1, min(8, 8192 // T))
+        yield _square(name, "jax", bars.JAX, T, D, heads, causal=kind == "causal", gradients=gradients, caller="jax")
+
+
 def _additive() -> Iterator[Case]:
     square = partial(_square, additive=64, caller="torch")
     for T, heads, bar in ((128, 4, bars.FLOOR), (512, 4, bars.ADDITIVE), (1024, 2, bars.FLOOR)):
@@ -235,6 +243,7 @@ CASES: tuple[Case, ...] = (
     *_statistics(),
     *_others(),
     *_training(),
+    *_jax(),
     *_additive(),
     *_models(),
 )

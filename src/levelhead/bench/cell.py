@@ -62,16 +62,21 @@ def measured(case: Case, threads: int, effort: Effort, tell: Callable[[str], Non
     if not case.peers:
         refused |= {peer.name: "not asked: the cell is beyond most peers" for peer in peers.PEERS}
     plans = _plans(ready, effort)
-    timings = measure.bursts({name: c.call.run for name, c in ready.items()}, plans, tell)
+    described = _described(case, problem)
+    beside = _limits(described, ready, threads)
+    plans |= {
+        name: measure.plan(measure.timed(limit.run), float("inf"), rounds=effort.rounds, long=effort.long)
+        for name, limit in beside.items()
+    }
+    runs = {name: c.call.run for name, c in ready.items()} | {name: limit.run for name, limit in beside.items()}
+    timings = measure.bursts(runs, plans, tell)
+    for name, limit in beside.items():
+        described[limit.field] = max(described.get(limit.field, 0.0), limit.units / timings[name].best / 1e9)
     errors = _errors(case, ready, plans, threads, effort.seeds)
     results = [_result(name, chosen.variant, timings[name], errors[name]) for name, chosen in ready.items()]
     for result in results if effort.memory and case.weighed else ():
         tell(f"memory of {result['name']}")
         result["memory"] = memory.extra(case, result["name"], result["variant"], threads)
-    described = _described(case, problem)
-    if case.decode:  # bound by memory: its limit is that of so many bytes
-        tell("memory bandwidth")
-        described["gbytes_limit"] = limits.bandwidth(threads, described["bytes"]) / 1e9
     return dict(described, results=results, refused=refused)
 
 
@@ -125,6 +130,14 @@ def _plans(ready: dict[str, Contender], effort: Effort) -> dict[str, measure.Pla
         limit = float("inf") if name == peers.OURS.name else fastest  # levelhead is measured in full, even where slow
         plans[name] = measure.plan(contender.seconds, limit, rounds=effort.rounds, long=effort.long)
     return plans
+
+
+def _limits(described: dict[str, Any], ready: dict[str, Contender], threads: int) -> dict[str, limits.Limit]:
+    """What is timed in turns with the implementations, where the work is counted: the nearer of the two limits."""
+    if described["flops"] is None or peers.OURS.name not in ready:
+        return {}
+    seconds = ready[peers.OURS.name].seconds
+    return limits.beside(threads, seconds, described["bytes"], memory=described["decode"])
 
 
 def _errors(

@@ -17,6 +17,7 @@ from levelhead import reference
 from levelhead.bench.calls import Array, Parts
 from levelhead.bench.cases import Case
 from levelhead.call import segments
+from levelhead.extras import command, need
 
 ROWS = 64  # query rows compared with the truth, of each head
 _BLOCK = 256  # query rows at a time where all are compared: scores in float64 that stay near the caches
@@ -216,7 +217,7 @@ def numbers(case: Case, seed: int) -> tuple[Array, Array, Array, Array]:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
-        import ml_dtypes  # noqa: F401 - adds the name to NumPy's
+        need("bfloat16", "ml_dtypes", install=command("bench"))  # adds the name to NumPy's
     return np.dtype(name)
 
 

@@ -53,7 +53,8 @@ def _rates(cell: Cell, taken: float, limits: dict[str, float]) -> dict[str, Any]
     if cell["flops"] is None:
         return {}
     gflops, gbytes = cell["flops"] / taken / 1e9, cell["bytes"] / taken / 1e9
-    of_peak, of_bandwidth = gflops / limits["gflops"], gbytes / cell.get("gbytes_limit", limits["gbytes"])
+    of_peak = gflops / cell.get("gflops_limit", limits["gflops"])
+    of_bandwidth = gbytes / cell.get("gbytes_limit", limits["gbytes"])
     return dict(gflops=gflops, gbytes=gbytes, of_peak=of_peak, of_bandwidth=of_bandwidth)
 
 

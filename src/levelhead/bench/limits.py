@@ -2,13 +2,14 @@
 
 The shares in the report refer to them. Both run on levelhead's own threads, so other load on the machine lowers the
 limits as it lowers the results. They are measured as cells are: the shortest of many single calls counts. A mean over a
-window would be lower, and cells would exceed their limit.
+window would be lower, and cells would exceed their limit. A cell's own limit takes turns with the implementations: the
+clock follows what a machine has been doing, and a peak measured at another minute would be another one.
 """
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,12 +57,33 @@ def _peak(threads: int, least: float) -> float:
     return max(rates)
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What is timed beside a cell, and how much work one call of it is."""
+
+    field: str  # of the cell: its limit in 10⁹ units per second
+    units: float
+    run: Callable[[], object]
+
+
+def beside(threads: int, seconds: float, array: int, *, memory: bool) -> dict[str, Limit]:
+    """The limit of a cell whose calls take so long and read so many bytes. What fits into a cache is read faster, so
+    the array has the cell's size. Memory is read in two patterns: pieces in turn, and one range per thread."""
+    if memory:
+        numbers = np.ones(max(array // 4, threads), np.float32)  # written: pages never touched would not be read
+        patterns = {"memory in pieces": PIECE, "memory in ranges": -(-numbers.size // threads)}
+        return {
+            name: Limit("gbytes_limit", numbers.nbytes, partial(_core.sweep, numbers, piece, threads))
+            for name, piece in patterns.items()
+        }
+    rounds = 1 << 10
+    while timed(partial(_core.burn, rounds, threads)) < min(seconds, LEAST) / 2:
+        rounds *= 2
+    run = partial(_core.burn, rounds, threads)
+    return {"FMA peak": Limit("gflops_limit", run(), run)}
+
+
 def bandwidth(threads: int, array: int) -> float:
-    """Bytes per second that can be read of an array of so many bytes. What fits into a cache is read faster, so a cell
-    is compared with an array of its own size. Two patterns are tried: pieces in turn, and one range per thread."""
-    numbers = np.ones(max(array // 4, threads), np.float32)  # written: pages never touched would not be read
-    best = math.inf
-    for piece in (PIECE, -(-numbers.size // threads)):
-        sweep = partial(_core.sweep, numbers, piece, threads)
-        best = min(best, *(timed(sweep) for _ in range(SWEEPS)))
-    return numbers.nbytes / best
+    """Bytes per second that can be read of an array of so many bytes."""
+    patterns = beside(threads, 0, array, memory=True).values()
+    return max(limit.units / min(timed(limit.run) for _ in range(SWEEPS)) for limit in patterns)

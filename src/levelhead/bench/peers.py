@@ -97,6 +97,8 @@ def _our_call(problem: Problem, threads: int, observed: bool) -> Call:
     attend: Callable[..., Any] = partial(attention, **options) if options else attention
     if problem.case.caller == "torch":
         return peers_torch.call(problem, attend)
+    if problem.case.caller == "jax":
+        return peers_jax.ours(problem, threads)
     return Call(lambda: attend(q, k, v), np.asarray)
 
 
@@ -194,6 +196,8 @@ def against(case: Case) -> tuple[Implementation, ...]:
     """Peers for this case."""
     if case.observed:
         return (OURS_OFF,)
+    if case.caller == "jax":  # whose own function is what its users have
+        return tuple(peer for peer in PEERS if peer.name == "JAX")
     return PEERS if case.peers else ()
 
 

@@ -1,4 +1,4 @@
-"""JAX as a peer: `jax.nn.dot_product_attention`, compiled, and its gradients."""
+"""JAX as a peer: `jax.nn.dot_product_attention`, compiled, and its gradients; and levelhead called from JAX."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ def _attention(problem: Problem) -> Call:
     options = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
     attend = partial(jax.nn.dot_product_attention, **fixed)
     return call(problem, attend, lambda x: x.swapaxes(1, 2), **options)  # (B, H, T, D) to (B, T, H, D), and back
+
+
+def ours(problem: Problem, threads: int) -> Call:
+    """levelhead on arrays of JAX, under jit."""
+    from levelhead.jax import attention
+
+    return call(problem, partial(attention, threads=threads, **problem.options))
 
 
 def call(

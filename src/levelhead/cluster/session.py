@@ -11,13 +11,13 @@ import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
-from importlib.util import find_spec
 from typing import Any
 
 from levelhead import _core
 from levelhead.bench.limits import checked_threads
 from levelhead.cluster.cases import Effort, cells, left_out
 from levelhead.errors import bad_value
+from levelhead.extras import command, require
 from levelhead.info import measured_here
 
 COMMAND = "torchrun --nproc-per-node 2 -m levelhead cluster-bench"
@@ -33,9 +33,7 @@ METHOD = (
 
 def launched() -> tuple[int, int]:
     """This process's rank and how many there are, from torchrun."""
-    if find_spec("torch") is None:
-        advice = f'pip install "levelhead[torch]", then {COMMAND}'
-        raise bad_value("torch", "to be installed", "nothing", advice)
+    require("cluster-bench", "torch", install=f"{command('torch')}, then {COMMAND}")
     missing = [name for name in TORCHRUN if not os.environ.get(name)]
     if missing:
         what, given = "to be started by torchrun on every rank", f"no {' and no '.join(missing)}"

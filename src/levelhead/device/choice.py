@@ -9,8 +9,9 @@ says that it does not fit, for all calls where it does not work at all. Nothing 
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from typing import NamedTuple
+
+from levelhead.extras import installed
 
 CORE, TRITON, TORCH = "core", "triton", "torch"
 VARIABLE = "LEVELHEAD_OBSERVE"
@@ -37,7 +38,7 @@ def choice(device: str) -> PathChoice:
 
 def _default(device: str) -> PathChoice:
     if device == "cpu":
-        return PathChoice(CORE, "the fused kernel reads CPU tensors")
+        return PathChoice(CORE, "the core reads CPU tensors")
     if device == "cuda":
         return _triton("one pass on CUDA and ROCm")
     return PathChoice(TORCH, f"no kernel for {device}")
@@ -50,13 +51,6 @@ def _triton(why: str) -> PathChoice:
         return PathChoice(TORCH, f"the Triton kernel failed: {_failures[0]}")
     but = "".join(f"; plain torch for {calls}: {reason}" for calls, reason in _misfits.items())
     return PathChoice(TRITON, why + but)
-
-
-def installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except (ImportError, ValueError):  # a finder refuses it, or a module by that name was put in by hand
-        return False
 
 
 def failed(reason: str, calls: str | None = None) -> None:

@@ -6,6 +6,11 @@ torch.distributed's: nothing here starts a process or opens a port.
 
 from __future__ import annotations
 
+from levelhead.extras import command, missing
+
+if _error := missing("levelhead.distributed", "torch", install=command("torch")):
+    raise _error
+
 from levelhead.distributed.attention import attention, observe
 from levelhead.distributed.split import Split
 from levelhead.distributed.trace import Event, Trace

@@ -6,9 +6,7 @@ Chooses the model and the head where the caller did not, and adds a note about t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from levelhead import models
@@ -25,7 +23,6 @@ from levelhead.explanation.tokens import printable, quoted
 
 CHARACTERS = 2000  # of a sentence at most
 _TITLE = 240  # columns of it that a title shows
-NEEDED = ("torch", "transformers", "safetensors")  # to open a real model
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -189,7 +186,7 @@ def explain_text(
 def _model(model: str | models.Opened | None) -> tuple[str | models.Opened, tuple[str, ...]]:
     """The model to use, and a note where it was chosen here."""
     if model is None:
-        missing = list(missing_commands("minilm"))
+        missing = models.missing_commands("minilm")
         if not missing:
             return "minilm", ("no model was named: minilm is used",)
         return random_layer.NAME, (
@@ -201,15 +198,6 @@ def _model(model: str | models.Opened | None) -> tuple[str | models.Opened, tupl
     names = ", ".join((*models.available(), random_layer.NAME))
     given = repr(model) if len(repr(model)) <= 60 else "something else"
     raise bad_value("model", f"one of {names}", given, "Check the name")
-
-
-def missing_commands(name: str) -> Iterator[str]:
-    """The commands that install what a model needs and this machine lacks."""
-    known = models.available()[name]
-    if any(find_spec(package) is None for package in NEEDED):
-        yield 'pip install "levelhead[torch,models]"'
-    if known.path is None:
-        yield known.command
 
 
 # ---- which head -------------------------------------------------------------

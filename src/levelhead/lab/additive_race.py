@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from levelhead.additive import additive_attention
 from levelhead.attention import attention
 from levelhead.bench import measure, peers_torch
+from levelhead.extras import installed
 
 _STORED = 2**29  # bytes of (T, S, A) beyond which the plain formulation is left out
 _CALLS = 5  # timed in a burst
@@ -43,9 +43,9 @@ def race(length: int, width: int, d_k: int, rounds: int, threads: int) -> Race:
     additive: dict[str, Callable[[], Any]] = {
         "levelhead additive": partial(additive_attention, q, k, v, w_q, w_k, w_v, threads=threads)
     }
-    installed = find_spec("torch") is not None
-    with peers_torch.session(threads) if installed else nullcontext():
-        if installed:
+    has_torch = installed("torch")
+    with peers_torch.session(threads) if has_torch else nullcontext():
+        if has_torch:
             dot["PyTorch dot"], plain = _torch_calls(q, k, v, w_q, w_k, w_v)
             if 4 * length * length * width <= _STORED:
                 additive["PyTorch additive"] = plain

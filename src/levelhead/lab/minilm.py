@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelhead import models
-from levelhead.errors import LevelheadValueError
+from levelhead.errors import LevelheadError
 from levelhead.lab.claim import UndecidedError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def opened() -> models.Opened:
     """The model, or the reason why there is none."""
     try:
         return models.open(MODEL)
-    except LevelheadValueError as error:
+    except LevelheadError as error:
         raise UndecidedError(str(error)) from error
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
+from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from levelhead.errors import LevelheadError
@@ -56,30 +56,24 @@ def side_by_side(tasks: Iterable[Task], jobs: int) -> Generator[tuple[Task, Mess
     """Messages as they arrive, from `jobs` workers at a time; the last of each worker is its "exit"."""
     waiting = deque(tasks)
     running: dict[_Worker, None] = {}
-    with selectors.DefaultSelector() as ready:
-        try:
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    worker = _Worker(waiting.popleft())
-                    running[worker] = None
-                    ready.register(worker.answers, selectors.EVENT_READ, worker)
-                for key, _ in ready.select():
-                    worker = key.data
-                    messages = worker.listen()
-                    yield from ((worker.task, message) for message in messages or ())
-                    if messages is None:
-                        ready.unregister(worker.answers)
-                        del running[worker]
-                        yield worker.task, {"exit": worker.wait()}
-        finally:
-            for worker in running:
-                worker.kill()
+    arrived: _Arrived = SimpleQueue()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running[_Worker(waiting.popleft(), arrived)] = None
+            worker, message = arrived.get()
+            if message is None:
+                del running[worker]
+                message = {"exit": worker.wait()}
+            yield worker.task, message
+    finally:
+        for worker in running:
+            worker.kill()
 
 
 class _Worker:
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, arrived: _Arrived) -> None:
         self.task = task
-        self._unfinished = b""  # line
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, *sys.path],
             stdin=subprocess.PIPE,
@@ -87,32 +81,41 @@ class _Worker:
             env=os.environ | _ONE_THREAD | {"LEVELHEAD_ISA": info().isa},
             start_new_session=True,  # Ctrl-C is for the lab, which then ends its workers
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self.answers = self._process.stdout
+        # A thread for each: Windows cannot wait for several pipes at once.
+        self._listener = threading.Thread(target=self._listen, args=(arrived,), daemon=True)
+        self._listener.start()
+        assert self._process.stdin is not None
         order = {"module": registry.MODULES[task.claim.id], "params": dict(task.params), "seed": task.seed}
         with suppress(BrokenPipeError):  # a worker that is gone already shows by its exit
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
 
-    def listen(self) -> list[Message] | None:
-        """The messages that arrived; None once there will be no more."""
-        chunk = os.read(self.answers.fileno(), 1 << 16)
-        if not chunk:
-            return None
-        *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
-        return [json.loads(line) for line in lines]
+    def _listen(self, arrived: _Arrived) -> None:
+        """Passes the messages on; None once there will be no more."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.endswith(b"\n"):  # else it died in the middle of it
+                arrived.put((self, json.loads(line)))
+        arrived.put((self, None))
 
     def wait(self) -> int:
         code = self._process.wait()  # first: closing its stdin would end it with a code of ours
+        self._listener.join()
         with suppress(BrokenPipeError), self._process:
             pass  # closes the pipes
         return code
 
     def kill(self) -> None:
-        """Ends it and whatever it started."""
+        """Ends it and, where it leads a session of its own, whatever it started."""
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a session of its own
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:  # Windows
+                self._process.kill()
         self.wait()
+
+
+_Arrived: TypeAlias = "SimpleQueue[tuple[_Worker, Message | None]]"
 
 
 # ---- in a worker's process ---------------------------------------------------

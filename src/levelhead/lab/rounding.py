@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from levelhead.call.arrays import as_bfloat16, as_float32
+from levelhead.call.halves import as_bfloat16, as_float32
 
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from levelhead import cache
 from levelhead._version import __version__
+from levelhead.extras import command, installed
 from levelhead.lab import tasks
 from levelhead.lab.claim import Tell, UndecidedError
 from levelhead.lab.plan import Curves, Plan
@@ -32,8 +32,8 @@ _CODE = ("plan.py", "tasks.py", "training.py", "transformer.py")
 
 def trained(plans: Sequence[Plan], tell: Tell) -> list[Run]:
     """Every plan's curves, in order; what is missing is trained and kept."""
-    if find_spec("torch") is None:
-        raise UndecidedError('training needs PyTorch: pip install "levelhead[torch]"')
+    if not installed("torch"):
+        raise UndecidedError(f"training needs PyTorch: {command('torch')}")
     wanted = list(dict.fromkeys(plans))
     curves_of: dict[Plan, Curves] = {}
     for wait in (False, True):

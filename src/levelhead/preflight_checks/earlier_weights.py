@@ -21,11 +21,12 @@ from levelhead.checks import short_repr
 from levelhead.diagnosis.findings import Finding
 from levelhead.diagnosis.wrong_scale import UNUSUAL, WRONG
 from levelhead.errors import LevelheadError, bad_type, bad_value
+from levelhead.extras import command, need
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.result import finding
 from levelhead.runs import files
 from levelhead.runs.record import Run
-from levelhead.watching import effective_scale, module_stack
+from levelhead.watching import effective_scale, watchable
 
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _INSIDE = ("state_dict", "model_state_dict", "model")  # where checkpoints of training loops hold the weights
@@ -47,7 +48,7 @@ def read(given: Any) -> Earlier:
     if isinstance(given, str | os.PathLike):
         given = _opened(Path(given))
     if isinstance(given, nn.Module):
-        named = module_stack.unwrapped(given).named_modules()
+        named = watchable.unwrapped(given).named_modules()
         weights = ((name, getattr(module, "weight", None)) for name, module in named)
         return Earlier(_products(weights), False, _WEIGHTS_NEAR)
     if isinstance(given, Run):
@@ -64,10 +65,9 @@ def _opened(path: Path) -> Any:
         raise bad_value("against", wanted, f"{str(path)!r}, which does not exist", advice)
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
+            return need("against", "safetensors.torch", install=command("watch")).load_file(path)
         if path.suffix in _WEIGHTS:
+            _check_unpickler(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
             inside = [content[name] for name in _INSIDE if isinstance(content, Mapping) and name in content]
             return next((x for x in inside if isinstance(x, Mapping)), content)
@@ -79,6 +79,15 @@ def _opened(path: Path) -> Any:
     except Exception as error:
         given = f"{str(path)!r}, which cannot be read: {type(error).__name__}: {error}"[:300]
         raise bad_value("against", wanted, given, advice) from error
+
+
+def _check_unpickler(path: Path) -> None:
+    """A file of torch.save is a pickle. Before 2.10 a prepared one runs code in spite of weights_only (CVE-2025-32434,
+    CVE-2026-24747)."""
+    if torch.__version__ < "2.10":  # compares versions, not letters
+        wanted = f"PyTorch 2.10 or newer, to read the pickle {path.name} safely"
+        advice = "Save the weights as safetensors where you trust them"
+        raise bad_value("against", wanted, f"PyTorch {torch.__version__}", advice)
 
 
 def _named(state: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

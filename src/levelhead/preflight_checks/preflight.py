@@ -46,7 +46,7 @@ from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.passes import held_still, taped
 from levelhead.preflight_checks.result import Preflight
 from levelhead.runs.record import Run
-from levelhead.watching import module_stack
+from levelhead.watching import watchable
 
 
 def preflight(
@@ -86,7 +86,7 @@ def preflight(
     for name, flag in (("causal", causal), ("sequence_first", sequence_first), ("independent", independent)):
         if flag is not None:
             checks.flag(name, flag)
-    model = module_stack.unwrapped(model)
+    model = watchable.unwrapped(model)
     attributes.check_numbers(model)
     given = inputs.read(model, batch, sequence_first=sequence_first)
     with held_still(model):

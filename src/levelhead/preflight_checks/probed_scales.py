@@ -19,7 +19,7 @@ from levelhead.preflight_checks.calls import SeenCall, seen_calls
 from levelhead.preflight_checks.flight import Flight
 from levelhead.preflight_checks.projections import compared, home
 from levelhead.runs.record import Record, Run
-from levelhead.watching import effective_scale
+from levelhead.watching import effective_scale, scale_sides
 
 _NEAR = 5e-3
 
@@ -27,7 +27,7 @@ _NEAR = 5e-3
 def read(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> Run:
     """The run, with effective scales where they were not known and noise shows them."""
     unknown = {r.module: r for r in run.latest if r.facts.effective_scale is None and r.facts.product_scale is not None}
-    unknown = {m: r for m, r in unknown.items() if r.facts.scale_reading != effective_scale.NORMALISED}
+    unknown = {m: r for m, r in unknown.items() if r.facts.scale_reading != scale_sides.NORMALISED}
     seen = [call.module for call in calls]
     chosen = [call for call in calls if call.module in unknown and seen.count(call.module) == 1 and call.whole]
     paths = {call.module: found for call in chosen if (found := _projections(flight, call)) is not None}
@@ -47,7 +47,7 @@ def read(flight: Flight, run: Run, calls: Sequence[SeenCall]) -> Run:
 def _with(record: Record, known: dict[str, float]) -> Record:
     if record.module not in known:
         return record
-    reading = effective_scale.FROM_PROJECTIONS
+    reading = scale_sides.FROM_PROJECTIONS
     return replace(record, facts=replace(record.facts, effective_scale=known[record.module], scale_reading=reading))
 
 

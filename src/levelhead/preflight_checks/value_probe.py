@@ -21,7 +21,7 @@ from levelhead.preflight_checks.inputs import Batch
 from levelhead.preflight_checks.operators import called
 from levelhead.preflight_checks.passes import Tape, run
 from levelhead.watching import effective_scale
-from levelhead.watching.module_stack import number_of_heads, sounds_like_attention
+from levelhead.watching.watchable import number_of_heads, sounds_like_attention
 
 Values: TypeAlias = Callable[["Site"], Tensor]  # (B, S, G, E) for a site
 _INSIDE = ("q", "k", "v", "kv", "qkv")

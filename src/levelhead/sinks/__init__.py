@@ -6,9 +6,9 @@ Packages are imported when the sink that needs them is made, not before.
 
 from __future__ import annotations
 
+from levelhead.extras import MissingPackageError
 from levelhead.runs.files import read
 from levelhead.runs.jsonl import JSONL
-from levelhead.runs.needs import MissingPackageError
 from levelhead.runs.parquet import Parquet
 from levelhead.sinks.huggingface import hf_callback
 from levelhead.sinks.lightning import lightning_callback

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from levelhead import checks
-from levelhead.runs.needs import need
+from levelhead.extras import command, need
 from levelhead.sinks.trainer import Training, Watcher, watch
 
 _ASKED = {"save": "should_save", "stop": "should_training_stop"}  # what a finding may ask of the trainer
@@ -47,7 +47,7 @@ class hf_callback:  # noqa: N801 - used like a function; `Trainer` also takes th
         **watch_options: Any,
     ) -> Any:
         checks.flag("quiet", quiet)
-        base = need("hf_callback", "transformers", install="pip install transformers").TrainerCallback
+        base = need("hf_callback", "transformers", install=command("models")).TrainerCallback
         kind = type("WatchCallback", (HuggingFaceHooks, base), {})
         callback = kind(make, after_step, prefix, heads, watch_options, qk_clip)
         callback.quiet, callback.front = quiet, type("WatchMetrics", (MetricsInFront, base), {})(callback)

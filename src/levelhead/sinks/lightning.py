@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from levelhead.runs.needs import need
+from levelhead.extras import need
 from levelhead.sinks.trainer import Training, Watcher, watch
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")

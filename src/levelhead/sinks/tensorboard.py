@@ -12,9 +12,9 @@ import numpy as np
 
 from levelhead import cache, checks
 from levelhead.errors import bad_type
+from levelhead.extras import command, need
 from levelhead.runs import sessions
 from levelhead.runs.metrics import metrics
-from levelhead.runs.needs import SINKS, need
 from levelhead.runs.record import Snapshot
 from levelhead.sinks.pictures import coloured, entropy_map, histograms
 
@@ -33,7 +33,7 @@ class TensorBoard:
         checks.integer("map_every", map_every, "an integer of at least 0", advice, lambda n: n >= 0)
         self._own = isinstance(to, str | os.PathLike)
         if self._own:
-            module = need("TensorBoard", "torch.utils.tensorboard", install=f"{SINKS} torch")
+            module = need("TensorBoard", "torch.utils.tensorboard", install=command("sinks", "torch"))
             folder, rank = checks.path("to", to), sessions.rank()
             folder = folder / f"rank{rank}" if rank else folder  # one curve of two ranks would be none
             with cache.writing("to", folder):

@@ -11,9 +11,9 @@ from typing import Any
 
 from levelhead import checks
 from levelhead.errors import bad_type, bad_value
+from levelhead.extras import command, need
 from levelhead.runs import sessions
 from levelhead.runs.metrics import STATISTICS, metrics, names, statistics
-from levelhead.runs.needs import need
 from levelhead.runs.record import Snapshot
 from levelhead.sinks.pictures import coloured, entropy_map, histograms
 
@@ -32,7 +32,7 @@ class WandB:
             advice = "It counts snapshots; 0 sends none"
             checks.integer(name, value, "an integer of at least 0", advice, lambda n: n >= 0)
         _check_run(run, "define_metric")
-        self._wandb = need("WandB", "wandb")
+        self._wandb = need("WandB", "wandb", install=command("sinks"))
         active = run if run is not None else self._wandb.run
         if active is not None and init:
             wanted = "no options of wandb.init for a run that is there"
@@ -56,7 +56,7 @@ class WandB:
         for name, _, counts, edges in histograms(snapshot):
             values[f"{self.prefix}/{name}/heads"] = self._wandb.Histogram(np_histogram=(counts, edges))
         if self._due(self.map_every) and snapshot.records:
-            need("WandB(map_every=…)", "PIL")
+            need("WandB(map_every=…)", "PIL", install=command("sinks"))
             picture = self._wandb.Image(coloured(entropy_map(snapshot)))
             values[f"{self.prefix}/all/normalised_entropy/map"] = picture
         if self._due(self.table_every):
@@ -87,7 +87,7 @@ def wandb_alert(run: Any = None) -> Callable[[Any], None]:
     lh.watch(model, on_finding=lh.sinks.wandb_alert())
     """
     _check_run(run, "alert")
-    wandb = need("wandb_alert", "wandb")
+    wandb = need("wandb_alert", "wandb", install=command("sinks"))
 
     def alert(finding: Any) -> None:
         active = run if run is not None else wandb.run

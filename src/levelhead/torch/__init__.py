@@ -9,6 +9,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from levelhead.extras import command, missing
+
+if _error := missing("levelhead.torch", "torch", install=command("torch")):
+    raise _error
+
 from levelhead.multihead import KeyValueCache
 from levelhead.torch import flops as flops
 from levelhead.torch.nn import MultiHeadAttention

@@ -40,7 +40,8 @@ def observed_attention(
     serves are an error.
 
     The observation is detached: keeping it keeps no graph. It holds statistics only, on the tensors' device until one
-    is read; `.path` says which kernels ran. It works in `torch.compile(fullgraph=True)`, under autocast (inputs are
+    is read; `.path` says which kernels ran. It works in `torch.compile(fullgraph=True)`, which returns the observation
+    (statistics are read outside of the graph), under autocast (inputs are
     cast, as for PyTorch's function) and in checkpointing, which computes the statistics again with the output.
 
     Args:

@@ -27,7 +27,7 @@ from levelhead.torch import jagged, multihead_forward
 from levelhead.torch.functorch import attend, seed_is_unknown
 from levelhead.torch.multihead_forward import FAST_PATH_OFF, MULTIHEAD, TRACED_MULTIHEAD
 from levelhead.torch.operators import LevelheadRuntimeError, observed, uniform
-from levelhead.torch.swap import Function, Swap
+from levelhead.torch.swap import Function, Swap, showing
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -318,7 +318,7 @@ class patch(AbstractContextManager["patch"]):  # noqa: N801  a verb, used as a c
 
     def __init__(self) -> None:
         instead: dict[Function, Function] = {ORIGINAL: scaled_dot_product_attention, MULTIHEAD: TRACED_MULTIHEAD}
-        self._swap = Swap(instead, KEPT)
+        self._swap = Swap(instead, KEPT, showing(instead))
         self.active.append(self)
         FAST_PATH_OFF.hold()
 

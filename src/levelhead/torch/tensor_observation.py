@@ -6,7 +6,7 @@ graph; the output is the caller's alone.
 
 from __future__ import annotations
 
-from functools import cached_property
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,26 @@ from levelhead.state import State
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+_OUTSIDE = "statistics of an observation are read on the host: return it from what is compiled, and read it there"
+
+
+_REASON: Any = {"reason": _OUTSIDE} if "reason" in signature(torch.compiler.disable).parameters else {}
+
+
+def _on_host(of: Any) -> Any:
+    """A cached attribute, read outside of compiled code: a graph breaks there, and fullgraph=True names the reason."""
+    compute = getattr(of, "func", of)
+
+    def read(seen: TensorObservation) -> Any:
+        known = vars(seen)
+        if compute.__name__ not in known:
+            known[compute.__name__] = compute(seen)
+        return known[compute.__name__]
+
+    outside: Any = torch.compiler.disable
+    return property(outside(read, **_REASON), doc=compute.__doc__)
 
 
 class TensorObservation(Observation[Tensor]):
@@ -50,8 +70,7 @@ class TensorObservation(Observation[Tensor]):
         for name, x in (fields | {"_scoring": kept, "origin": origin, "path": path, "cap": cap}).items():
             object.__setattr__(self, name, x)  # the dataclass is frozen
 
-    @cached_property
-    def state(self) -> State:
+    def _state(self) -> State:
         """The same on the host; reading it waits for the device."""
         *batch, T, _ = self.sums.shape
         first: Any = self._first_keys
@@ -59,20 +78,25 @@ class TensorObservation(Observation[Tensor]):
             first = _host(first).reshape((*batch[:-1], 1, T)[-len(batch) - 1 :])
         return State(_host(self.sums), _host(self.counts), None, self._keys, first)
 
-    @cached_property
-    def sinks(self) -> NDArray[np.float64] | None:
+    def _sinks(self) -> NDArray[np.float64] | None:
         """(H,), applied when a result is read off."""
         sinks = self._scoring.sinks
         return None if sinks is None else _host(sinks).astype(np.float64)
 
-    @cached_property
-    def exists(self) -> NDArray[np.bool_] | None:
+    def _exists(self) -> NDArray[np.bool_] | None:
         """Rows that exist, broadcastable to (..., H, T); None: all."""
         lengths, (*batch, T, _) = self._scoring.query_lengths, self.sums.shape
         if lengths is None:
             return None
         exists: NDArray[np.bool_] = np.arange(T) < _host(lengths)[:, None]
         return None if exists.all() else exists.reshape((*batch[:-1], 1, T)[-len(batch) - 1 :])
+
+    state: Any = _on_host(_state)
+    sinks: Any = _on_host(_sinks)
+    exists: Any = _on_host(_exists)
+    rows: Any = _on_host(Observation.rows)
+    heads: Any = _on_host(Observation.heads)
+    logsumexp: Any = _on_host(Observation.logsumexp)
 
 
 def _host(x: Tensor) -> NDArray[Any]:

@@ -20,8 +20,8 @@ from levelhead.call.dropout import SEEDS
 from levelhead.call.options import BATCH, FLAG, HEADS, INTEGER, NUMBER, RATE, TOKENS, Scoring, Shape, fields, shape_of
 from levelhead.call.scaling import Rule, resolve
 from levelhead.call.segments import segment_pair
-from levelhead.call.shapes import fitting
-from levelhead.errors import bad_type, bad_value
+from levelhead.call.shapes import broadcasting, fitting
+from levelhead.errors import bad_type
 from levelhead.torch.autograd import refuse_gradients, scoring_of, tensors_in
 
 _CONSTANT = fields(FLAG, INTEGER, NUMBER, RATE)
@@ -157,12 +157,7 @@ def _checked(name: str, x: Any, q: Tensor, shape: Shape) -> dict[str, Tensor]:
 
 def _of_shape(name: str, x: Tensor, full: tuple[int, ...], q: Tensor, floats: bool | None) -> Tensor:
     """The tensor expanded to `full`, of its type and on q's device. floats None: its dtype and place were checked."""
-    lead = x.dim() - len(full)
-    sizes = zip(x.shape[max(lead, 0) :], full[-min(x.dim(), len(full)) :] if x.dim() else (), strict=True)
-    if any(n != 1 for n in x.shape[: max(lead, 0)]) or any(
-        n != 1 and n != whole for n, whole in sizes
-    ):  # not `in`: a size may be a symbol
-        raise bad_value(name, f"a shape that broadcasts to {tuple(full)}", tuple(x.shape), "Reshape it")
+    broadcasting(name, tuple(x.shape), full)
     if floats is None:
         return x
     if x.is_floating_point() != floats or x.dtype is torch.bool or x.is_complex():

@@ -17,6 +17,7 @@ from typing import Any, cast
 from torch import nn
 
 from levelhead.errors import bad_value
+from levelhead.extras import command, need
 from levelhead.torch.swap import Function, Layer, within, wraps
 
 _EAGER = "eager_attention_forward"
@@ -111,9 +112,9 @@ def sdpa_function() -> Function:
 
 
 def _interface() -> Any:
+    transformers = need("model", "transformers", install=command("models"))
     try:
-        from transformers import AttentionInterface
-    except ImportError as error:
-        wanted = "transformers 4.48 or newer to be installed"
-        raise bad_value("model", wanted, error, 'pip install "levelhead[models]"') from error
-    return AttentionInterface
+        return transformers.AttentionInterface
+    except AttributeError as error:
+        given = f"transformers {transformers.__version__}"
+        raise bad_value("model", "transformers 4.48 or newer", given, f"Run: {command('models')}") from error

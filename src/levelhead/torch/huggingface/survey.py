@@ -1,16 +1,17 @@
 """Which modules of a model attend, and how each of them gets at its attention.
 
-Determined from the names that the compiled functions of a module's class use, before anything runs. A module either
-gets a function from transformers' attention interface, or calls `F.scaled_dot_product_attention` itself, or forms its
-softmax by hand.
+Determined from the names that the compiled functions of a module's class use, and from what these names stand for,
+before anything runs. A module either gets a function from transformers' attention interface, or calls
+`F.scaled_dot_product_attention` itself, or forms its softmax by hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, partial
 from inspect import CO_VARKEYWORDS
-from types import CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -33,8 +34,9 @@ class Attending(NamedTuple):
     asks: bool = True  # asks the interface in each call, as far as its code shows
 
 
-def attending_modules(model: nn.Module) -> Iterator[Attending]:
-    """Every module of the model that attends, in the model's order."""
+def attending_modules(model: nn.Module, *, held: bool = False) -> Iterator[Attending]:
+    """Every module of the model that attends, in the model's order; `held`: also those that have torch's function as an
+    attribute, which no code shows to be called."""
     ways: Callable[[type], tuple[bool, bool, bool]] = cache(_ways)
     asks: Callable[[type], bool] = cache(_asks)
     for name, module in model.named_modules():
@@ -44,6 +46,7 @@ def attending_modules(model: nn.Module) -> Iterator[Attending]:
             # nn.Softmax may also be a child, which the class only calls.
             children = any(isinstance(child, nn.Softmax) for child in module.children())
             by_hand = children and _is_called_attention(kind)
+            sdpa = held and any(map(_is_sdpa, vars(module).values()))
         if interface or sdpa or by_hand:
             yield Attending(name, module, interface, sdpa, by_hand, asks(kind))
 
@@ -52,11 +55,27 @@ def _ways(kind: type) -> tuple[bool, bool, bool]:
     if issubclass(kind, nn.MultiheadAttention):  # torch's own: its fast path is native code
         return False, False, True
     words = {word for function in _functions(kind) for word in _words(function)}
-    interface, sdpa = bool(words & _INTERFACE), _SDPA in words
+    interface = bool(words & _INTERFACE)
+    sdpa = _SDPA in words or any(_is_sdpa(x) for function in _functions(kind) for x in _held(function))
     own = {word for function in _functions(kind, helpers=False) for word in _words(function)}
     # Helpers of an interface's module are its eager functions: no second way.
     by_hand = (_MULTIHEAD in words or _normalises(own if interface else words)) and _is_called_attention(kind)
     return interface, sdpa, by_hand
+
+
+def _is_sdpa(x: Any) -> bool:
+    """Whether it is torch's function, or a wrapper around it, under whatever name."""
+    return isinstance(x, FunctionType | BuiltinFunctionType) and x.__name__ == _SDPA
+
+
+def _held(function: FunctionType) -> Iterator[Any]:
+    """What a function's code may call by a name of its own: of its file, as a default, from around it."""
+    yield from (function.__globals__.get(word) for word in _words(function))
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not filled yet
+            yield cell.cell_contents
 
 
 def _asks(kind: type) -> bool:
