@@ -312,7 +312,8 @@ int default_threads() {
   if (const char* text = std::getenv("LEVELHEAD_NUM_THREADS")) {
     char* end = nullptr;
     const long wanted = std::strtol(text, &end, 10);
-    if (end != text && *end == '\0' && wanted > 0) threads = static_cast<int>(std::min<long>(threads, wanted));
+    const bool digits_first = *text >= '0' && *text <= '9';  // strtol also takes spaces and a sign
+    if (digits_first && *end == '\0' && wanted > 0) threads = static_cast<int>(std::min<long>(threads, wanted));
   }
   return threads;
 }

@@ -409,7 +409,7 @@ TEST(number_of_threads) {
   CHECK(all >= 1 && all <= max_threads);
   setenv("LEVELHEAD_NUM_THREADS", "1", 1);
   CHECK(default_threads() == 1);
-  for (const char* text : {"0", "-3", "", "many", "2x", "100000", "99999999999999999999"}) {
+  for (const char* text : {"0", "-3", "", "many", "2x", " 1", "+1", "100000", "99999999999999999999"}) {
     setenv("LEVELHEAD_NUM_THREADS", text, 1);
     CHECK(default_threads() == all, "\"%s\"", text);
   }

@@ -8,7 +8,9 @@ import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -129,18 +131,34 @@ def writing(argument: str, path: str | Path) -> Iterator[None]:
 @contextmanager
 def locked(file: Path, *, wait: bool) -> Iterator[bool]:
     """Locks a file against other processes. Yields False if it is locked already and `wait` is False."""
-    import fcntl  # not on Windows
-
     check_writable(file.parent)
     with _errors_named():
         lock = file.open("w")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield _lock(lock.fileno(), wait)
+
+
+def _lock(file: int, wait: bool) -> bool:
+    """Whether the open file is locked for this process now. The system unlocks it when it is closed."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        while True:
+            try:
+                msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+            except OSError:
+                if not wait:
+                    return False
+                time.sleep(0.1)  # waiting is limited to ten seconds there
+            else:
+                return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -71,6 +76,29 @@ def test_a_lock_holds_until_it_is_left(tmp_path: Path) -> None:
         assert ours and not again
     with cache.locked(file, wait=False) as ours:
         assert ours
+
+
+class MicrosoftsLocks(ModuleType):
+    """What Windows has in place of fcntl, as far as levelhead uses it."""
+
+    LK_NBLCK = 2
+
+    def locking(self, file: int, mode: int, size: int) -> None:
+        assert (mode, size) == (self.LK_NBLCK, 1)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lock_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, waited = tmp_path / "file.lock", []
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setitem(sys.modules, "msvcrt", MicrosoftsLocks("msvcrt"))
+    with ExitStack() as first:
+        assert first.enter_context(cache.locked(file, wait=True))
+        with cache.locked(file, wait=False) as again:
+            assert not again
+        monkeypatch.setattr(time, "sleep", lambda seconds: (waited.append(seconds), first.close()))
+        with cache.locked(file, wait=True) as ours:
+            assert ours and waited == [0.1]
 
 
 def test_a_cache_that_cannot_be(tmp_path: Path) -> None:

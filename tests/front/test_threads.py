@@ -184,10 +184,13 @@ print(lh.info().threads, started())
     assert counted(code, LEVELHEAD_NUM_THREADS=str(wanted)) == [limit, limit - 1]
 
 
-@pytest.mark.parametrize("nonsense", ["", "0", "-2", "many", "1.5"])
+@pytest.mark.parametrize("nonsense", ["", "0", "-2", "many", "1.5", " 1", "+1"])
 def test_a_variable_that_is_no_count_does_not_limit(nonsense: str, free: int) -> None:
-    code = "print(lh.info().threads)"
-    assert counted(code, LEVELHEAD_NUM_THREADS=nonsense) == [free]
+    code = """
+said = [reason for reason in lh.info().off if "LEVELHEAD_NUM_THREADS" in reason]
+print(lh.info().threads, len(said), int(all("ignored" in reason for reason in said)))
+"""
+    assert counted(code, LEVELHEAD_NUM_THREADS=nonsense) == [free, bool(nonsense), True]
 
 
 def test_affinity_is_an_upper_limit_that_may_change(free: int) -> None:

@@ -45,7 +45,7 @@ def default_threads() -> int:
     """The CPUs that this process may use, at most LEVELHEAD_NUM_THREADS."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = os.environ.get("LEVELHEAD_NUM_THREADS", "")
-    return min(cpus, int(limit)) if limit.isdecimal() and int(limit) > 0 else cpus
+    return min(cpus, int(limit)) if limit.isascii() and limit.isdecimal() and int(limit) > 0 else cpus
 
 
 def burn(rounds: int, threads: int) -> int:
