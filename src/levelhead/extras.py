@@ -12,6 +12,8 @@ from typing import Any
 
 from levelhead.errors import LevelheadImportError, expected
 
+JAX_PYTHON = (3, 11)  # what the oldest jax needs whose interface levelhead.jax is built against
+
 
 class MissingPackageError(LevelheadImportError):
     """A package that a part of levelhead needs is not installed."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
@@ -17,7 +18,7 @@ import numpy as np
 from levelhead import _core, cache
 from levelhead._version import __version__
 from levelhead.device.choice import choice, ignored
-from levelhead.extras import command, installed
+from levelhead.extras import JAX_PYTHON, command, installed
 from levelhead.words import in_bytes
 
 # package -> what levelhead does with it
@@ -30,6 +31,8 @@ _FRONT_ENDS = {
 }
 
 _INSTALLS = {"ml_dtypes": "pip install ml_dtypes"}  # the others are extras of the same name
+if sys.version_info < JAX_PYTHON:
+    _INSTALLS["jax"] = "it needs Python {}.{} or later".format(*JAX_PYTHON)
 
 
 _NUMPY = "numpy"  # what the pure wheel's core says that it runs on

@@ -91,6 +91,25 @@ def test_one_clear_error(name: str) -> None:
         call()
 
 
+def test_a_python_that_is_too_old_for_jax_is_named() -> None:
+    script = """
+        import sys
+        sys.version_info = (3, 10, 13, "final", 0)
+        import levelhead as lh
+        from levelhead import extras
+        from levelhead.errors import LevelheadImportError
+        extras.find_spec = lambda name: None
+        print(lh.info())
+        try:
+            lh.jax
+        except LevelheadImportError as error:
+            print(error)
+    """
+    said = output_of(start([sys.executable, "-c", textwrap.dedent(script)]), 240)
+    assert "arrays through DLPack): not installed; it needs Python 3.11 or later\n" in said
+    assert "expected Python 3.11 or later" in said and "levelhead[jax]" not in said
+
+
 def test_without_jax_everything_else_works() -> None:
     script = """
         import sys

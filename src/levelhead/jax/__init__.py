@@ -5,16 +5,21 @@ Importing this imports jax; `import levelhead` does not.
 
 from __future__ import annotations
 
+import platform
+import sys
 from importlib import metadata
 
 from levelhead.errors import bad_import
-from levelhead.extras import command, installed, missing
+from levelhead.extras import JAX_PYTHON, command, installed, missing
 from levelhead.info import is_pure
 
+if sys.version_info < JAX_PYTHON:  # no release of jax that can be installed here would do
+    _WANTED = "Python {}.{} or later, as jax 0.10 does".format(*JAX_PYTHON)
+    raise bad_import("levelhead.jax", _WANTED, platform.python_version(), "Use another interpreter")
 if _error := missing("levelhead.jax", "jax", install=command("jax")):
     raise _error
 if tuple(map(int, metadata.version("jax").split(".")[:2])) < (0, 10):
-    raise bad_import("levelhead.jax", "jax 0.10 or later", metadata.version("jax"), "It needs Python 3.11")
+    raise bad_import("levelhead.jax", "jax 0.10 or later", metadata.version("jax"), f"Run: {command('jax')}")
 if not installed("levelhead._jax_ffi") and not is_pure():
     _ADVICE = "With jax installed, pip install --no-build-isolation --force-reinstall --no-deps levelhead"
     raise bad_import("levelhead.jax", "a build with jaxlib's headers", "one without", _ADVICE)
