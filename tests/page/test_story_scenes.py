@@ -204,7 +204,7 @@ SHADES = """() => [...document.querySelectorAll('.training-push')].map((x) =>
 
 
 def test_the_picture_of_the_push_has_a_point_for_each_score_that_is_not_white(opened: Any) -> None:
-    tab: Tab = opened("training", 0)
+    tab: Tab = opened("training", 2)
     tab.page.locator(".training-push").last.wait_for()
     undivided, divided = (sum(row.count("0") for row in rows) for rows in training.data()["push"].values())
     assert tab.ask(SHADES) == [training.TOKENS**2 - undivided, training.TOKENS**2 - divided]
