@@ -72,7 +72,7 @@ def test_walks_and_their_ends(address: str, browser: Any) -> None:
 
 def test_only_the_root_is_level_in_both_models(address: str, browser: Any) -> None:
     with tabs(browser) as open_tab:
-        tab = open_tab(f"{address}#/root?answers=root:skip")
+        tab = open_tab(f"{address}#/root?answers=root:skip&step=1")
         power = tab.page.locator(".root-own input")
         power.press("End")
         assert tab.text(".root-said .number").split() == ["64", "0.0156", "0.125"]  # divisor, variance, spread
@@ -81,10 +81,12 @@ def test_only_the_root_is_level_in_both_models(address: str, browser: Any) -> No
         power.press("Home")
         assert tab.text(".root-said .number").split() == ["1", "64", "8"]
         assert tab.text(".root-own .gauge-words strong") in ("sharp", "saturated") and tab.ask(TICKS) == ticks
+        tab.page.locator(".player-back").click()
         levels = [tab.text(".root-four .gauge-words strong").split()]
         tab.page.locator("input[value=large]").check(force=True)
         levels.append(tab.text(".root-four .gauge-words strong").split())
         assert levels == [["sharp", "level", "flat", "flat"], ["saturated", "level", "flat", "flat"]]
+        tab.page.locator(".player-forward").click()  # the model stays that of the step before
         assert tab.text(".root-said .number").split()[1] == "128"  # d_k to the power of 1
 
 
@@ -159,7 +161,7 @@ def test_the_bars_follow_the_head_that_is_chosen(address: str, browser: Any) -> 
         tab.page.keyboard.press("ArrowUp")  # there is none above: it stays, in this chapter
         assert_drawn(tab, layers[0][2], "layer 0, head 2")
         assert tab.count('.real-cell[aria-checked="true"]') == tab.count('.real-cell[tabindex="0"]') == 1
-        assert tab.count(".scene code") == 0  # a server is there: nothing is missing
+        assert tab.count(".scene code, .fold-more") == 0  # a server is there: nothing is missing
 
 
 def assert_drawn(tab: Tab, head: Any, name: str) -> None:
@@ -183,7 +185,10 @@ def test_a_saved_page_says_that_it_runs_no_model(tmp_path: Path, browser: Any) -
     with tabs(browser) as open_tab:
         tab = open_tab(f"{path.as_uri()}{REAL}", viewport=DESKTOP)
         tab.page.locator(".real-chosen b").wait_for()
-        assert "levelhead page" in tab.text(".scene .soft code >> nth=1")
+        tab.page.locator(".fold-more summary").click()
+        assert "levelhead page" in tab.text(".fold-more code >> nth=1")
+        scene = "document.querySelector('.scene')"
+        assert tab.ask(f"{scene}.scrollHeight <= {scene}.clientHeight + 1")  # as much as with a server
 
 
 def test_every_ratio_of_a_training_names_its_optimiser(opened: Any) -> None:
@@ -204,7 +209,7 @@ SHADES = """() => [...document.querySelectorAll('.training-push')].map((x) =>
 
 
 def test_the_picture_of_the_push_has_a_point_for_each_score_that_is_not_white(opened: Any) -> None:
-    tab: Tab = opened("training", 0)
+    tab: Tab = opened("training", 2)
     tab.page.locator(".training-push").last.wait_for()
     undivided, divided = (sum(row.count("0") for row in rows) for rows in training.data()["push"].values())
     assert tab.ask(SHADES) == [training.TOKENS**2 - undivided, training.TOKENS**2 - divided]

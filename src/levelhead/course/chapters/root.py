@@ -165,5 +165,11 @@ def _model_spread(heads: int) -> dict[str, float]:
 
 
 CHAPTER = Chapter(
-    "root", options=("sharp", "same", "flat"), answer="flat", claims=("C9", "C10", "C11"), numbers=numbers, data=data
+    "root",
+    options=("sharp", "same", "flat"),
+    answer="flat",
+    claims=("C9", "C10", "C11"),
+    numbers=numbers,
+    data=data,
+    steps=3,
 )

@@ -165,4 +165,5 @@ CHAPTER = Chapter(
     claims=("C7", "C7a", "C12"),
     numbers=numbers,
     data=data,
+    steps=3,
 )

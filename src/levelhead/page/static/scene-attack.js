@@ -38,7 +38,7 @@ export function scene(place, tools) {
     ];
   };
   const outside = () => ({ above: data.grid[state.cure][state.sigma].mean.filter((y) => y > RANGE[1]).length / x.length });
-  const scores = plot.chart("scores", { x: { range: [0, 0.9], ticks: [0, 0.3, 0.6, 0.9] }, y: { range: RANGE, ticks: [-20, 0, 20, 40] }, height: 220, series: series() });
+  const scores = plot.chart("scores", { x: { range: [0, 0.9], ticks: [0, 0.3, 0.6, 0.9] }, y: { range: RANGE, ticks: [-20, 0, 20, 40] }, height: 168, series: series() });
   const gauge = plot.gauge("live");
   const bars = plot.bars({ rows: [], most: 1, about: "", source: "live" });
   const said = make("p", { class: "attack-now", role: "status" });
@@ -75,7 +75,7 @@ export function scene(place, tools) {
   const growth = widths(tools);
   const match = make(
     "div", {}, make("div", { class: "controls" }, inputs.rho.element, inputs.sigma.element), inputs.cure.element,
-    scores.element, gauge.element, bars.element, said,
+    scores.element, make("div", { class: "two attack-row" }, gauge.element, bars.element), said,
   );
   place.append(growth, match);
   const go = (step) => {

@@ -36,7 +36,7 @@ export function scene(place, tools) {
   const shows = [
     () => [title("X", tools), strips("X", tools)],
     () => entry(tools),
-    () => ["Q", "K", "V"].flatMap((name) => [title(name, tools), strips(name, tools)]),
+    () => [make("div", { class: "hand-three" }, ...["Q", "K", "V"].flatMap((name) => [title(name, tools), strips(name, tools)]))],
     () => {
       running = product(tools);
       return running.elements;
@@ -110,7 +110,7 @@ function product(tools) {
   };
   const run = runner({ label: own("words", "added"), words: { run: own("words", "run"), rest: own("words", "rest") }, pause: PACE, min: 1, max: terms.length, value: 1, shown: String, changed: show });
   show(1);
-  return { elements: [title("score", tools), said, run.element, chart.element, list], stop: run.stop };
+  return { elements: [title("score", tools), said, run.element, make("div", { class: "two hand-product" }, chart.element, list)], stop: run.stop };
 }
 
 /** A table of 3×3: a row per word that asks, a column per word that is asked. */
@@ -132,7 +132,7 @@ function mixture(tools) {
   const weights = data.weights[APPLE];
   const terms = weights.map((p, j) => `${fixed(p)} · ${bracketed(fixed(data.V[j][0]))}`).join(" + ");
   return [
-    title("V", tools), strips("V", tools), title("output", tools), strips("output", tools),
+    make("div", { class: "hand-three" }, title("V", tools), strips("V", tools), title("output", tools), strips("output", tools)),
     make("p", { class: "hand-sum" }, `${terms} = `, words.number("out_first")),
   ];
 }

@@ -35,7 +35,11 @@ export function scene(place, tools) {
     title, make("div", { class: "two" }, ...sides.map(({ element }) => element)),
     make("p", { class: "real-own" }, link("#sentence", "own_sentence", tools), link("#heads", "own_model", tools)),
   );
-  if (saved) place.append(make("p", { class: "soft" }, ...words.nodes(own("words", "saved"))));
+}
+
+/** In a saved page, that it runs no model; the lab bench says so, too. */
+export function more({ words, own }) {
+  return saved ? [make("p", {}, ...words.nodes(own("words", "saved")))] : [];
 }
 
 function link(href, name, { own }) {

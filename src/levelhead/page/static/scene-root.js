@@ -1,4 +1,5 @@
-// Why the root: a power of d_k of the reader's own, the spread over d_k, four divisors in two models, entropy over d_k.
+// Why the root, in three steps: four divisors in two models; a power of d_k of the reader's own, with the spread over d_k;
+// entropy over d_k.
 
 import { make, number } from "./dom.js";
 import { display, frac, gap, root, row, sub, subsup, sup } from "./formulas.js";
@@ -52,7 +53,15 @@ export function scene(place, tools) {
     },
   });
   show();
-  place.append(models.element, make("p", { class: "soft root-rows" }, ...words.nodes(own("words", "four"))), four.element, make("div", { class: "two root-own" }, make("section", {}, p.element, mine.said), make("section", {}, mine.level)), mine.chart, entropy(tools));
+  const divisors = make("div", {}, make("p", { class: "soft root-rows" }, ...words.nodes(own("words", "four"))), four.element);
+  const powers = make("div", {}, make("div", { class: "two root-own" }, make("section", {}, p.element, mine.said), make("section", {}, mine.level)), mine.chart);
+  const parts = [divisors, powers, entropy(tools)];
+  place.append(models.element, ...parts);
+  const go = (step) => {
+    models.element.hidden = step === parts.length - 1; // entropies are of no model
+    parts.forEach((part, i) => (part.hidden = i !== step));
+  };
+  return { go };
 }
 
 /** The spread over d_k for the reader's power beside the four divisors, and the level of one row. */
@@ -66,7 +75,7 @@ function power({ data, words, own, plot }) {
     ...["nothing", "root", "width"].map((name) => measured(name, data.spreads[name])), measured("model", { x: [d_k], y: [spread], stderr: [error] }),
     { name: "own", kind: "line", x: WIDTHS, y: WIDTHS.map((d) => d ** (0.5 - p)), colour: "ink", source: "here" },
   ];
-  const chart = plot.chart("spread", { x: X, y: Y, height: 270, series: series(data.models.small, data.begins) });
+  const chart = plot.chart("spread", { x: X, y: Y, height: 235, series: series(data.models.small, data.begins) });
   const show = (model, p) => {
     chart.set(series(model, p));
     chart.mark(model.d_k);

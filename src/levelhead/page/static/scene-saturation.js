@@ -23,7 +23,7 @@ export function scene(place, tools) {
   const p = Array.from({ length: POINTS }, (_, i) => i / (POINTS - 1));
   const curve = { name: "law", kind: "line", x: p, y: p.map((x) => x * (1 - x)), colour: "ink", source: "theory" };
   const here = (x) => [curve, { name: "here", kind: "points", x: [x], y: [x * (1 - x)], colour: "root", source: "here" }];
-  const slopes = plot.chart("slope", { x: { range: [0, 1] }, y: { range: [0, 0.3] }, height: 200, series: here(0.5) });
+  const slopes = plot.chart("slope", { x: { range: [0, 1] }, y: { range: [0, 0.3] }, height: 165, series: here(0.5) });
   const words = make("p", { class: "saturation-now", role: "status" });
   const table = make("tbody");
   const three = make("p", { class: "saturation-three", role: "status" });
@@ -42,9 +42,9 @@ export function scene(place, tools) {
   }));
   place.append(
     gap.element, slopes.element, words,
-    make("h3", {}, ...tools.words.nodes(own("words", "jacobian"))), three,
-    sideways(make("div", { class: "scroll" }, make("table", { class: "saturation-j" }, table)), tools.words.plain(own("words", "jacobian"))),
-    plot.chart("left", { x: { range: [1, 4096], log: true, ticks: [1, 4, 16, 64, 256, 1024, 4096] }, y: { range: [0, 1] }, height: 210, series: left }).element,
+    make("h3", {}, ...tools.words.nodes(own("words", "jacobian"))),
+    make("div", { class: "saturation-three-j" }, sideways(make("div", { class: "scroll" }, make("table", { class: "saturation-j" }, table)), tools.words.plain(own("words", "jacobian"))), three),
+    plot.chart("left", { x: { range: [1, 4096], log: true, ticks: [1, 4, 16, 64, 256, 1024, 4096] }, y: { range: [0, 1] }, height: 175, series: left }).element,
   );
   show(data.first);
 }

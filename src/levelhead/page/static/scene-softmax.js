@@ -72,5 +72,5 @@ function sandbox({ data, words, own, plot }) {
   const less = button("remove", () => (state.logits.pop(), fill()));
   const shift = slider({ label: own("words", "shift"), min: -data.shift, max: data.shift, step: 1, value: 0, shown: number, changed: (x) => ((state.shift = x), show()) });
   fill();
-  return make("div", { class: "sandbox" }, sliders, make("div", { class: "own-tools" }, make("p", { class: "scene-tools" }, more, less), shift.element), chart.element, gap, level.element);
+  return make("div", { class: "sandbox" }, sliders, make("div", { class: "own-tools" }, make("p", { class: "scene-tools" }, more, less), shift.element), chart.element, make("div", { class: "two" }, gap, level.element));
 }

@@ -1,5 +1,5 @@
-// Does training care: the gradient at the first step, losses of recorded trainings, and where the gradient of one head
-// goes. Behind "more", every ratio with its optimiser.
+// Does training care, in three steps: the gradient at step zero, losses of recorded trainings, where the gradient of one
+// head goes. Behind "more", every ratio with its optimiser.
 
 import { make, shape } from "./dom.js";
 import { sideways } from "./edges.js";
@@ -14,7 +14,7 @@ export const formulas = {
 const COLOURS = { undivided: "nothing", divided: "root" };
 
 export function scene(place, tools) {
-  const { data, plot } = tools;
+  const { data, numbers, plot } = tools;
   const { d_k, ratio, stderr } = data.first;
   const last = data.step[data.step.length - 1];
   const first = [
@@ -28,13 +28,14 @@ export function scene(place, tools) {
     { name: `${colour}-seeds`, kind: "band", x: data.step, y, low, high, colour, source: "recorded", quiet: true },
     { name: colour, kind: "line", x: data.step, y, colour, source: "recorded" },
   ]);
-  place.append(
-    plot.chart("first", {
-      x: { range: [4, 1024], log: true, ticks: d_k }, y: { range: [1, 32], log: true, ticks: [1, 2, 4, 8, 16, 32] }, height: 200, series: first,
-    }).element,
-    plot.chart("loss", { x: { range: [0, last], ticks: [0, 60, 120, 180, 240, last] }, y: { range: [0, 4] }, height: 220, series: losses }).element,
-    ...push(tools),
-  );
+  const ratios = plot.chart("first", {
+    x: { range: [4, 1024], log: true, ticks: d_k }, y: { range: [1, 32], log: true, ticks: [1, 2, 4, 8, 16, 32] }, height: 300, series: first,
+  });
+  ratios.mark(numbers.d_k.value); // the heads that are trained in the next step
+  const loss = plot.chart("loss", { x: { range: [0, last], ticks: [0, 60, 120, 180, 240, last] }, y: { range: [0, 4] }, height: 300, series: losses });
+  const parts = [ratios.element, loss.element, push(tools)];
+  place.append(...parts);
+  return { go: (step) => parts.forEach((part, i) => (part.hidden = i !== step)) };
 }
 
 /** The push on every score of one head, without the division and with it, as shades of the same scale. */
@@ -42,13 +43,12 @@ function push({ data, words, own }) {
   const heads = Object.entries(data.push).map(([name, rows]) => {
     const about = words.plain(own("charts", "push", name));
     const drawing = shape("svg", { class: `training-push by-${COLOURS[name]}`, viewBox: `0 0 ${rows[0].length} ${rows.length}`, role: "img", "aria-label": about }, ...shades(rows, data.shades));
-    const reached = make("p", { class: "soft training-reached" }, ...words.nodes(own("words", "reaches"), { share: words.number(`toy_reached_${name}`) }));
-    return make("section", {}, make("h4", { class: `by-${COLOURS[name]}` }, ...words.nodes(own("words", name))), drawing, reached);
+    return make("section", {}, make("h4", { class: `by-${COLOURS[name]}` }, ...words.nodes(own("words", name))), drawing);
   });
-  return [
-    make("h3", { class: "training-where" }, ...words.nodes(own("words", "push"))), make("div", { class: "training-pushes" }, ...heads),
+  return make(
+    "div", {}, make("h3", {}, ...words.nodes(own("words", "push"))), make("div", { class: "training-pushes" }, ...heads),
     make("p", { class: "soft training-shades" }, ...words.nodes(own("words", "shades"))),
-  ];
+  );
 }
 
 /** One path per shade: a few elements instead of thousands. */

@@ -11,7 +11,8 @@ const LIBRARIES = ["numpy", "torch"];
 export function unfolds(chapter, words, more = () => []) {
   const own = words.of(chapter.id);
   const found = [];
-  if (own.more) found.push(fold("more", words, ...more(), ...words.paragraphs(own.more)));
+  const shown = [...more(), ...words.paragraphs(own.more ?? [])];
+  if (shown.length) found.push(fold("more", words, ...shown));
   if (own.derivation) found.push(fold("derivation", words, ...words.paragraphs(own.derivation)));
   found.push(fold("code", words, ...code(chapter, words)));
   if (chapter.claims.length) found.push(fold("claims", words, ...claims(chapter, words)));
