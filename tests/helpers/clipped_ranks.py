@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,21 +44,26 @@ class Joint(Attention):
 
 
 class Grouped(Attention):
-    """Heads that share one head of keys."""
+    """Heads that share heads of keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: int = HEADS, kv_heads: int = 1) -> None:
         super().__init__()
-        self.k_proj, self.v_proj = (nn.Linear(WIDTH, WIDTH // HEADS) for _ in range(2))
+        self.k_proj, self.v_proj = (nn.Linear(WIDTH, kv_heads * WIDTH // HEADS) for _ in range(2))
+        self.kv_of_heads: list[int] = []  # where they do not divide
+        if heads != HEADS:
+            self.q_proj, self.out = nn.Linear(WIDTH, heads * WIDTH // HEADS), nn.Linear(heads * WIDTH // HEADS, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
             p(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] > 1)
+        if self.kv_of_heads:
+            k, v = (x[:, self.kv_of_heads] for x in (k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] > k.shape[1])
         return x + self.out(out.transpose(1, 2).flatten(2)).clone()
 
 
-def made(kind: type[nn.Module] = Attention, seed: int = 0, layers: int = 2) -> nn.Module:
+def made(kind: Callable[[], nn.Module] = Attention, seed: int = 0, layers: int = 2) -> nn.Module:
     torch.manual_seed(seed)
     model = nn.Sequential(*(kind() for _ in range(layers)))
     with torch.no_grad():
@@ -139,17 +147,66 @@ def tensor_parallel(rank: int) -> Any:
     return weights(model), compared(said)
 
 
+def own_heads(attention: nn.Module, heads: list[int], kv_heads: list[int]) -> None:
+    """Leaves these heads alone in an attention module, in tensors of this rank's own."""
+    width = WIDTH // HEADS
+    q, kv = (torch.tensor([x * width + n for x in each for n in range(width)]) for each in (heads, kv_heads))
+    for each, rows in ((attention.q_proj, q), (attention.k_proj, kv), (attention.v_proj, kv)):
+        each.weight, each.bias = (nn.Parameter(x.detach()[rows].clone()) for x in (each.weight, each.bias))
+    attention.out.weight = nn.Parameter(attention.out.weight.detach()[:, q].clone())
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """Tensor parallelism without DTensor: which heads, and which heads of keys, each rank has."""
+
+    heads: list[list[int]]
+    kv_heads: list[list[int]]
+    without_a_pass: int | None = None  # a rank, in the first step
+    untrained: str = ""  # a projection
+    computed: str = ""  # one whose weight is computed
+
+    @property
+    def total(self) -> tuple[int, int]:
+        return tuple(1 + max(x for some in each for x in some) for each in (self.heads, self.kv_heads))
+
+
+def by_hand(rank: int | None, split: ByHand) -> Any:
+    """Two clips, between them the weights grow; `rank` None: one process with all heads. Its weights, and the factors
+    by number of the head."""
+    model = made(partial(Grouped, *split.total), layers=1)
+    heads = list(range(split.total[0]))
+    if rank is not None:
+        heads, kv_heads = split.heads[rank], split.kv_heads[rank]
+        own_heads(model[0], heads, kv_heads)
+        if len(heads) % len(kv_heads):
+            group = split.total[0] // split.total[1]
+            model[0].kv_of_heads = [kv_heads.index(head // group) for head in heads]
+    if split.untrained:
+        model[0].get_submodule(split.untrained).requires_grad_(False)
+    if split.computed:
+        nn.utils.parametrizations.weight_norm(model[0].get_submodule(split.computed))
+    said = []
+    with torch.no_grad(), QKClip(model, TAU, parts=None if rank is None else "pipeline") as clip:
+        for step in range(2):
+            if step or rank is None or rank != split.without_a_pass:
+                model(batch(0))
+            said.append(clip())
+            for each in (model[0].q_proj, model[0].k_proj):
+                each.weight.mul_(1.5)
+    own = "" if rank is None else f"stage{rank}."
+    factors = [{heads[n]: x for (name, n), x in one.heads.items() if name == f"{own}0"} for one in said]
+    return weights(model), factors
+
+
 def keys_on_every_rank(rank: int, way: str) -> Any:
     """Four ranks with one query head each, and all with the keys that these share."""
     from torch.distributed.tensor import DTensor, Replicate, distribute_module
 
     model = made(Grouped, layers=1)
-    attention, width = model[0], WIDTH // HEADS
-    if way == "stages":  # tensors of this rank's own
-        mine = slice(rank * width, (rank + 1) * width)
-        attention.q_proj.weight = nn.Parameter(attention.q_proj.weight[mine].detach().clone())
-        attention.q_proj.bias = nn.Parameter(attention.q_proj.bias[mine].detach().clone())
-        attention.out.weight = nn.Parameter(attention.out.weight[:, mine].detach().clone())
+    attention = model[0]
+    if way == "stages":
+        own_heads(attention, [rank], [0])
     else:
         split(model, mesh(4), ("q_proj",), "out")
     if way == "DTensor":

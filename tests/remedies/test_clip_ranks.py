@@ -17,10 +17,12 @@ from clipped_ranks import (
     TAU,
     WIDTH,
     Attention,
+    ByHand,
     Grouped,
     Joint,
     alone,
     batch,
+    by_hand,
     compared,
     fsdp,
     keys_on_every_rank,
@@ -158,6 +160,10 @@ def refused(rank: int, what: str) -> str:
                 clip()
                 clip.tau += rank
                 clip()
+        elif what == "copied keys beside frozen queries":
+            by_hand(rank, ByHand([[0, 1, 2], [3]], [[0], [0]], untrained="q_proj"))
+        elif what == "copied keys beside computed queries":
+            by_hand(rank, ByHand([[0, 1, 2], [3]], [[0], [0]], computed="q_proj"))
         elif what == "other options":
             model = made()
             with QKClip(model, TAU, parts=("pipeline", "replicas")[rank]) as clip:
@@ -242,8 +248,46 @@ def test_keys_that_heads_of_several_ranks_share_keep_their_bits() -> None:
             np.testing.assert_allclose(found["0.q_proj.weight"], wanted["0.q_proj.weight"][mine], rtol=0, atol=1e-6)
             np.testing.assert_array_equal(found["0.k_proj.weight"], wanted["0.k_proj.weight"])
             np.testing.assert_allclose(said, factors, rtol=1e-5)
+        replicated = ByHand([[0, 1, 2], [3]] * 2, [[0], [0]] * 2, without_a_pass=3)
+        wanted, _ = by_hand(None, replicated)
+        for (found, _), (copy, _) in zip(*[iter(four.run(by_hand, replicated))] * 2, strict=False):
+            np.testing.assert_array_equal(found["0.k_proj.weight"], copy["0.k_proj.weight"])
+            for heads, each in ((slice(12), found), (slice(12, 16), copy)):
+                np.testing.assert_allclose(each["0.q_proj.weight"], wanted["0.q_proj.weight"][heads], rtol=0, atol=1e-6)
     finally:
         four.close()
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        ByHand([[0, 1, 2], [3]], [[0], [0]]),
+        ByHand([[0, 1], [2]], [[0], [0]]),
+        ByHand([[0], [1, 2, 3]], [[0], [0]]),
+        ByHand([[0, 1, 3, 4], [2, 5]], [[0, 1], [0, 1]]),
+        ByHand([[0, 1, 2], [3]], [[0, 1], [1]]),
+        ByHand([[0], [1, 2, 3]], [[0], [0, 1]]),
+        ByHand([[0, 1, 2], [3]], [[0], [0]], without_a_pass=0),
+    ],
+    ids=str,
+)
+def test_copies_of_keys_stay_equal_beside_other_numbers_of_heads(two: Ranks, split: ByHand) -> None:
+    wanted, wanted_factors = by_hand(None, split)
+    assert any(wanted_factors)
+    for rank, (found, factors) in enumerate(two.run(by_hand, split)):
+        rows = {
+            "q_proj": np.concatenate([np.arange(4) + 4 * x for x in split.heads[rank]]),
+            "k_proj": np.concatenate([np.arange(4) + 4 * x for x in split.kv_heads[rank]]),
+        }
+        if split.without_a_pass is None:  # its heads' maxima are not known, then
+            right = wanted["0.q_proj.weight"][rows["q_proj"]]
+            np.testing.assert_allclose(found["0.q_proj.weight"], right, rtol=0, atol=1e-6)
+            for mine, all_heads in zip(factors, wanted_factors, strict=True):
+                np.testing.assert_allclose(
+                    [mine.get(x, 1) for x in split.heads[rank]], [all_heads.get(x, 1) for x in split.heads[rank]]
+                )
+        for name in ("weight", "bias"):
+            np.testing.assert_array_equal(found[f"0.k_proj.{name}"], wanted[f"0.k_proj.{name}"][rows["k_proj"]])
 
 
 def test_a_rank_without_a_pass_clips_with_the_others(two: Ranks) -> None:
@@ -286,6 +330,8 @@ REFUSED = {
     "nan on one": "NaN or infinite ones in '0'",
     "frozen on one": "same parameters on every rank (requires_grad)",
     "nothing ran": "attention calls, got none yet",
+    "copied keys beside frozen queries": "0.q_proj.weight is frozen",
+    "copied keys beside computed queries": "'q_proj' (ParametrizedLinear) has no plain weight",
     "other options": "the same options everywhere",
     "other bound": "tau: expected the same on every rank, got 2 to 3",
     "norm inside DDP": "before DistributedDataParallel",

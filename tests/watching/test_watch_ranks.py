@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -118,6 +119,48 @@ def resumed_by_one(rank: int, file: str) -> dict[str, Any]:
     return found
 
 
+class Full:
+    """A sink whose disk is full from one step on."""
+
+    def __init__(self, step: int, log: bool = False) -> None:
+        self.step, self.has_log, self.taken = step, log, list[int]()
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        if not self.has_log and snapshot.step == self.step:
+            raise OSError(28, "No space left on device")
+        self.taken.append(snapshot.step)
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        if self.has_log and step == self.step:
+            raise OSError(28, "No space left on device")
+
+
+def with_a_full_disk(rank: int, log: bool, every: int, last: int, raises: bool = False) -> dict[str, Any]:
+    """Steps until one raises, and the step after it; rank 0 has what the sinks took."""
+    model, disk, other = stack(sdpa(scale=1.0), depth=1), Full(0 if raises else 2, log), list[Snapshot]()
+    found: dict[str, Any] = {"errors": {}, "end": ""}
+    on_finding = [lambda finding: (_ for _ in ()).throw(KeyError(str(finding)))] if raises else None
+    sinks, steps = [disk, other.append], range(last + 1)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            with lh.watch(model, gather=True, every=every, sinks=sinks, on_finding=on_finding) as w:
+                for step in steps:
+                    model(batch(seed=rank))
+                    began = time.perf_counter()
+                    try:
+                        w.step(loss=1.0)
+                    except lh.LevelheadError as error:
+                        found["errors"][step] = str(error)
+                        found["cause"] = repr(error.__cause__)
+                        w.step()
+                    found["seconds"] = time.perf_counter() - began
+        except (KeyError, lh.LevelheadError) as error:
+            found["end"] = f"{type(error).__name__}: {error}"
+    found["warned"] = [str(x.message) for x in warned if "a sink failed" in str(x.message)]
+    return found | {"taken": disk.taken, "other": [snapshot.step for snapshot in other]}
+
+
 def live(rank: int) -> dict[str, Any]:
     """A watch that gathers in every step: rank 1 runs no pass in the first, and nobody in the last."""
     model, told, sunk = stack(sdpa(scale=1.0), depth=1), [], []
@@ -197,6 +240,41 @@ def test_a_history_that_some_ranks_lack_is_refused_on_every_rank(two: Ranks, tmp
             assert "resume: expected the same step after as many resumed ones on every rank" in found[way]
             assert "got step 3 after 3 on rank 0, step 0 after 0 on rank 1" in found[way]
         assert found["all have it"] == [0, 1, 2, 4]
+
+
+@pytest.fixture
+def impatient() -> Iterator[Ranks]:
+    ranks = Ranks(WORLD, timeout=20.0)
+    yield ranks
+    ranks.close()
+
+
+FULL = "on rank 0 OSError of Full in step 2: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("log", "every", "raised_in"),
+    [(False, 1, 3), (True, 1, 2), (False, 2, 4)],
+    ids=["a snapshot", "a number", "every second step"],
+)
+def test_a_sink_that_fails_on_one_rank_ends_all(impatient: Ranks, log: bool, every: int, raised_in: int) -> None:
+    """In the next step that is gathered, and none waits. Who goes on after it has equal steps on all ranks."""
+    first, second = impatient.run(tidily, with_a_full_disk, log, every, raised_in + every)
+    for found in (first, second):
+        assert list(found["errors"]) == [raised_in] and found["seconds"] < 10 and found["end"] == ""
+        assert found["errors"][raised_in].startswith(f"sinks: expected all to take every step, got {FULL}. ")
+    assert "OSError(28" in first["cause"] and second["cause"] == "None"
+    assert len(first["warned"]) == 1 and FULL in first["warned"][0] and second["warned"] == []
+    assert first["other"] == list(range(0, raised_in + every + 1, every))
+    assert second["other"] == second["taken"] == []
+
+
+def test_a_sink_that_fails_in_the_last_step_is_raised_by_its_rank(impatient: Ranks) -> None:
+    first, second = impatient.run(tidily, with_a_full_disk, False, 1, 2)
+    assert first["errors"] == second["errors"] == {} and FULL in first["end"] and second["end"] == ""
+    for rank, found in enumerate(impatient.run(tidily, with_a_full_disk, False, 1, 2, True)):
+        assert found["end"].startswith("KeyError: ")  # all ranks raise it; the sink's is not to hide it
+        assert len(found["warned"]) == (rank == 0)
 
 
 def test_a_rank_that_waits_for_one_that_has_ended_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

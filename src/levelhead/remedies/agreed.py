@@ -44,7 +44,10 @@ class Described:
     cap: float | None = None  # of its logits
     holders: tuple[int, ...] = ()
     fingerprint: int = 0
-    key_prints: frozenset[int] = frozenset()  # of keys, where equal names may be other layers
+    keys: tuple[Share, ...] = ()  # where its keys are, written or not
+    key_prints: frozenset[int] = frozenset()  # of these; ranks with the same have copies
+    no_queries: str = ""  # why queries cannot take the whole of γ
+    frozen_queries: bool = False  # and should not
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -138,22 +141,37 @@ def agree(group: Processes, model: nn.Module, own: Rank) -> tuple[list[AgreedLay
 
 def _with_others(model: nn.Module, own: Rank, ranks: Sequence[Rank]) -> Rank:
     """A rank's layers, and those of others that it has under the same names without having run them."""
-    found = {layer.module: layer for layer in own.layers}
-    for layer in (layer for rank in ranks for layer in rank.layers if layer.shares):
-        mine = found.get(layer.module)
-        if mine is not None and (mine.shares or mine.frozen):
+    known_here = {layer.module: layer for layer in own.layers}
+    found, copies = dict(known_here), set[str]()
+    others = [layer for rank in ranks for layer in rank.layers]
+    for layer in others:
+        mine = known_here.get(layer.module)
+        if not layer.shares or layer.module in copies or (mine is not None and (mine.shares or mine.frozen)):
             continue
         try:
             holders, bits = rows.fingerprint(model, sorted({share.parameter for share in layer.shares}))
         except (AttributeError, KeyError, AssertionError):  # another stage's
             continue
+        if bits == layer.fingerprint:  # this rank's replica: another stage may write other parameters
+            copies.add(layer.module)
+        elif found.get(layer.module) is not mine:
+            continue
         # What this rank could not tell from its own numbers holds for its copy, too. Of a part, heads may be others.
         alike = mine is not None and not holders and len(mine.heads) == len(layer.heads)
         if mine is None or alike:
             known: dict[str, Any] = {"heads": layer.heads if alike else (), "cap": layer.cap}
+            known |= {"no_queries": layer.no_queries, "frozen_queries": layer.frozen_queries}
             known |= {"holders": holders, "fingerprint": bits}
             found[layer.module] = Described(layer.module, shares=layer.shares, **known)
-    return Rank(own.number, own.parts, tuple(found.values()))
+    return Rank(own.number, own.parts, tuple(_with_prints(model, each, others) for each in found.values()))
+
+
+def _with_prints(model: nn.Module, mine: Described, others: Iterable[Described]) -> Described:
+    """A layer whose own keys are not known here, with the numbers of what others' keys are called."""
+    if mine.keys:
+        return mine
+    prints = (rows.prints_of_copies(model, each.keys) for each in others if each.module == mine.module)
+    return replace(mine, key_prints=frozenset[int]().union(*prints))
 
 
 def _joined(ranks: Sequence[Rank], parts: str | None) -> list[AgreedLayer]:
@@ -168,6 +186,8 @@ def _joined(ranks: Sequence[Rank], parts: str | None) -> list[AgreedLayer]:
         for number, one in those:
             together = tuple(prints.get(other, 0) for other in one.holders) or (one.fingerprint,)
             alike.setdefault(0 if parts == "replicas" else together, []).append((number, one))
+        # Before ranks without a pass are left out: they may have copies.
+        copied = _on_several(frozenset[int]().union(*(one.key_prints for _, one in some)) for some in alike.values())
         alike = {key: some for key, some in alike.items() if any(one.heads for _, one in some)}
         if len(alike) > 1 and parts is None:
             firsts = [some[0] for some in alike.values()]
@@ -181,7 +201,6 @@ def _joined(ranks: Sequence[Rank], parts: str | None) -> list[AgreedLayer]:
                 advice = "Freeze the same parameters on every rank (requires_grad), or pass parts='pipeline' for stages"
                 raise bad_value("ranks", "the same trained projections", given, advice)
             raise bad_value("ranks", "one layer by one name", given, DIFFERENT)
-        copied = _on_several(frozenset[int]().union(*(one.key_prints for _, one in some)) for some in alike.values())
         for some in alike.values():
             label = f"stage{some[0][0]}.{name}" if len(alike) > 1 else name
             layers.append(_layer(_without_shared_keys(some, copied), label))
@@ -204,10 +223,18 @@ def _without_shared_keys(members: list[tuple[int, Described]], copied: set[int])
                     of_heads.setdefault(head, set()).add((share.parameter, int(share.rows[place, 0])))
     with_queries = [one for _, one in members if one.heads and any(share.role == "q" for share in one.shares)]
     some = {any(share.role == "k" for share in one.shares) for one in with_queries}
-    shared = _on_several(of_heads.values()) or len(some) > 1 or any(copied & one.key_prints for _, one in members)
-    if not (with_queries and shared):
-        return members
-    return [(number, replace(one, shares=rows.of_queries(one.shares))) for number, one in members]
+    over_heads = with_queries and (_on_several(of_heads.values()) or len(some) > 1)
+    if over_heads or any(copied & one.key_prints for _, one in members):
+        return [(number, _of_queries(one)) for number, one in members]
+    return members
+
+
+def _of_queries(one: Described) -> Described:
+    """A layer whose keys belong to further heads, and must stay."""
+    if not one.no_queries:
+        return replace(one, shares=rows.of_queries(one.shares))
+    why = f"heads of other ranks share its keys, and {one.no_queries}"
+    return replace(one, shares=(), why=why, frozen=one.frozen_queries)
 
 
 def _layer(members: Sequence[tuple[int, Described]], label: str) -> AgreedLayer:

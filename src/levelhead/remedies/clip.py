@@ -54,7 +54,8 @@ class QKClip(Remedy):
             first forward pass shows it, unless it is compiled.
         group: of processes, whose maxima count together; None: all, where there are several.
         parts: where ranks have layers of equal names with different parameters: "pipeline" if these are different
-            layers, "replicas" if they are copies that drifted apart. None: such ranks are refused.
+            layers, or other heads of one layer, in tensors of each rank's own; "replicas" if they are copies that
+            drifted apart. None: such ranks are refused.
 
     A logit is what reaches the softmax, the scale included. Later modules of a deep model see other inputs after
     earlier ones were clipped: their maxima then land near τ, not at it.
@@ -265,10 +266,15 @@ class QKClip(Remedy):
             return replace(unknown, why=_UNSEEN)
         if sources.heads != heads:
             return replace(unknown, why=f"it was called with {sources.heads} heads at first, then with {heads}")
+        unknown = replace(unknown, keys=rows.keys(self.watch.model, sources))
         try:
             shares = rows.shares(self.watch.model, sources)
         except rows.RefusedError as refused:
             return replace(unknown, why=str(refused), frozen=refused.frozen)
+        try:
+            rows.shares(self.watch.model, sources, keys_stay=True)
+        except rows.RefusedError as refused:
+            unknown = replace(unknown, no_queries=str(refused), frozen_queries=refused.frozen)
         names = sorted({share.parameter for share in shares})
         holders, found = rows.fingerprint(self.watch.model, names)
         first = rows.first_rows(shares, heads)

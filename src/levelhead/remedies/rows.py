@@ -37,18 +37,18 @@ class RefusedError(Exception):
         self.frozen = frozen
 
 
-def shares(model: nn.Module, sources: Sources) -> tuple[Share, ...]:
-    """Those of a module, or `RefusedError`."""
+def shares(model: nn.Module, sources: Sources, *, keys_stay: bool = False) -> tuple[Share, ...]:
+    """Those of a module, or `RefusedError`; `keys_stay`: its keys are not its own."""
     names = {module: name for name, module in model.named_modules()}
     if (parts := sources.parts) is not None:
         q_own, q_shared = _writable(names, parts.q_own, "q"), _writable(names, parts.q_shared, "q")
         k_own = _trained(names, parts.k_own, "k")
         if not (_is_trained(parts.q_own) and _is_trained(parts.q_shared)):
             raise RefusedError(f"{q_own[0].parameter} is frozen", frozen=True)
-        if k_own is None or "k" in sources.values:
+        if k_own is None or keys_stay or "k" in sources.values:
             return _powers(q_own, 1.0) + _powers(q_shared, 1.0)
         return _powers(q_own, 0.5) + _powers(k_own, 0.5) + _powers(q_shared, 1.0)
-    k_is_shared = isinstance(sources.k, Source) and sources.k.shared(sources.heads)
+    k_is_shared = keys_stay or (isinstance(sources.k, Source) and sources.k.shared(sources.heads))
     given = (("q", sources.q), ("k", sources.k))
     q, k = (None if isinstance(x, Unknown) else _trained(names, x, role) for role, x in given)
     k = None if k_is_shared else k
@@ -64,6 +64,17 @@ def shares(model: nn.Module, sources: Sources) -> tuple[Share, ...]:
         raise RefusedError(sources.q.why)
     frozen = _writable(names, sources.q, "q")[0].parameter
     raise RefusedError(f"{frozen} is frozen", frozen=True)
+
+
+def keys(model: nn.Module, sources: Sources) -> tuple[Share, ...]:
+    """The rows of every head of keys in their weight, as far as they are known, whether a clip writes there or not."""
+    source = sources.k if sources.parts is None else sources.parts.k_own
+    names = {module: name for name, module in model.named_modules()}
+    try:
+        weight = () if isinstance(source, Unknown) else _writable(names, source, "k")[:1]
+    except RefusedError:
+        return ()
+    return tuple(replace(each, rows=torch.unique(each.rows, dim=0)) for each in weight)
 
 
 def _powers(each: tuple[Share, ...], power: float) -> tuple[Share, ...]:
@@ -137,15 +148,30 @@ def fingerprint(model: nn.Module, names: list[str]) -> tuple[tuple[int, ...], in
         return holders, shards.fingerprint(parameters)
 
 
-def key_prints(model: nn.Module, shares: tuple[Share, ...]) -> frozenset[int]:
-    """Numbers of the bits of keys' weights, and of their rows alone, that are this rank's own: a rank with equal ones
-    has a copy."""
+def key_prints(model: nn.Module, keys: tuple[Share, ...]) -> frozenset[int]:
+    """Numbers of the bits of every head's keys, and of the weight that has them, where they are this rank's own: a rank
+    with one of these numbers has a copy, whatever else it has."""
     found = set()
-    for share in shares:
+    for share in keys:
         parameter = parameter_of(model, share.parameter).detach()
-        if share.role == "q" or parameter.dim() < 2 or shards.is_sharded(parameter):
-            continue
-        rows_alone = parameter.index_select(share.dim, share.rows.flatten().to(parameter.device))
-        if rows_alone.any():
-            found |= {shards.fingerprint([parameter]), shards.fingerprint([rows_alone])}
+        if not shards.is_sharded(parameter):
+            heads = (parameter.index_select(share.dim, rows.to(parameter.device)) for rows in share.rows)
+            found |= {shards.fingerprint([x]) for x in (parameter, *heads) if x.any()}
     return frozenset(found)
+
+
+def prints_of_copies(model: nn.Module, keys: tuple[Share, ...]) -> frozenset[int]:
+    """The same of weights by the names that another rank's keys have. Which rows are heads is not known here: every
+    block of a head's width may be one."""
+    found = frozenset[int]()
+    for share in keys:
+        try:
+            parameter = parameter_of(model, share.parameter)
+        except (AttributeError, KeyError, AssertionError):  # another stage's
+            continue
+        width = share.rows.shape[1]
+        if parameter.dim() <= share.dim or parameter.shape[share.dim] < width:
+            continue
+        blocks = torch.arange(parameter.shape[share.dim]).unfold(0, width, width)
+        found |= key_prints(model, (replace(share, rows=blocks),))
+    return found

@@ -89,7 +89,7 @@ class Together:
     def _as_it_is_now(self, each: Described) -> Described:
         names = sorted({share.parameter for share in each.shares})
         holders, found = rows.fingerprint(self.model, names)
-        keys = rows.key_prints(self.model, each.shares) if self.parts == "pipeline" else frozenset[int]()
+        keys = rows.key_prints(self.model, each.keys) if self.group.several else frozenset[int]()
         return replace(each, holders=holders, fingerprint=found, key_prints=keys)
 
     def _largest(

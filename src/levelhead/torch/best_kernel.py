@@ -8,10 +8,11 @@ no kernel serves is refused. Results are PyTorch's, untouched, but for sinks: th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from levelhead import reference
 from levelhead.call.options import BATCH, TOKENS, Scoring, fields
@@ -25,7 +26,15 @@ SDPA, FLEX, FORMED = "sdpa", "flex", "sdpa with a formed mask"
 _SAID_BY_SDPA = {"scale", "mask", "dropout", "seed", "query_start"}
 _PLACES = HIDING | {"alibi"}  # what a mask can say
 _BY_BATCH_ROW = fields(BATCH, TOKENS)
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # older ones fix such sizes
 _WIDTH = 16  # of a head at least, in Triton's products
+
+
+def _holds(condition: Any) -> bool:
+    """Whether it does, of sizes. An exported graph serves every length: what is not true of all is not true."""
+    if _is_exporting():
+        return statically_known_true(condition)
+    return bool(condition)
 
 
 class Wanted(NamedTuple):
@@ -45,9 +54,9 @@ def wanted(q: Tensor, k: Tensor, v: Tensor, call: Described) -> Wanted:
             raise _unserved("scale", f'a rule other than "{name}"', f'"{name}"', "Scale q and k before the call")
     names = set(scoring.keywords()) - _SAID_BY_SDPA
     if "causal" in names and call.start is not None:
-        if call.start >= call.shape.S - 1:  # every key lies before the first query
+        if _holds(call.start >= call.shape.S - 1):  # every key lies before the first query
             names.remove("causal")
-        elif call.start == 0 and names == {"causal"} and scoring.mask is None:
+        elif names == {"causal"} and scoring.mask is None and _holds(call.start == 0):
             names.remove("causal")  # as SDPA means it
     scores = names - _PLACES | ({"scale"} if call.factor is None else set())
     learned = (q, k, v, scoring.scale, scoring.mask, scoring.sinks)
@@ -91,7 +100,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: Described) -> tuple[Tensor, st
     elif mask is not None and mask.dim() < 2:
         mask = mask.reshape(1, -1)
     causal = False
-    if kernel == SDPA and scoring.causal and call.start == 0 and mask is None and call.shape.S > 1:
+    if kernel == SDPA and scoring.causal and mask is None and _holds(call.start == 0) and not _holds(call.shape.S <= 1):
         causal = True  # in a branch: a comparison of symbolic sizes is a symbol, which SDPA does not take
     # Through its module, where neither a watch nor `patch` puts another in its place.
     out = sdpa.ORIGINAL(q, k, v, mask, scoring.dropout, causal, scale=call.factor, enable_gqa=grouped(q, k))

@@ -27,6 +27,7 @@ from levelhead.torch.autograd import refuse_gradients, scoring_of, tensors_in
 _CONSTANT = fields(FLAG, INTEGER, NUMBER, RATE)
 _HEADS, _BATCH, _TOKENS = fields(HEADS), fields(BATCH), fields(TOKENS)
 _PLACED = ("causal", "left", "right", "alibi", "log_n", "dropout")  # what depends on the queries' positions
+_INTEGER: Any = (int, torch.SymInt)  # a size in torch.export without Dynamo, where it is dynamic
 
 
 class Described(NamedTuple):
@@ -46,7 +47,7 @@ def described(q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any], *, host
         factors = None if isinstance(scale, Tensor) else resolve(scale, heads=shape.H, d_k=shape.D).factor.tolist()
     else:
         refuse_gradients(given)
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_compiling():
             given = {name: _as_tensors(name, x) for name, x in given.items()}
         sizes = (tuple(q.shape), tuple(k.shape), tuple(v.shape))
         shape = fitting(*sizes) if torch.compiler.is_compiling() else shape_of(*sizes)
@@ -88,14 +89,14 @@ def _of_constants(q: Tensor, shape: Shape, plain: dict[str, Any]) -> tuple[dict[
     """The same of plain options in a graph, which has its heads, widths and windows, whatever sizes are dynamic."""
     H, D = operator.index(shape.H), operator.index(shape.D)
     start, scale = plain.pop("query_start", shape.S - shape.T), plain.get("scale")
-    if not isinstance(start, int):
+    if not isinstance(start, _INTEGER):
         raise bad_type("query_start", "an integer, or a tensor of them", type(start).__name__, "Convert it")
     if isinstance(scale, Rule):
         plain["scale"] = (scale.name, scale.width, scale.factor)
     elif isinstance(scale, int | float):  # from sizes, it may have no number yet
         del plain["scale"]
     if isinstance(plain.get("window"), tuple | list):
-        plain["window"] = tuple(operator.index(x) if isinstance(x, int) else x for x in plain["window"])
+        plain["window"] = tuple(operator.index(x) if isinstance(x, _INTEGER) else x for x in plain["window"])
     values = _constants(H, D, str(q.dtype), tuple(plain), tuple(plain.values()))
     found: dict[str, Any] = dict(zip(_CONSTANT, values[: len(_CONSTANT)], strict=True))
     for name, x in zip(_HEADS, values[len(_CONSTANT) :], strict=True):
@@ -108,12 +109,15 @@ def _of_constants(q: Tensor, shape: Shape, plain: dict[str, Any]) -> tuple[dict[
 
 
 def _as_tensors(name: str, x: Any) -> Any:
-    """Arrays and lists of lengths and positions in a graph, where only tensors are traced."""
+    """Arrays and lists of lengths and positions in a graph, where only tensors are traced; numbers made of sizes."""
     if isinstance(x, tuple) and name == "segments":
         return tuple(_as_tensors(name, part) for part in x)
     if isinstance(x, np.ndarray) or (isinstance(x, list) and name in (*_BATCH, "segments")):
         return torch.as_tensor(x)
-    return torch.full((), x) if name.endswith("_lengths") and isinstance(x, int) else x
+    if name == "scale" and isinstance(x, torch.SymFloat):
+        number: Any = x
+        return torch.full((), number, dtype=torch.float64)
+    return torch.full((), x) if name.endswith("_lengths") and isinstance(x, _INTEGER) else x
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

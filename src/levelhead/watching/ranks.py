@@ -30,6 +30,17 @@ _SAMPLED = 64  # numbers of each parameter that a fingerprint reads
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A sink's error, which waits until every rank raises it."""
+
+    words: str
+    error: Exception
+
+    def throw(self) -> None:
+        raise _failed(self.words) from self.error
+
+
+@dataclass(frozen=True)
 class Given:
     """What one rank brings."""
 
@@ -40,6 +51,7 @@ class Given:
     structure: int | None = None  # equal for models whose modules have equal names
     every: int | None = None  # of a watch that gathers by itself
     resumed: int = 0  # steps that it has from a file
+    failed: str = ""  # what a sink of this rank raised since the last step
 
     @property
     def layout(self) -> dict[str, tuple[int, int]]:
@@ -56,6 +68,7 @@ def gathered(
     structure: int | None = None,
     every: int | None = None,
     resumed: int = 0,
+    failure: Failure | None = None,
 ) -> Snapshot:
     """The snapshots of all ranks of a group as one, in the order of the ranks; the same on every rank.
 
@@ -70,6 +83,7 @@ def gathered(
         structure: of this rank's model, from `structure`: layers of one model may have no pass on some ranks.
         every: which steps are gathered; the same on every rank, as is then the number of the step.
         resumed: how many steps this rank has from a file; the same on every rank.
+        failure: what a sink of this rank raised since the last step; every rank raises it.
     """
     import torch.distributed as dist
 
@@ -78,12 +92,21 @@ def gathered(
         advice = "Call init_process_group first; in one process, read w.last"
         raise bad_value("group", "torch.distributed to be running", "no process group", advice)
     everything: list[Any] = [None] * dist.get_world_size(group)
-    own = Given(snapshot, heads, parts, fingerprint, structure, every, resumed)
+    own = Given(snapshot, heads, parts, fingerprint, structure, every, resumed, failure.words if failure else "")
     with waited_for(f"every rank in the gathering of step {snapshot.step}"):
         dist.all_gather_object(everything, own, group=group)
     for given in everything:  # not before: a rank that raises alone leaves the others waiting
         _check(given.heads, given.parts)
+    if failure is not None:
+        failure.throw()
+    if failed := next((given.failed for given in everything if given.failed), ""):
+        raise _failed(failed)
     return joined(everything)
+
+
+def _failed(words: str) -> Exception:
+    advice = "Mend what the sink writes to; every rank stops here, so that none waits for another"
+    return LevelheadRuntimeError(expected("sinks", "all to take every step", words, advice))
 
 
 @contextmanager
@@ -132,7 +155,9 @@ class Gathering:
         self.active = rank is not None and gather is not False
         self.first = not self.active or rank == 0  # who writes
 
-    def __call__(self, snapshot: Snapshot | None, step: int, model: nn.Module, resumed: int) -> Snapshot | None:
+    def __call__(
+        self, snapshot: Snapshot | None, step: int, model: nn.Module, resumed: int, failure: Failure | None
+    ) -> Snapshot | None:
         """Every rank calls it, also one that recorded nothing; None: no rank recorded anything."""
         if not self.active:
             return snapshot
@@ -142,7 +167,7 @@ class Gathering:
         if self._structure is None:
             self._structure = structure(model)
         facts: dict[str, Any] = {"fingerprint": known, "structure": self._structure, "every": self._every}
-        facts["resumed"] = resumed
+        facts |= {"resumed": resumed, "failure": failure}
         whole = gathered(own, heads=self._heads, parts=self._parts, **facts)
         if whole.records and self._parts is None:  # found out; reading all parameters again would cost a wait for each
             self._parts = "replicas"

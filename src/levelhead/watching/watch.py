@@ -29,6 +29,7 @@ from levelhead.torch.operators import Pass
 from levelhead.watching import alerts, amend, coverage, following, module_stack, options, ranks, sampled, watchable
 from levelhead.watching.alerts import Alerts
 from levelhead.watching.books import Book, Books
+from levelhead.watching.delivery import Delivery
 from levelhead.watching.history import History, step_number
 from levelhead.watching.hooks import hooked
 from levelhead.watching.intercept import INTERCEPTION
@@ -95,9 +96,9 @@ class Watch:
         self.training_only: bool = known["training_only"]
         self.describers: Mapping[Any, Callable[..., Any]] = known["describe"]
         self._reach: Reach | None = None
-        self._sinks: list[Callable[[Snapshot], Any]] = known["sinks"]
         limit = max(known["history"], 2)
         self._gathering = ranks.Gathering(known["gather"], self.every)
+        self._delivery = Delivery(known["sinks"], self._gathering)
         tell = alerts.of_rank(known["on_finding"], self._gathering.first)
         self._history = History(limit, Alerts(tell, self.expected_scale, limit))
         self.listeners: list[Callable[..., None]] = []  # (watched, call, tally, q, k) of every call
@@ -168,8 +169,7 @@ class Watch:
             self._flush()
             self._deliver()
         finally:  # on_finding may raise
-            for sink in self._sinks:
-                getattr(sink, "close", lambda: None)()
+            self._delivery.close()
 
     @property
     def attached(self) -> bool:
@@ -209,8 +209,7 @@ class Watch:
         """Records numbers of this step, or of another, such as loss=, for the curves of a report."""
         at = self._step if step is None else step_number(step)
         values = self._history.log(at, numbers)
-        for sink in self._sinks if self._gathering.first else ():
-            getattr(sink, "log", lambda step, numbers: None)(at, values)
+        self._delivery.log(at, values)
 
     def begin_forward(self) -> None:
         """A forward pass of the whole model begins: the root's hook calls this."""
@@ -259,7 +258,8 @@ class Watch:
                 return
             snapshot = self._pending()
             if gather:  # in `step()` alone, which every rank calls
-                snapshot = self._gathering(snapshot, self._step, self.model, self._history.resumed)
+                failure = self._delivery.take_failure()
+                snapshot = self._gathering(snapshot, self._step, self.model, self._history.resumed, failure)
             self._carried = None
             for book in self._books.rest(self._step):
                 book.clear()
@@ -287,9 +287,8 @@ class Watch:
 
     def _deliver(self) -> None:
         held, self._held = self._held, []
-        for snapshot in held if self._gathering.first else ():
-            for sink in self._sinks:
-                sink(snapshot)
+        for snapshot in held:
+            self._delivery(snapshot)
         for snapshot in held:  # after all sinks, as it may raise
             self._history.alerts(snapshot)
 
