@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
 
+import levelhead as lh
 from levelhead.torch import observed_attention
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -82,3 +83,12 @@ def test_lengths_that_are_numbers_are_in_the_graph(name: str, given: Any) -> Non
     """A traced call is described as one of one token, and what fitted there was left out."""
     same_as_eager({name: given}, "none", strict=False)
     same_as_eager({name: given}, "each", strict=False)
+
+
+def test_what_cannot_be_exported_names_what_can() -> None:
+    class Plain(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return lh.attention(q, k, v)
+
+    with pytest.raises(Exception, match="use levelhead.torch.scaled_dot_product_attention"):
+        export(Plain(), tensors(4, 4), strict=False)

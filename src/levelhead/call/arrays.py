@@ -230,7 +230,9 @@ def _numpy(name: str, x: Array) -> tuple[Array, Origin]:
 def _torch(name: str, t: Any, torch: Any, in_place: bool) -> tuple[Array, Origin]:
     _core.register_torch(torch)  # the first one; later plain calls need not come here
     if type(t) not in (torch.Tensor, torch.nn.Parameter):
-        raise bad_type(name, "a plain torch.Tensor", f"the subclass {_kind_of(t)}", "Unwrap it")
+        traced = "In an exported graph use levelhead.torch.scaled_dot_product_attention or observed_attention"
+        advice = traced if type(t).__name__ == "FakeTensor" else "Unwrap it"
+        raise bad_type(name, "a plain torch.Tensor", f"the subclass {_kind_of(t)}", advice)
     if not t.is_cpu:
         advice = "A meta tensor has no memory" if t.is_meta else f"Move it: {name}.cpu()"
         raise bad_value(name, "a tensor on device cpu", _tensor(t), advice)
