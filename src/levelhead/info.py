@@ -169,7 +169,7 @@ def _reasons(isa: str, available: list[str], built: list[str], front_ends: Mappi
     elif available and isa != available[-1]:
         yield f"{available[-1]}: available, but {isa} was chosen by hand"
     limit = os.environ.get("LEVELHEAD_NUM_THREADS")
-    if limit and limit.isascii() and limit.isdecimal() and int(limit) > 0:
+    if limit and limit.isascii() and limit.isdecimal() and float(limit) > 0:  # int() refuses 4301 digits
         yield f"automatic choice of threads: LEVELHEAD_NUM_THREADS={limit} is set"
     elif limit:
         yield f"LEVELHEAD_NUM_THREADS={limit}: ignored, it is not a positive integer"

@@ -200,6 +200,12 @@ def test_it_computes_where_no_thread_can_be_started(pure: Run) -> None:
     assert pure("-c", ALONE).splitlines() == ["0 True True", "1 True True", "at exit True"]
 
 
+@pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("0", 7), ("+1", 7), ("8", 7), ("9" * 5000, 7)])
+def test_the_variable_limits_its_threads(limit: str, threads: int, pure: Run) -> None:
+    code = "import os; os.sched_getaffinity = lambda _: range(7); os.environ['LEVELHEAD_NUM_THREADS'] = {!r}"
+    assert pure("-c", code.format(limit) + "; import levelhead as lh; print(lh.info().threads)") == f"{threads}\n"
+
+
 def test_it_knows_itself_without_its_sources(pure: Run) -> None:
     """As in a program that was frozen: modules are .pyc files."""
     code = "from levelhead import _core; from levelhead.info import is_pure; _core.__file__ += 'c'; print(is_pure())"
