@@ -18,6 +18,8 @@ from pathlib import Path
 
 from levelhead.errors import bad_value
 
+_ADVICE = "Set LEVELHEAD_CACHE to a directory that can be written to"
+
 
 @dataclass(frozen=True)
 class Part:
@@ -29,7 +31,11 @@ class Part:
 
     def entries(self) -> list[Path]:
         folder = directory(self.name)
-        return sorted(entry for entry in folder.glob("*") if re.fullmatch(self.made, entry.name))
+        try:
+            names = os.listdir(folder)  # a glob takes a folder that it may not read for an empty one, since Python 3.13
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(folder / name for name in names if re.fullmatch(self.made, name))
 
 
 # What lies inside another one comes before it.
@@ -45,13 +51,17 @@ def directory(*parts: str) -> Path:
     chosen = os.environ.get("LEVELHEAD_CACHE")
     if chosen:
         return Path(os.path.expanduser(chosen)).joinpath(*parts)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base).joinpath("levelhead", *parts)
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(base or Path.home() / ".cache").joinpath("levelhead", *parts)
+    except RuntimeError as error:  # a container's user may have neither HOME nor an entry in the list of users
+        raise bad_value("cache", "a cache directory", "no home directory", _ADVICE) from error
 
 
 def sizes() -> dict[str, int]:
-    """Bytes in each part of the cache; parts without a file are left out."""
-    kept = {part.name: part.entries() for part in PARTS}
+    """Bytes in each part of the cache; parts without a file are left out. A cache that cannot be read is an error."""
+    with _errors_named():
+        kept = {part.name: part.entries() for part in PARTS}
     return {name: sum(map(_bytes, entries)) for name, entries in kept.items() if entries}
 
 
@@ -166,8 +176,7 @@ def _errors_named() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = "Set LEVELHEAD_CACHE to a directory that can be written to"
-        raise bad_value("cache", "a cache directory", error, advice) from error
+        raise bad_value("cache", "a cache directory", error, _ADVICE) from error
 
 
 def _bytes(entry: Path) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from levelhead import _core, cache
 from levelhead._version import __version__
 from levelhead.device.choice import choice, ignored
+from levelhead.errors import LevelheadError
 from levelhead.extras import JAX_PYTHON, command, installed
 from levelhead.words import in_bytes
 
@@ -50,7 +51,9 @@ class Info(Mapping[str, Any]):
     numpy: str  # its version
     front_ends: Mapping[str, str | None]  # package -> version, None: not installed
     watched: Mapping[str, str]  # device -> what measures a watched call there, and why
-    cache: Mapping[str, Any]  # the directory of what levelhead keeps between runs, and its bytes: `levelhead cache`
+    # The directory of what levelhead keeps between runs, and its bytes: `levelhead cache`. None: there can be no such
+    # directory, or it cannot be read, and `off` says why.
+    cache: Mapping[str, Any]
     off: tuple[str, ...]  # what is not in use, and why
 
     def __getitem__(self, key: str) -> Any:
@@ -72,8 +75,9 @@ class Info(Mapping[str, Any]):
             f"  threads     {self.threads}",
             f"  front ends  {', '.join([f'numpy {self.numpy}', *installed])}",
             f"  watching    {'; '.join(f'{device}: {words}' for device, words in self.watched.items())}",
-            f"  cache       {self.cache['directory']}: {in_bytes(self.cache['bytes'])}",
         ]
+        if self.cache["bytes"] is not None:
+            lines.append(f"  cache       {self.cache['directory']}: {in_bytes(self.cache['bytes'])}")
         return "\n".join(lines + [f"  off         {reason}" for reason in self.off])
 
 
@@ -85,6 +89,7 @@ def info() -> Info:
     """
     core = _core.info()
     front_ends = {name: installed_version(name) for name in _FRONT_ENDS}
+    kept, no_cache = _kept()
     return Info(
         version=__version__,
         isa=core["isa"],
@@ -94,14 +99,26 @@ def info() -> Info:
         numpy=np.__version__,
         front_ends=front_ends,
         watched={device: "{} ({})".format(*choice(device)) for device in ("cpu", "cuda", "mps", "xpu")},
-        cache={"directory": str(cache.directory()), "bytes": sum(cache.sizes().values())},
-        off=tuple(_reasons(core["isa"], core["available"], core["built"], front_ends)),
+        cache=kept,
+        off=(*_reasons(core["isa"], core["available"], core["built"], front_ends), *no_cache),
     )
 
 
+def _kept() -> tuple[dict[str, Any], list[str]]:
+    """What `Info.cache` is, and why there is none."""
+    kept: dict[str, Any] = {"directory": None, "bytes": None}
+    try:
+        kept["directory"] = str(cache.directory())
+        kept["bytes"] = sum(cache.sizes().values())
+    except LevelheadError as error:
+        return kept, [str(error)]
+    return kept, []
+
+
 def is_pure() -> bool:
-    """Whether NumPy is the core, as in the pure wheel."""
-    return str(_core.__file__).endswith(".py")  # no call of the core, which may refuse a variable of the environment
+    """Whether NumPy is the core, as in the pure wheel; .pyc: in a program that was frozen."""
+    # No call of the core, which may refuse a variable of the environment.
+    return str(_core.__file__).endswith((".py", ".pyc"))
 
 
 def cpu_name() -> str:
@@ -152,7 +169,7 @@ def _reasons(isa: str, available: list[str], built: list[str], front_ends: Mappi
     elif available and isa != available[-1]:
         yield f"{available[-1]}: available, but {isa} was chosen by hand"
     limit = os.environ.get("LEVELHEAD_NUM_THREADS")
-    if limit and limit.isascii() and limit.isdecimal() and int(limit) > 0:
+    if limit and limit.isascii() and limit.isdecimal() and float(limit) > 0:  # int() refuses 4301 digits
         yield f"automatic choice of threads: LEVELHEAD_NUM_THREADS={limit} is set"
     elif limit:
         yield f"LEVELHEAD_NUM_THREADS={limit}: ignored, it is not a positive integer"

@@ -125,7 +125,7 @@ def attention_backward(
         e, e_sink = (np.where(seen, np.exp(s - m), 0.0), np.where(sink == -np.inf, 0.0, np.exp(sink - m)))
         total = e.sum(-1, keepdims=True) + e_sink
         total = np.where(total == 0, 1.0, total)
-        w, w_sink = e / total, e_sink / total
+        w, w_sink = np.where(seen, e / total, 0.0), e_sink / total  # also where the total is NaN
         kept: Array | float = 1.0
         if scoring.dropout > 0:
             keep = dropout_keep(scoring.seed, scoring.dropout, shape.H, scoring.positions(index), j).reshape(w.shape)

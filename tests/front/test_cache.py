@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
@@ -110,6 +111,39 @@ def test_a_cache_that_cannot_be(tmp_path: Path) -> None:
         cache.locked(folder / "x.lock", wait=False).__enter__()
 
 
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a container that runs with a user id of nobody: no HOME, and no entry in the list of users."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("LEVELHEAD_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    why = (
+        "cache: expected a cache directory, got no home directory. "
+        "Set LEVELHEAD_CACHE to a directory that can be written to."
+    )
+    assert main(["cache"]) == 2 and capsys.readouterr().err == f"levelhead: {why}\n"
+    found = info()
+    assert found.cache == {"directory": None, "bytes": None} and found.off[-1] == why
+    assert "  cache  " not in repr(found) and f"off         {why}" in repr(found)
+
+
+@pytest.mark.parametrize("words", [["cache"], ["cache", "--clear"]])
+def test_a_cache_that_cannot_be_read_is_not_an_empty_one(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another user's home for one, as `sudo -u` may leave it. Nothing is forbidden to root, so here it is the name."""
+    folder = str(tmp_path / ("x" * 300))
+    monkeypatch.setenv("LEVELHEAD_CACHE", folder)
+    assert main(words) == 2
+    why = capsys.readouterr().err.removeprefix("levelhead: ").removesuffix("\n")
+    assert "a cache directory" in why and "Set LEVELHEAD_CACHE" in why
+    found = info()
+    assert found.cache == {"directory": folder, "bytes": None} and found.off[-1] == why
+
+
 # ---- sizes and removal
 
 
@@ -140,6 +174,13 @@ def test_the_cache_is_measured_and_cleared(tmp_path: Path, monkeypatch: pytest.M
     assert cache.sizes() == {} and os.listdir(tmp_path) == []
 
 
+def test_directories_that_were_not_filled_go_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run without a verdict leaves."""
+    monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path / "cache"))
+    cache.check_writable(training_cache.directory())
+    assert main(["cache", "--clear"]) == 0 and os.listdir(tmp_path) == []
+
+
 def test_clearing_leaves_what_levelhead_did_not_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """LEVELHEAD_CACHE may be any directory, a home for one."""
     monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path / "home"))
@@ -167,6 +208,17 @@ def test_what_is_kept_has_the_names_that_are_cleared(tmp_path: Path, monkeypatch
     assert len(list((tmp_path / "cache").rglob("*.*"))) == 3
     cache.clear()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_training_that_cannot_be_kept_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("LEVELHEAD_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache, "write_whole", full)
+    plan = Plan("retrieval", 64, "1/sqrt(d_k)", 8, 2, seed=3, steps=4, every=2, rate=1e-3)
+    with pytest.warns(UserWarning, match="retrieval will be trained again next time: .*No space left"):
+        training_cache._keep(plan, Curves([], [], [], {}, {}, [], [], []))
 
 
 def test_the_command_says_what_is_kept_and_clears_it(

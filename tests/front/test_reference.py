@@ -266,6 +266,19 @@ def test_a_visible_nan_or_overflow_stays_in_its_rows(poison):
     assert (seen.rows.argmax[:, :, 3] == -1).all() and (seen.rows.count == 7).all()
 
 
+def test_a_visible_nan_gives_no_gradient_to_hidden_keys():
+    q, k, v = problem()
+    dout = np.ones((2, 4, 5, 3))
+    q[:, :, 4] = math.nan
+    mask = np.ones((5, 7), bool)
+    mask[4, 5:] = False
+    found = reference.attention_backward(dout, q, k, v, mask=mask)
+    rest = reference.attention_backward(dout[:, :, :4], q[:, :, :4], k, v, mask=mask[:4])
+    for name in ("k", "v"):
+        assert np.isnan(found[name][:, :, :5]).all(), name
+        np.testing.assert_allclose(found[name][:, :, 5:], rest[name][:, :, 5:], rtol=1e-12, err_msg=name)
+
+
 def test_a_visible_value_touches_its_column_and_the_rows_that_see_it():
     q, k, v = problem()
     v[0, 0, 6, 1] = INF

@@ -193,6 +193,10 @@ print(lh.info().threads, len(said), int(all("ignored" in reason for reason in sa
     assert counted(code, LEVELHEAD_NUM_THREADS=nonsense) == [free, bool(nonsense), True]
 
 
+def test_a_count_of_any_length_is_a_limit(free: int) -> None:
+    assert counted("print(lh.info().threads)", LEVELHEAD_NUM_THREADS="9" * 5000) == [free]
+
+
 def test_affinity_is_an_upper_limit_that_may_change(free: int) -> None:
     code = """
 everything = os.sched_getaffinity(0)

@@ -48,6 +48,12 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def test_a_build_without_a_compiler_names_the_one_that_needs_none(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path]
+    with pytest.raises(AssertionError, match="set LEVELHEAD_PURE=1 in the environment"):
+        run(*command, f"--config-settings=build-dir={tmp_path}", root, cwd=tmp_path, CXX="/nowhere/g++", **OFFLINE)
+
+
 def test_the_sdist_builds_offline_what_is_installed(wheel: Path) -> None:
     """File for file; the libraries, which are built here without optimisation, by name."""
     ours = {path.as_posix(): path for path in importlib.metadata.files("levelhead")}

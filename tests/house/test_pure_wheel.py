@@ -168,6 +168,50 @@ def test_findings_and_verdict_are_those_of_the_compiled_core(pure: Run) -> None:
     assert found == python(INSTALLED.parent, "-c", WATCHED)
 
 
+ALONE = """
+import atexit, threading, numpy as np, levelhead as lh
+
+q = np.random.default_rng(0).standard_normal((2, 4, 500, 8), np.float32)
+
+def run():
+    return lh.attention(q, q, q, threads=2).tobytes()
+
+known = run()  # by threads
+atexit.register(lambda: print("at exit", run() == known))
+name = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+start = getattr(threading, name)
+for there in 0, 1:
+    wanted = []
+
+    def limited(*given, **named):
+        wanted.append(None)
+        if len(wanted) > there:
+            raise RuntimeError("can't start new thread")
+        return start(*given, **named)
+
+    setattr(threading, name, limited)
+    print(there, run() == known, len(wanted) > there)
+setattr(threading, name, start)
+"""
+
+
+def test_it_computes_where_no_thread_can_be_started(pure: Run) -> None:
+    """A limit of the system, a platform without threads, an interpreter that ends: then the call's own computes."""
+    assert pure("-c", ALONE).splitlines() == ["0 True True", "1 True True", "at exit True"]
+
+
+@pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("0", 7), ("+1", 7), ("8", 7), ("9" * 5000, 7)])
+def test_the_variable_limits_its_threads(limit: str, threads: int, pure: Run) -> None:
+    code = "import os; os.sched_getaffinity = lambda _: range(7); os.environ['LEVELHEAD_NUM_THREADS'] = {!r}"
+    assert pure("-c", code.format(limit) + "; import levelhead as lh; print(lh.info().threads)") == f"{threads}\n"
+
+
+def test_it_knows_itself_without_its_sources(pure: Run) -> None:
+    """As in a program that was frozen: modules are .pyc files."""
+    code = "from levelhead import _core; from levelhead.info import is_pure; _core.__file__ += 'c'; print(is_pure())"
+    assert pure("-c", code) == "True\n"
+
+
 # ---- a compiled wheel without its library
 
 

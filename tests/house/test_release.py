@@ -109,6 +109,13 @@ def test_every_python_that_the_package_promises_has_a_wheel(root: Path) -> None:
     assert any(x == "jax>=0.10; python_version >= '3.11'" for x in project["dependency-groups"]["build"])
 
 
+def test_every_python_that_a_wheel_is_tried_on_is_a_classifier(root: Path) -> None:
+    named = tomllib.loads((root / "pyproject.toml").read_text())["project"]["classifiers"]
+    tried = workflow(root)["jobs"]["try"]["strategy"]["matrix"]["python"]
+    classified = {x.rpartition(" :: ")[2] for x in named if re.search(r"Python :: 3\.\d+$", x)}
+    assert classified == {x.removesuffix("t") for x in tried}
+
+
 def test_what_tries_a_wheel_exists(root: Path) -> None:
     import try_wheel
 

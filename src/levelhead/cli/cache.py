@@ -30,11 +30,11 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> Iterator[str]:
     """Yields place and sizes; with --clear it removes what it names."""
     sizes, folder = cache.sizes(), cache.directory()
+    if arguments.clear:
+        cache.clear()  # directories that a run made and did not fill, too
     if not sizes:
         yield f"nothing is kept in {folder}"
         return
-    if arguments.clear:
-        cache.clear()
     yield f"{'removed from' if arguments.clear else 'kept in'} {folder}:"
     holds = {part.name: part.holds for part in cache.PARTS}
     rows = [(f"  {name}", in_bytes(size), holds[name]) for name, size in sizes.items()]

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +47,13 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
 def _command(words: str) -> str:
     """As it is typed here: with its path if its virtual environment is not activated."""
     program = Path(sys.argv[0])
-    if program.name == "__main__.py":
+    if program.stem == "__main__":
         return f"python -m levelhead {words}"
-    apart = sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ
-    return f"{os.path.relpath(program) if apart else program.name} {words}"
+    if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
+        with suppress(OSError, ValueError):  # no working directory any more; on Windows, one on another drive
+            program = Path(os.path.relpath(program))
+        return f"{program} {words}"
+    return f"{program.name} {words}"
 
 
 def _real_model(arguments: argparse.Namespace) -> Iterator[str]:

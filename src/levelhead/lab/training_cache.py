@@ -11,6 +11,7 @@ import hashlib
 import json
 import platform
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
@@ -78,7 +79,10 @@ def _kept(plan: Plan) -> Curves | None:
 
 
 def _keep(plan: Plan, curves: Curves) -> None:
-    cache.write_whole(_place(plan), json.dumps(asdict(curves)))
+    try:
+        cache.write_whole(_place(plan), json.dumps(asdict(curves)))
+    except OSError as error:  # the minutes of training are not lost for that
+        warnings.warn(f"{plan.task} will be trained again next time: {error}", stacklevel=2)
 
 
 def _place(plan: Plan) -> Path:

@@ -45,7 +45,9 @@ def default_threads() -> int:
     """The CPUs that this process may use, at most LEVELHEAD_NUM_THREADS."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = os.environ.get("LEVELHEAD_NUM_THREADS", "")
-    return min(cpus, int(limit)) if limit.isascii() and limit.isdecimal() and int(limit) > 0 else cpus
+    if not (limit.isascii() and limit.isdecimal()):
+        return cpus
+    return int(min(cpus, float(limit))) or cpus  # int() of the text refuses 4301 digits
 
 
 def burn(rounds: int, threads: int) -> int:

@@ -168,11 +168,16 @@ def dealt(work: Callable[[Work], Found], parts: Iterable[Work], threads: int) ->
     """What each part's work gives, in order, on so many threads. No part depends on another."""
     parts = list(parts)
     team = min(threads, len(parts))
-    if team <= 1:
-        yield from map(work, parts)
-        return
-    with ThreadPoolExecutor(team) as pool:
-        yield from pool.map(work, parts)
+    if team > 1:
+        with ThreadPoolExecutor(team) as pool:
+            try:
+                begun = pool.map(work, parts)
+            except RuntimeError:  # no thread can be started: a limit, a platform without, an interpreter that ends
+                pool.shutdown(cancel_futures=True)
+            else:
+                yield from begun
+                return
+    yield from map(work, parts)
 
 
 def _slices(count: int, step: int) -> list[slice]:
