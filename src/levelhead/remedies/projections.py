@@ -179,7 +179,11 @@ def _without_a_weight(role: str, module: nn.Module) -> str | None:
     for name, child in module.named_modules():
         inside = [each for each, _ in child.named_children() if each != "parametrizations"]
         if role in (effective_scale.role(name) or "") and not inside and outputs(child) is None:
-            return f"{name!r} ({type(child).__name__}) has no plain weight: it is computed from others, or quantised"
+            what = f"{name!r} ({type(child).__name__})"
+            if isinstance(child, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+                width = "x".join(map(str, child.kernel_size))
+                return f"{what} is a convolution of width {width}, and only linear layers are projections here"
+            return f"{what} has no plain weight: it is computed from others, or quantised"
     return None
 
 
