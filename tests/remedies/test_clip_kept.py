@@ -221,6 +221,25 @@ def test_quantised_weights_are_refused_by_name() -> None:
             clip()
 
 
+class Convolved(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = (self.turned(nn.Conv1d(WIDTH, WIDTH, 1)) for _ in range(2))
+
+    def turned(self, convolution: nn.Conv1d) -> Any:
+        convolution.register_forward_pre_hook(lambda module, args: (args[0].mT,))
+        convolution.register_forward_hook(lambda module, args, out: out.mT)
+        return convolution
+
+
+def test_convolutions_are_refused_as_what_they_are() -> None:
+    model = nn.Sequential(Convolved())
+    with QKClip(model, 0.01) as clip:
+        model(batch())
+        with pytest.raises(ValueError, match=r"q_proj' \(Conv1d\) is a convolution of width 1, and only linear"):
+            clip()
+
+
 @pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
 def test_weights_that_are_computed_are_refused_by_name(norm: Any) -> None:
     model = made()

@@ -118,6 +118,21 @@ class Holding(Block):
         return self.function(*self.of(x, "q", "k", "v"))
 
 
+class Grouped(nn.Module):
+    """Two heads of keys for four of queries: repeated where there is a mask, as transformers does it, else not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, features) for features in (4 * D, 2 * D, 2 * D))
+
+    def forward(self, x: Tensor, repeated: bool) -> Tensor:
+        q, k, v = (heads(project(x)) for project in (self.q, self.k, self.v))
+        if not repeated:
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+        return F.scaled_dot_product_attention(q, *(y.repeat_interleave(2, 1) for y in (k, v)), attn_mask=mask)
+
+
 class Dropped(nn.Module):
     """Some layers are left out in some passes."""
 
@@ -269,3 +284,58 @@ def test_a_layer_that_is_never_seen_beside_others_is_named_once() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             clip()
+
+
+def clipped_over(*forms: bool, tau: float = TAU, every_pass: bool = False) -> dict[str, Tensor]:
+    """Weights of a model with grouped keys after passes in these forms, and a clip after the last, or after each."""
+    torch.manual_seed(0)
+    model = Grouped()
+    with torch.no_grad():
+        model.q.weight[D : 2 * D] *= 40.0
+    clip = QKClip(model, tau)
+    for place, repeated in enumerate(forms):
+        model(batch(), repeated)
+        if every_pass or place + 1 == len(forms):
+            clip()
+    clip.undo()
+    return {name: x.detach().clone() for name, x in model.named_parameters()}
+
+
+@pytest.mark.parametrize("every_pass", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_keys_that_are_repeated_in_some_passes_are_clipped_as_in_one_form(first: bool, every_pass: bool) -> None:
+    before = clipped_over(first, tau=1e9)
+    alone = clipped_over(first, first, first, every_pass=every_pass)
+    both = clipped_over(first, not first, first, every_pass=every_pass)
+    for name, x in both.items():
+        torch.testing.assert_close(x, alone[name], rtol=1e-5, atol=1e-7)
+    changed = (both["q.weight"] != before["q.weight"]).any(1)
+    assert changed.nonzero()[:, 0].tolist() == list(range(D, 2 * D))
+    assert torch.equal(both["k.weight"], before["k.weight"])
+    clipped_over(first, not first, tau=1e9)  # nothing to clip
+
+
+class OtherHeads(Projections):
+    """Its queries and keys have as many heads as a call asks for."""
+
+    def __init__(self) -> None:
+        super().__init__("q", "k", "v")
+
+    def forward(self, x: Tensor, width: int) -> Tensor:
+        q, k, v = (getattr(self, name)(x).unflatten(-1, (-1, width)).transpose(1, 2) for name in "qkv")
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize(("first", "then"), [(4, 8), (8, 4), (4, 2)])
+def test_heads_of_another_width_are_refused_only_where_one_is_above(first: int, then: int) -> None:
+    torch.manual_seed(0)
+    model = OtherHeads()
+    clip = QKClip(model, 1e9)
+    for width in (first, then):
+        model(batch(), width)
+        clip()
+    clip.tau = 1e-3
+    model(batch(), then)
+    with pytest.raises(ValueError, match=r"heads at first, then with|no longer what its projections put out"):
+        clip()
+    clip.undo()

@@ -23,10 +23,11 @@ from levelhead.remedies import rows, shards, written
 from levelhead.remedies.added import added
 from levelhead.remedies.agreed import LOST, NO_WAY_BACK, NOTHING_RAN, AgreedLayer, Described
 from levelhead.remedies.clipped import Clipped
+from levelhead.remedies.passes import Maxima, Passes, Used
 from levelhead.remedies.probe import Probe
 from levelhead.remedies.projections import Source, Sources
 from levelhead.remedies.remedy import Remedy, Sight, checked, depth, positive, refuse_without_attention, run, uncompiled
-from levelhead.remedies.together import Maxima, Together
+from levelhead.remedies.together import Together
 from levelhead.runs import tally
 from levelhead.watching import amend, effective_scale
 from levelhead.watching.measure import Call
@@ -41,6 +42,7 @@ TAU = 100.0  # Kimi K2's
 _ROUNDING = 1e-5  # relative: so far above τ is at τ, and stays
 _UNSEEN = "none was seen at first"
 _CLOSE = 1e-3  # relative, of a maximum to τ or to a cap
+_ELSEWHERE = "ran with other weights than its own alone (functional_call), and such passes do not count"
 _BIASED = "something is added to its products of q and k, which a clip leaves"
 
 
@@ -100,7 +102,8 @@ class QKClip(Remedy):
             raise bad_value("model", "weights that keep their shape", "FSDP1, which makes flat pieces of them", advice)
         super().__init__(model, {})
         self._together = Together(self.watch.model, group, parts)
-        self._seen: dict[str, Maxima] = {}
+        self._passes = Passes(self.watch.model)
+        self._elsewhere: list[str] = []  # layers that ran with other weights alone, since the last step
         self._known: dict[str, tuple[Any, Described]] = {}
         self._kept = written.Kept(self.watch.model)
         self._said: set[str] = set()
@@ -110,23 +113,21 @@ class QKClip(Remedy):
             try:
                 with uncompiled(), self.watch.aside():
                     run(self.watch.model, batch)
-                own = self._described(self._seen)
+                seen, _ = self._passes.taken()
+                own = self._described(seen)
                 if not self._together.group.several:  # else all ranks refuse together, in their first step
-                    self._together.agree(self._seen, own, self._hindered(own))
+                    self._together.agree(seen, own, self._hindered(own))
             except BaseException:
                 self.undo()
                 raise
-            self._seen = {}
 
-    def _called(self, layer: str, watched: WatchedModule, call: Call, heads: Tensor, q: Tensor, k: Tensor) -> None:
+    def _called(
+        self, layer: str, used: list[Used], watched: WatchedModule, call: Call, heads: Tensor, q: Tensor, k: Tensor
+    ) -> None:
         self.modules[watched.name] = watched.module
         bad_rows = heads[:, tally.INDEX["nan_rows"]].sum()
         new = Maxima(heads[:, tally.LARGEST].detach().clone(), bad_rows, added(call, q, k), amend.cap_of(call))
-        old = self._seen.get(layer)
-        if old is not None and old.largest.shape == new.largest.shape:
-            new.largest = torch.maximum(old.largest, new.largest)
-            new.bad_rows, new.biased = old.bad_rows + new.bad_rows, old.biased | new.biased
-        self._seen[layer] = new
+        self._passes.add(layer, used, new)
 
     def _undo(self) -> None:
         self._probe.close()
@@ -143,8 +144,8 @@ class QKClip(Remedy):
 
     def step(self) -> Clipped:
         """Scales back what exceeded τ since the last step. Every process calls it, also one that ran no pass."""
-        seen, self._seen = self._seen, {}
         shards.resharded(self.watch.model)
+        seen, self._elsewhere = self._passes.taken()
         own = self._described(seen)
         self._probe.end_step()
         try:
@@ -225,6 +226,7 @@ class QKClip(Remedy):
         said += [
             f"{module_title(name)} is never clipped, since no watch sees its logits: it {why}" for name, why in unread
         ]
+        said += [f"{module_title(name)} {_ELSEWHERE}" for name in self._elsewhere]
         for words in said:
             if words not in self._said:
                 self._said.add(words)
@@ -291,6 +293,8 @@ class QKClip(Remedy):
         if not own and (lost := self._unobserved()):
             name, why = lost[0]
             return f"{NOTHING_RAN}: {module_title(name)} {why}"
+        if not own and self._elsewhere:
+            return f"{NOTHING_RAN}: {module_title(self._elsewhere[0])} {_ELSEWHERE}"
         for each in own:
             if not each.why or each.frozen:
                 continue
@@ -302,12 +306,8 @@ class QKClip(Remedy):
 
     @contextmanager
     def _watched(self) -> Iterator[Watch]:
-        before, self._seen = self._seen, {}
-        try:
-            with self._probe.aside(), self.watch.aside():
-                yield self.watch
-        finally:
-            self._seen = before
+        with self._passes.aside(), self._probe.aside(), self.watch.aside():
+            yield self.watch
 
     def _wrong(self, name: str, sight: Sight) -> str | None:
         largest = _largest(sight)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from levelhead.remedies import shards
 from levelhead.remedies.parts import in_parts
+from levelhead.remedies.passes import Used
 from levelhead.remedies.projections import RanProjection, Source, Sources, Unknown, misfit, outputs, source, torchs_own
 from levelhead.remedies.values import also_values
 from levelhead.watching.effective_scale import NOT_FOLLOWED
@@ -34,6 +35,7 @@ class _Output(NamedTuple):
     output: Tensor
     version: int
     input: Tensor | None
+    weight: Tensor | None
 
     @property
     def unchanged(self) -> bool:
@@ -49,7 +51,7 @@ class Probe:
         self.found: dict[str, Sources] = {}  # by layer
         self.modules: dict[str, WatchedModule] = {}
         self.misfits: dict[str, Tensor] = {}  # how far the latest passes were from what was found, over what may be
-        self._then = then  # listens to calls as a watch's listeners do, with the layer's name in front
+        self._then = then  # listens to calls as a watch's listeners do, with the layer and its weights in front
         self._layers: dict[tuple[str, int], list[str]] = {}  # by module and place in its code
         self._tries: dict[str, int] = {}
         self._ran: dict[nn.Module, _Output] = {}  # in this run of a module, or since the last attention call
@@ -87,7 +89,7 @@ class Probe:
         if module in self._unneeded:
             return
         given = args[0].detach() if args and isinstance(args[0], Tensor) else None
-        self._ran[module] = _Output(output.detach(), _version(output), given)
+        self._ran[module] = _Output(output.detach(), _version(output), given, module._parameters.get("weight"))
         self._fresh.add(module)
         self._known.add(module)
 
@@ -114,10 +116,23 @@ class Probe:
             if layer not in self.found or sources.known or not isinstance(self.found[layer].q, Source):
                 self.found[layer] = sources
             self._unneeded = set()
+        used = self._used(layer)
         self._fresh.clear()
         self._run_of = watched.name, watched.runs
         if self._then is not None:
-            self._then(layer, watched, call, tally, q, k)
+            self._then(layer, used, watched, call, tally, q, k)
+
+    def _used(self, layer: str) -> list[Used]:
+        """The weights that this call's queries and keys came from; where that is not known, all that ran for it."""
+        found = self.found.get(layer)
+        of = [(x.module, x.weight) for x in _each(found)] if found is not None else []
+        used = []
+        for module, name in of or [(module, "weight") for module in self._fresh]:
+            ran = self._ran.get(module)  # in a compiled graph no hook ran: the weights that are in their place
+            weight = ran.weight if ran is not None and name == "weight" else module._parameters.get(name)
+            if weight is not None:
+                used.append(Used(module, name, weight))
+        return used
 
     @contextmanager
     def aside(self) -> Iterator[None]:

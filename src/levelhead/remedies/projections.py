@@ -179,15 +179,32 @@ def _without_a_weight(role: str, module: nn.Module) -> str | None:
     for name, child in module.named_modules():
         inside = [each for each, _ in child.named_children() if each != "parametrizations"]
         if role in (effective_scale.role(name) or "") and not inside and outputs(child) is None:
-            return f"{name!r} ({type(child).__name__}) has no plain weight: it is computed from others, or quantised"
+            what = f"{name!r} ({type(child).__name__})"
+            if isinstance(child, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+                width = "x".join(map(str, child.kernel_size))
+                return f"{what} is a convolution of width {width}, and only linear layers are projections here"
+            return f"{what} has no plain weight: it is computed from others, or quantised"
     return None
 
 
 def misfit(known: Source, out: Tensor, x: Tensor) -> Tensor:
     """The error of a source for another pass, over the largest that fits; 0 where it cannot be compared."""
-    errors = [error for *_, error, _ in _errors(out, x.detach(), [known.columns], known.ratio)]
+    columns = _by_head(known.columns, x.shape[1])
+    if columns is None or columns.shape[1] != x.shape[3]:
+        return torch.full((), math.inf, dtype=torch.float64, device=x.device)
+    errors = [error for *_, error, _ in _errors(out, x.detach(), [columns], known.ratio)]
     best = torch.stack(errors).min() if errors else torch.zeros((), dtype=torch.float64, device=x.device)
     return best / _limit(x)
+
+
+def _by_head(columns: Tensor, heads: int) -> Tensor | None:
+    """Columns of so many heads; None: they are others. A model may repeat its keys in one call, for a mask, and leave
+    that to the kernel in the next."""
+    has = len(columns)
+    if heads % has == 0:
+        return columns if heads == has else columns.repeat_interleave(heads // has, 0)
+    once = columns[:: has // heads] if has % heads == 0 else columns[:0]
+    return once if len(once) and torch.equal(once.repeat_interleave(has // heads, 0), columns) else None
 
 
 def _limit(x: Tensor) -> float:

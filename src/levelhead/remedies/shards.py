@@ -59,6 +59,21 @@ def resharded(model: nn.Module) -> None:
             sharded.reshard()
 
 
+def whole_copies(model: nn.Module) -> dict[int, Tensor]:
+    """The whole copies that FSDP2 puts in the place of its parts, by the identity of the parameter in parts."""
+    found: dict[int, Tensor] = {}
+    for module in model.modules():
+        if hasattr(module, "_get_fsdp_state"):
+            sharded: Any = module
+            state = sharded._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)  # older versions of torch have one
+            groups = [getattr(state, "_fsdp_param_group", None)] if groups is None else groups
+            for each in (x for group in groups for x in getattr(group, "fsdp_params", ())):
+                if hasattr(each, "_unsharded_param"):  # it was made for a pass
+                    found[id(each.sharded_param)] = each.unsharded_param
+    return found
+
+
 def fingerprint(parameters: list[Tensor]) -> int:
     """A number of this rank's parts: the same bits have the same, other bits have another."""
     found = 0

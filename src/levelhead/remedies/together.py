@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,18 +17,9 @@ from torch import Tensor, nn
 from levelhead.errors import bad_value
 from levelhead.remedies import rows
 from levelhead.remedies.agreed import DIFFERENT, LOST, NOTHING_RAN, AgreedLayer, Described, Processes, Rank, agree
+from levelhead.remedies.passes import Maxima
 
 _FLAGS = ("bad_rows", "misfit", "biased", "undone")  # of a layer, beside its heads' maxima
-
-
-@dataclass
-class Maxima:
-    """What a module's calls have come to since the last step; read once, then."""
-
-    largest: Tensor  # (H,)
-    bad_rows: Tensor
-    biased: Tensor
-    cap: float | None  # of its logits
 
 
 class Exchanged(NamedTuple):
