@@ -36,6 +36,11 @@ HIDDEN = """() => {
     scrolled: [scene, ...parts].filter(scrolls).map((x) => x.className), faded: scene.hasAttribute('data-below'),
   };
 }"""
+# At the top of the page the scene stands lower.
+FIRST = """() => {
+  scrollTo(0, 0);
+  return document.querySelector('.scene').getBoundingClientRect().bottom - innerHeight;
+}"""
 # Parts of the scene that end outside of it, but for those in a region that says that it scrolls sideways.
 CUT = """() => {
   const scene = document.querySelector('.scene');
@@ -76,6 +81,7 @@ def test_the_whole_scene_of_each_step_is_in_sight(
         found = tab.page.evaluate(HIDDEN)
         assert max(found["above"], found["below"], found["beyond"]) <= 0 and not found["faded"], (step, found)
         assert [name for name in found["scrolled"] if name not in LONG] == [], step
+        assert tab.page.evaluate(FIRST) <= 0, step
 
 
 @each_language

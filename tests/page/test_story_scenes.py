@@ -107,6 +107,7 @@ def test_a_pinned_softcap_is_not_a_cure(opened: Any) -> None:
     tab.page.locator("input[value=root]").check(force=True)
     tab.slide("correlation ρ of the match", "Home")
     assert said.get_attribute("data-verdict") == "chance" and "saturated" in tab.text(".scene .gauge-words strong")
+    assert tab.text(".scene .bar-name >> nth=0") == "largest weight"  # there is no match that could have one
     assert tab.ask(PLACED) == axes
 
 
@@ -170,6 +171,7 @@ def assert_drawn(tab: Tab, head: Any, name: str) -> None:
     assert tab.text(".scene .gauge-words strong").split() == [head[side]["gauge"]["level"] for side in head]
     for i, side in enumerate(head):
         drawn = tab.page.locator(".scene .head").nth(i)
+        assert "0.000" not in drawn.locator(".bar-value").all_inner_texts()  # a weight is small, never nothing
         shares = [float(x) for x in drawn.locator(".bar-fill").evaluate_all(SHARES)]
         assert shares == pytest.approx(head[side]["row"], rel=1e-3)
         most = head[side]["row"].index(max(head[side]["row"]))
@@ -221,3 +223,7 @@ def test_a_frame_says_which_marks_are_outside_it(opened: Any) -> None:
     above = [rho for rho in attack.RHOS if attack.cell("root", 4, rho)["mean"] > 40]
     share = 100 * len(above) / len(attack.RHOS)
     tab.until(lambda: f"{share:.0f} % of the dots" in tab.text(".scene .outside"), "what is outside")
+    assert "band" not in tab.text(".scene .outside")
+    tab.slide("standard deviation σ of entries", "End")
+    spread = f"{attack.cell('root', attack.SIGMAS[-1], 0.0)['others']:.0f}"
+    tab.until(lambda: f"from −{spread} to {spread}" in tab.text(".scene .outside"), "where the band ends")

@@ -58,6 +58,11 @@ def _random(rng: np.random.Generator, *shape: int) -> Array:
     return matrix
 
 
+def _farthest(table: Array) -> float:
+    """The entry farthest from zero."""
+    return float(table.flat[np.abs(table).argmax()])
+
+
 def numbers() -> Mapping[str, Number]:
     found, here = _head(), "levelhead, seed 0"
     apple = found["weights"][APPLE]
@@ -75,8 +80,8 @@ def numbers() -> Mapping[str, Number]:
         "sum_lowest": live(sums.min(), here),
         "apple_love": live(found["scores"][APPLE, LOVE], here),
         "apple_love_divided": live(found["divided"][APPLE, LOVE], here),
-        "largest": live(np.abs(found["scores"]).max(), here, 3),
-        "largest_divided": live(np.abs(found["divided"]).max(), here, 3),
+        "farthest": live(_farthest(found["scores"]), here, 4),  # as the tables show them
+        "farthest_divided": live(_farthest(found["divided"]), here, 3),
         "w_love": live(apple[0], here),
         "w_apple": live(apple[1], here),
         "w_phones": live(apple[2], here),

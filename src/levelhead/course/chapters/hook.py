@@ -67,6 +67,7 @@ def numbers() -> Mapping[str, Number]:
         "mean_undivided": live(_left()["undivided"], many),
         "mean_divided": live(_left()["divided"], many),
         "most": theory(1 - 1 / len(WORDS), "1 − 1/9"),
+        "others": theory(len(WORDS) - 1, "9 − 1"),
     }
 
 

@@ -12,17 +12,18 @@ export function fixed(x, digits = 2) {
 }
 
 /** A strip for each row. `say(row, place, value)` is what is read out of a number. Rows: {name, label, values, full?,
- * digits?}: a text for who cannot see it, what stands before it, its numbers. */
+ * digits?, framed?}: a text for who cannot see it, what stands before it, its numbers; the first `framed` have a frame. */
 export function heats(rows, say) {
   const read = make("output", { class: "heat-read" }, "\u00a0");
   return make("div", { class: "heats" }, ...rows.map((row) => strip(row, say, read)), read);
 }
 
 function strip(row, say, read) {
-  const { name, label, values, full = FULL, digits = 2 } = row;
+  const { name, label, values, full = FULL, digits = 2, framed } = row;
   const at = shape("rect", { class: "heat-at", y: 0, height: 1, width: Math.max(1, values.length / 120), visibility: "hidden" });
   const cells = values.map((x, i) => shape("rect", { x: i, y: 0, width: 1.02, height: 1, class: x < 0 ? "minus" : "plus", "fill-opacity": Math.min(Math.abs(x) / full, 1).toFixed(2) }));
   const svg = shape("svg", { viewBox: `0 0 ${values.length} 1`, preserveAspectRatio: "none", "aria-hidden": "true" }, ...cells, at);
+  if (framed) svg.append(shape("rect", { class: "heat-frame", width: framed, height: 1 }));
   const input = make("input", { type: "range", min: 1, max: values.length, step: 1, "aria-label": name });
   const said = (place) => say(row, place, fixed(values[place - 1], digits));
   const show = (place) => {

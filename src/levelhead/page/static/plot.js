@@ -11,9 +11,11 @@ const SYMBOLS = { circle: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", diamond: "M0 -5
 const DASHES = { live: "none", here: "none", recorded: "0.1 6", theory: "7 5" };
 const MARGIN = { left: 46, right: 20, top: 10, bottom: 34 };
 
-/** A weight as a column shows it: three digits, and neither 0 nor 1 unless it is. */
+const LEAST = 0.0005; // what is below is rounding
+
+/** A weight as a column shows it: three digits; it is never 0, and 1 only if it is. */
 export function weight(p) {
-  if (p > 0 && p < 0.0005) return "< 0.001";
+  if (p < LEAST) return "< 0.001";
   return p < 1 && p >= 0.9995 ? String(1 - Number((1 - p).toPrecision(1))).slice(0, 14) : p.toFixed(3);
 }
 
@@ -54,7 +56,7 @@ export function gauge(words, source = "live") {
     spirit.set(next, words.plain(words.of("shell", "gauge"), { level: next.level }));
     word.textContent = next.level;
     meaning.textContent = words.of("shell", "levels", next.level);
-    value.replaceChildren(...words.nodes(words.of("shell", "entropy")), " ", words.marked(number(next.normalised_entropy), source));
+    value.replaceChildren(...words.nodes(words.of("shell", "entropy")), " ", words.marked(next.normalised_entropy < LEAST ? weight(0) : number(next.normalised_entropy), source));
   };
   return { element, set };
 }
@@ -100,7 +102,17 @@ export class Chart {
     this.legend.replaceChildren(...loud.map((one) => make("li", {}, swatch(one), make("span", {}, ...this.library.nodes(this.words.series[one.name])))));
     const all = Object.values(this.outside).reduce((a, b) => a + b, 0);
     const share = `${number(Number((100 * all).toPrecision(2)))} %`;
-    this.outsideWords.textContent = all > 0 ? this.library.plain(this.words.outside ?? this.library.of("shell", "outside"), { share }) : "";
+    const said = all > 0 ? [this.library.plain(this.words.outside ?? this.library.of("shell", "outside"), { share })] : [];
+    this.outsideWords.textContent = [...said, ...this.#beyond()].join("; ");
+  }
+
+  /** Where a band ends that goes beyond the frame; for charts whose words have a place for it. */
+  #beyond() {
+    const bands = this.words.beyond ? this.series.filter((one) => one.kind === "band") : [];
+    const ends = bands.map(({ low, high }) => [Math.min(...low), Math.max(...high)]);
+    const [from, to] = this.y.range;
+    const short = (y) => number(Number(y.toPrecision(3)));
+    return ends.filter(([low, high]) => low < from || high > to).map(([low, high]) => this.library.plain(this.words.beyond, { low: short(low), high: short(high) }));
   }
 
   #fit() {
@@ -135,7 +147,7 @@ export class Chart {
     const parts = [
       ...axis(this.x, across, box, "x", this.library.plain(this.words.x ?? "")),
       ...axis(this.y, up, box, "y", this.library.plain(this.words.y ?? "")),
-      shape("clipPath", { id: `${this.#id()}-clip` }, shape("rect", { x: box.left - 6, y: box.top - 6, width: box.right - box.left + 12, height: box.bottom - box.top + 8 })),
+      shape("clipPath", { id: `${this.#id()}-clip` }, shape("rect", { x: box.left - 6, y: box.top - 6, width: box.right - box.left + 12, height: box.bottom - box.top + 12 })),
       shape("g", { "clip-path": `url(#${this.#id()}-clip)` }, ...series.flatMap((one) => drawn(one, across, up, box))),
       ...this.#arrows(box),
     ];

@@ -20,7 +20,7 @@ export const formulas = {
   bent: () => display("df/ds = 1 − tanh^2(s / c)", frac(row("d", "f"), row("d", "s")), "=", "1", "−", sup("tanh", "2"), row("(", frac("s", "c"), ")")),
 };
 
-const RANGE = [-20, 40]; // of the scores
+const RANGE = [-32, 40]; // of the scores: a cap of 30 and its negative are inside
 const COLOURS = { root: "root", width: "width", norm: "ink", cap: "plain" };
 const short = (x) => number(Number(x.toPrecision(2)));
 
@@ -38,7 +38,7 @@ export function scene(place, tools) {
     ];
   };
   const outside = () => ({ above: data.grid[state.cure][state.sigma].mean.filter((y) => y > RANGE[1]).length / x.length });
-  const scores = plot.chart("scores", { x: { range: [0, 0.9], ticks: [0, 0.3, 0.6, 0.9] }, y: { range: RANGE, ticks: [-20, 0, 20, 40] }, height: 168, series: series() });
+  const scores = plot.chart("scores", { x: { range: [0, 0.9], ticks: [0, 0.3, 0.6, 0.9] }, y: { range: RANGE, ticks: [-20, 0, 20, 40] }, height: 158, series: series() });
   const gauge = plot.gauge("live");
   const bars = plot.bars({ rows: [], most: 1, about: "", source: "live" });
   const said = make("p", { class: "attack-now", role: "status" });
@@ -48,9 +48,9 @@ export function scene(place, tools) {
     scores.set(series(), { outside: outside() });
     scores.mark(x[state.rho]);
     gauge.set({ level: at("level"), bubble: at("bubble"), normalised_entropy: at("entropy") });
-    const key = x[state.rho] ? "match" : "none"; // without correlation there is no match
-    const rows = [[key, "match"], ["left", "left"]].map(([said, name]) => ({ label: words.plain(own("words", said)), value: at(name), colour: COLOURS[state.cure] }));
-    bars.set(rows, words.plain(own("charts", "row", "about"), { match: short(at("match")), left: short(at("left")) }));
+    const [key, top] = x[state.rho] ? ["match", "match"] : ["none", "top"]; // without correlation there is no match
+    const rows = [[key, top], ["left", "left"]].map(([said, name]) => ({ label: words.plain(own("words", said)), value: at(name), colour: COLOURS[state.cure] }));
+    bars.set(rows, words.plain(own("charts", "row", "about"), { name: rows[0].label, weight: short(at(top)), left: short(at("left")) }));
     const live = (name) => words.marked(short(at(name)), "live");
     said.dataset.verdict = at("verdict");
     said.replaceChildren(...words.nodes(own("words", "verdicts", at("verdict")), { key: own("words", "keys", key), pinned: live("pinned"), weight: live("match"), top: live("top") }));

@@ -45,7 +45,7 @@ export function scene(place, tools) {
     () => [title("divided", tools), table("divided", tools, { at: [APPLE, LOVE] })],
     () => [title("weights", tools), table("weights", tools, { totals: tools.data.totals }), title("undivided", tools), table("undivided", tools, { shown: weight })],
     () => mixture(tools),
-    () => [title("joined", tools), one("joined", tools), title("projected", tools), one("projected", tools)],
+    () => [title("joined", tools), one("joined", tools, tools.numbers.d_k.value), title("projected", tools), one("projected", tools)],
   ];
   const stop = () => running?.stop();
   const go = (step) => {
@@ -66,7 +66,7 @@ function strips(name, tools) {
   return drawn(tools.data[name].map((values, i) => ({ of: name, word: tools.data.words[i], values })), tools);
 }
 
-const one = (name, tools) => drawn([{ of: name, word: tools.data.words[APPLE], values: tools.data[name] }], tools);
+const one = (name, tools, framed) => drawn([{ of: name, word: tools.data.words[APPLE], values: tools.data[name], framed }], tools);
 
 function drawn(rows, { words, own }) {
   const about = (row) => ({ name: words.plain(own("words", "names", row.of)), word: row.word });

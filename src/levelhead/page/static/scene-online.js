@@ -38,6 +38,7 @@ export function scene(place, tools) {
   const tiles = new Tiles(tools);
   const ledger = new Ledger(tools);
   const said = make("p", { class: "online-said" });
+  const kept = sideways(make("div", { class: "scroll" }, ledger.element), own("words", "ledger"));
   const chart = plot.bars({ rows: parts(data.orders[0], 0, tools), about: "", colour: "plain" });
   const named = make("span", { class: "soft", role: "status" });
   const show = () => {
@@ -46,7 +47,8 @@ export function scene(place, tools) {
     tiles.show(one.tiles, step);
     chart.set(rows, words.plain(own("charts", "parts", "about"), { list: rows.map(({ label, text }) => `${label}: ${text}`).join(", ") }));
     said.replaceChildren(...happened(one, step, tools));
-    ledger.show(one.steps[step - 1]);
+    kept.hidden = !step; // the steps say what its sums are
+    if (step) ledger.show(one.steps[step - 1]);
     named.textContent = words.plain(own("words", "order"), { order: letters(one.tiles, data) });
   };
   const shuffle = () => {
@@ -56,7 +58,7 @@ export function scene(place, tools) {
   place.append(
     make("h3", {}, ...words.nodes(own("words", "tiles"))), tiles.element,
     make("h3", {}, ...words.nodes(own("words", "parts"))), chart.element,
-    said, sideways(make("div", { class: "scroll" }, ledger.element), own("words", "ledger")),
+    said, kept,
     make("p", { class: "scene-tools" }, make("button", { type: "button", class: "online-shuffle", click: shuffle }, own("words", "shuffle")), named),
   );
   show();
@@ -134,9 +136,9 @@ class Ledger {
   show(step) {
     const mark = (x) => this.words.marked(short(x).replace("-", "−"), "live");
     for (const name of SUMS) {
-      const values = step ? [step.before?.[name] ?? 0, step.rescaled[name], step.added[name], step.now[name]] : [0, 0, 0, 0];
-      this.cells[name].forEach((cell, i) => cell.replaceChildren(step ? mark(values[i]) : "0"));
+      const values = [step.before?.[name] ?? 0, step.rescaled[name], step.added[name], step.now[name]];
+      this.cells[name].forEach((cell, i) => cell.replaceChildren(mark(values[i])));
     }
-    for (const [name, cell] of Object.entries(this.results)) cell.replaceChildren(step ? this.words.marked(number(step.now[name]), "live") : "–");
+    for (const [name, cell] of Object.entries(this.results)) cell.replaceChildren(this.words.marked(number(step.now[name]), "live"));
   }
 }

@@ -17,8 +17,8 @@ export function scene(place, tools) {
   const grown = { x: { range: [0, 100], ticks: [1, 16, 32, 48, 64, 96] }, y: { range: [0, 1] } };
   place.append(
     make("h3", {}, own("words", "one")), single(tools),
-    plot.chart("naive", { ...widths, height: 172, series: naive }).element,
-    plot.chart("score", { ...grown, height: 157, series: both("score", data.grown.growths, data.grown, "nothing") }).element,
+    plot.chart("naive", { ...widths, height: 162, series: naive }).element,
+    plot.chart("score", { ...grown, height: 152, series: both("score", data.grown.growths, data.grown, "nothing") }).element,
   );
 }
 

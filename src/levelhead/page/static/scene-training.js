@@ -38,7 +38,7 @@ export function scene(place, tools) {
   return { go: (step) => parts.forEach((part, i) => (part.hidden = i !== step)) };
 }
 
-/** The push on every score of one head, without the division and with it, as shades of the same scale. */
+/** The push on every score of one head, without the division and with it, each as shades of its own mean. */
 function push({ data, words, own }) {
   const heads = Object.entries(data.push).map(([name, rows]) => {
     const about = words.plain(own("charts", "push", name));
