@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from levelhead.watching import sampled
+from levelhead.watching import sampled, sliding_caches
 from levelhead.watching.effective_scale import Ran, Read, is_by_definition, role
 from levelhead.watching.measure import Call, may_be_padded
 from levelhead.watching.module_stack import Frame
@@ -42,7 +42,12 @@ def placed(frame: Frame, call: Call, fed: Sequence[Ran]) -> Call:
     )
     if found is None and may_be_padded(call):
         frame.watched.not_observed[NOT_KNOWN] = None
-    return call
+    if call.crossed is True:
+        return call
+    gone = sliding_caches.gone(frame, call.q.shape[2], call.k.shape[2])
+    if gone is None:
+        frame.watched.not_observed[sliding_caches.NOT_KNOWN] = None
+    return replace(call, gone=gone or 0)
 
 
 def crossed(frame: Frame, fed: Sequence[Ran]) -> bool | Tensor | None:
@@ -66,13 +71,13 @@ def crossed(frame: Frame, fed: Sequence[Ran]) -> bool | Tensor | None:
             return False
         both = torch.stack(given).all()
         same = both if same is None else same | both
-    read = [(q.rows, k.rows)]
-    if any(step.narrowed for step in (*of_q, *of_k)):  # else they are of the same width and in the same basis
-        read = [(_rows(_widest(of_q)), _rows(_widest(of_k)))]
+    a: Tensor | None = q.rows
+    b: Tensor | None = k.rows
+    if any(step.narrowed for step in (*of_q, *of_k)):  # else both are in one basis, if they are of one width
+        a, b = _rows(_widest(of_q)), _rows(_widest(of_k))
     found: Tensor | None = None
-    for a, b in read:
-        if a is not None and b is not None and a.shape[1] == b.shape[1] and a.device == b.device:
-            found = _apart(a, b)
+    if a is not None and b is not None and a.shape[1] == b.shape[1] and a.device == b.device:
+        found = _apart(a, b)
     if found is None or _may_be_latents(frame, (of_q, of_k), fed):
         return None if same is None else False
     if found.device.type == "cpu":
