@@ -20,7 +20,11 @@ def after(name: str, args: tuple[Any, ...], known: list[Any], out: Tensor) -> Sc
     dim = (args[1] if len(args) > 1 else 0) % out.dim()
     if name == "stack":
         return _stacked(known, dim) or min((x for x in known if x is not None), key=lambda x: x.shift is None).lost()
-    return _beside(args[0], known, dim)
+    # An empty tensor without axes, as a cache is before its first key, may be beside any.
+    shown = [n for n, x in enumerate(args[0]) if x.shape != (0,)]
+    if not any(known[n] is not None for n in shown):
+        return None
+    return _beside([args[0][n] for n in shown], [known[n] for n in shown], dim)
 
 
 def _stacked(parts: list[Any], dim: int) -> Scores | None:
