@@ -73,8 +73,8 @@ def test_a_key_that_has_left_the_cache_has_no_weight(make: Any, length: int, cac
 
 def test_the_same_where_levelhead_computes() -> None:
     model, mask = mistral(), torch.ones_like(IDS)
-    lh.torch.huggingface.use(model)
-    w = in_parts(model, mask, CACHES["sliding"](model.config), 1)
+    with lh.torch.huggingface.use(model):
+        w = in_parts(model, mask, CACHES["sliding"](model.config), 1)
     np.testing.assert_allclose(first(w)[0], whole(model, mask)[0], rtol=1e-5)
 
 
