@@ -144,3 +144,49 @@ def test_heads_beside_the_columns_of_a_grid() -> None:
         model(torch.randn(2, 12, WIDTH))
     assert w.coverage()[0].note == ""
     np.testing.assert_allclose(w.last[""].heads.max_logit, model.logits.amax((0, 2, 3, 4)), rtol=1e-4)
+
+
+class Joined(nn.Module):
+    """Scores of some heads beside those of others, which may be scaled by numbers of their own."""
+
+    def __init__(self, scales: tuple[float, float] = (0.5, 0.5), *, lost: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.scales, self.seen = scales, _unknown if lost else _as_it_is
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (HEADS, D)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        parts = zip((slice(0, 1), slice(1, HEADS)), self.scales, strict=True)
+        scores = torch.cat([self.seen(q[:, part] @ k[:, part].mT * scale) for part, scale in parts], 1)
+        self.logits = scores.detach()
+        return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize("B", [1, 2, 3, 4, 5])
+def test_heads_that_were_joined_are_told_apart(B: int) -> None:
+    torch.manual_seed(B)
+    model = Joined()
+    with lh.watch(model) as w:
+        model(torch.randn(B, 7, WIDTH))
+    np.testing.assert_allclose(w.last.records[0].heads.max_logit, model.logits.amax((0, 2, 3)), rtol=1e-5)
+    assert w.last.records[0].facts.effective_scale == pytest.approx(0.5)
+    assert not w.coverage()[0].note
+
+
+def test_heads_that_were_joined_have_scales_of_their_own() -> None:
+    torch.manual_seed(0)
+    model = Joined((0.5, 0.25))
+    with lh.watch(model) as w:
+        model(torch.randn(2, 7, WIDTH))
+    assert w.last.records[0].facts.effective_scales == pytest.approx((0.5, 0.25, 0.25, 0.25))
+
+
+@pytest.mark.parametrize("B", [1, 2, 3, 4])
+def test_a_batch_as_large_as_a_part_of_the_heads_is_not_taken_for_them(B: int) -> None:
+    torch.manual_seed(B)
+    model = Joined(lost=True)
+    with lh.watch(model) as w:
+        model(torch.randn(B, 7, WIDTH))
+    (found,) = w.last.records[0].heads.max_logit
+    assert found == pytest.approx(float(model.logits.max()))
+    assert TOGETHER in w.coverage()[0].note

@@ -334,3 +334,24 @@ def test_a_fused_operator_that_no_wrapper_saw_is_found_by_the_probe() -> None:
     facts = w.last["0"].facts
     assert facts.causal and facts.effective_scale == pytest.approx((WIDTH // HEADS) ** -0.5, rel=1e-4)
     assert "sdpa, below Python was found in pass 1" in w.run().by_hand
+
+
+class Cached(nn.Module):
+    """Keys by a weight that is computed, behind those of a cache that is an empty tensor without axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(16, 16), nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k = self.q(x), self.k(x)
+        k = torch.cat([k.new_empty(0), k], 1)
+        return (q @ k.mT / 4).softmax(-1) @ k
+
+
+def test_an_empty_cache_beside_what_is_followed_is_followed() -> None:
+    torch.manual_seed(0)
+    with lh.watch(Cached(), deep=True) as w:
+        w.model(torch.randn(2, 7, 16))
+    assert not any("could not be followed" in seen.note for seen in w.coverage())
+    assert w.last.records

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import levelhead as lh
+from levelhead.watching.sequences import NOT_KNOWN
 from tiny_models import deepseek
 from watched import one_thread
 from wrong_scale import HEADS, WIDTH, join, split
@@ -136,6 +137,67 @@ def test_torchs_module_says_what_it_was_given(keywords: bool, training: bool) ->
             model = Fused(given, keywords).train(training)
             assert rows(model) == [wanted], name
             assert rows(model, grad=False) == [wanted], name
+
+
+class Latents(nn.Module):
+    """Queries and keys by way of narrow tensors; `norm` is between, a layer or a function."""
+
+    def __init__(self, read: Callable[[Tensor], tuple[Tensor, Tensor]], norm: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.narrow = nn.ModuleList(nn.Linear(WIDTH, WIDTH // 2, bias=False) for _ in range(2))
+        self.q, self.k = (nn.Linear(WIDTH // 2, WIDTH) for _ in range(2))
+        self.read, self.norm = read, norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.read(x)
+        q, k = (self.norm(layer(y)) for layer, y in zip(self.narrow, (q, k), strict=True))
+        q, k = split(self.q(q)), split(self.k(k))
+        return join(functional.scaled_dot_product_attention(q, k, k, attn_mask=REAL[:, None, None]))
+
+
+def function_norm(x: Tensor) -> Tensor:
+    return functional.rms_norm(x, x.shape[-1:])
+
+
+BEHIND_LATENTS = {
+    "one tensor": (lambda x: (x, x), B * T - PADDED),
+    "positions on one": (lambda x: (x + PLACES, x), B * T - PADDED),
+    "of another": (lambda x: (x, MEMORY), B * T),
+    "of another, the same positions": (lambda x: (x + PLACES, MEMORY + PLACES), B * T),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND_LATENTS)
+@pytest.mark.parametrize("grad", [True, False])
+def test_latents_of_equal_width_are_of_the_sequence_that_their_projections_read(name: str, grad: bool) -> None:
+    torch.manual_seed(0)
+    read, wanted = BEHIND_LATENTS[name]
+    for norm in (nn.LayerNorm(WIDTH // 2), torch.clone, torch.Tensor.contiguous):
+        model = Latents(read, norm)
+        assert rows(model, grad=grad) == [wanted]
+
+
+@pytest.mark.parametrize("name", BEHIND_LATENTS)
+def test_what_is_not_known_of_latents_is_named(name: str) -> None:
+    torch.manual_seed(0)
+    read, wanted = BEHIND_LATENTS[name]
+    model = Latents(read, function_norm)
+    with lh.watch(model) as w:
+        model(X)
+    assert {*w.last.records[0].heads.rows.tolist()} == {wanted}
+    named = any(NOT_KNOWN in seen.note for seen in w.coverage())
+    assert named == (wanted < B * T)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("rank", [16, 24, 32])
+def test_latents_of_one_width_that_a_cache_copied_are_of_one_sequence(rank: int, training: bool) -> None:
+    torch.manual_seed(0)
+    model = deepseek(q_lora_rank=rank, kv_lora_rank=rank).train(training)
+    with torch.set_grad_enabled(training), lh.watch(model) as w:
+        model(input_ids=torch.randint(5, 60, (B, T)), attention_mask=REAL.long())
+    assert {n for record in w.last.records for n in record.heads.rows.tolist()} == {B * T - PADDED}
+    assert not any(seen.note for seen in w.coverage())
 
 
 def test_latents_of_two_widths_go_back_to_one_sequence() -> None:

@@ -164,3 +164,20 @@ def test_a_step_is_a_number_from_0_on_and_nothing_changes_otherwise(bad: Any) ->
                 w.log(step=bad, loss=1.0)
         model(batch())
     assert [s.step for s in w.run().snapshots] == [0, 1] and w.run().logged == {}
+
+
+def test_a_file_with_a_broken_line_in_the_middle_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    model = stack(sdpa(is_causal=True), depth=1)
+    trained([], range(4), model, sinks=[JSONL(path)])
+    lines = path.read_text().splitlines(keepends=True)
+    damaged = max(range(1, len(lines) - 1), key=lambda n: len(lines[n]))
+    lines[damaged] = lines[damaged][:40] + "\n"
+    path.write_text("".join(lines))
+    with pytest.raises(LevelheadError) as read:
+        lh.diagnose(path)
+    with pytest.raises(LevelheadError, match=f"line {damaged + 1}") as resumed:
+        lh.watch(model, sinks=[JSONL(path)], resume=path)
+    assert str(resumed.value) == str(read.value)
+    assert path.read_text().startswith("".join(lines))
+    lh.watch(model).detach()  # nothing is attached

@@ -104,9 +104,9 @@ class Deep(TorchDispatchMode):
         try:
             with undisturbed():
                 self._see(frame, func, func.overloadpacket.__name__, args, kwargs or {}, out)
-        except Exception as error:
+        except Exception:
             # The model goes on whatever an operator of its own does to this.
-            frame.watched.not_observed[f"{func} could not be followed: {error}".splitlines()[0]] = None
+            frame.watched.not_observed[f"{func} could not be followed"] = None
         finally:
             frame.busy = False
         return out

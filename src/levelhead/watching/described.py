@@ -32,6 +32,7 @@ class Call:
     start: int | None = None  # the first query's position, where it is known without reading `scoring.query_start`
     # The keys are of another sequence than the queries, even if there are as many; a tensor on a device
     crossed: bool | Tensor = False
+    gone: int = 0  # keys of the sequence that came before these, and have left a cache
     place: int = 1  # which of the places in the module's code that call attention (`call_sites`)
 
     @property

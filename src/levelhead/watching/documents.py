@@ -51,6 +51,9 @@ def layout(call: Call, below: Tensor | None, wait: bool = True) -> Layout:
         first = _first_of_documents(shown) if of_itself else _first_of_rows(shown, T)
         if crossed is not None and of_itself:
             first = torch.where(crossed, _first_of_rows(shown, T), first)
+    if call.gone:  # key 0 is not the first one; a row that begins behind it has padding there, and its first key
+        zero = torch.zeros((B, T), dtype=torch.int64, device=call.q.device) if first is None else first
+        first = zero.masked_fill(zero == 0, -1)
     if wait:  # what is as usual costs nothing
         used = None if used is None or bool(used.all()) else used
         first = None if first is None or not bool(first.any()) else first

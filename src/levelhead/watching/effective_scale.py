@@ -62,8 +62,11 @@ class Ran:
 def ran(name: str, module: nn.Module, args: Any, output: Tensor) -> Ran:
     """Of a child. Sampled at once: later code may overwrite the output."""
     x = args[0] if args else None
-    read = reading(x, sample=role(name) is not None) if isinstance(x, Tensor) and x.dim() > 1 and plain(x) else None
-    return columns(name, module, reads(module), features_last(module, output), read)
+    read, width = None, reads(module)
+    if isinstance(x, Tensor) and x.dim() > 1 and plain(x):
+        narrows = width is not None and output.shape[-1] < x.shape[-1]  # queries or keys may follow from it
+        read = reading(x, sample=role(name) is not None or narrows)
+    return columns(name, module, width, features_last(module, output), read)
 
 
 def reading(x: Tensor, *, sample: bool = True) -> Read:

@@ -87,6 +87,8 @@ def _lost(
     before, apart = arranged(replace(known, axes=was), was.shape, over, heads, ran)
     usual = before is not None and before.grouped == before.split == 1
     n = _size(was.shape, before.heads) if before is not None and usual and apart else 0
+    if n > 1 and list(was.shape).count(n) > 1:  # of several axes of this size, another may be the one that is left
+        n = heads or 0
     chosen = _by_shape(shape, keys, n)
     return (chosen, True) if chosen.heads and heads in (None, n) else (together, heads == 1)
 

@@ -122,6 +122,18 @@ def fill_squares(heads: Tensor, q: Tensor, k: Tensor, used: Tensor | None = None
 # ---- what hides a key, and which rows count
 
 
+def may_be_padded(call: Call) -> bool:
+    """Whether rows do not count because keys are hidden from all queries; on a device, which is not waited for, whether
+    that is possible."""
+    call = call.detached()
+    if call.q.shape[2] + call.appended != call.k.shape[2] or call.rows is not None:
+        return False
+    if call.scoring.mask is None and call.mask_mod is None:
+        return False
+    on_host = call.q.device.type == "cpu"
+    return not on_host or layout(call, _hiding(call, wait=True)).used is not None
+
+
 def _hiding(call: Call, wait: bool, by_kernel: bool = False) -> Tensor | None:
     """The largest number of the call's mask that hides a key; None: it has no numbers."""
     mask = call.scoring.mask

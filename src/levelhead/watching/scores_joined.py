@@ -20,7 +20,11 @@ def after(name: str, args: tuple[Any, ...], known: list[Any], out: Tensor) -> Sc
     dim = (args[1] if len(args) > 1 else 0) % out.dim()
     if name == "stack":
         return _stacked(known, dim) or min((x for x in known if x is not None), key=lambda x: x.shift is None).lost()
-    return _beside(args[0], known, dim)
+    # An empty tensor without axes, as a cache is before its first key, may be beside any.
+    shown = [n for n, x in enumerate(args[0]) if x.shape != (0,)]
+    if not any(known[n] is not None for n in shown):
+        return None
+    return _beside([args[0][n] for n in shown], [known[n] for n in shown], dim)
 
 
 def _stacked(parts: list[Any], dim: int) -> Scores | None:
@@ -68,6 +72,8 @@ def _beside(parts: list[Tensor], known: list[Any], dim: int) -> Scores | None:
         return replace(scores, sink=sink, before=None, log_over=None, hidden=hidden, filled=filled)
     several = [known[n] for n in scored]
     if len(several) == len(parts) and (whole := _together_again(several, dim)) is not None:
+        return whole
+    if len(several) == len(parts) and (whole := _more_heads(several, dim)) is not None:
         return whole
     joined = _joined(several, dim) if len(several) == len(parts) else None
     if joined is None:
@@ -133,6 +139,40 @@ def _joined(parts: list[Scores], dim: int) -> Scores | None:
     axes = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
     hidden, filled = (_side_by_side(parts, name, dim) for name in ("hidden", "filled"))
     return replace(first, right=right, axes=axes, before=None, log_over=None, hidden=hidden, filled=filled)
+
+
+def _more_heads(parts: list[Scores], dim: int) -> Scores | None:
+    """More heads or sequences beside each other; None: the axes are not (…, queries, keys) with one axis of each."""
+    first = parts[0]
+    if first.axes is None or dim >= first.axes.dim() - 2 or any(part.softcap != first.softcap for part in parts):
+        return None
+    lefts, rights = [], []
+    for part in parts:
+        axes = part.axes
+        if axes is None or part.sink is not None or not _is_usual(axes):
+            return None
+        last = axes.dim() - 1
+        lefts.append(score_axes.taken(axes, part.left, "left", range(last)))
+        rights.append(score_axes.taken(axes, part.right.mT, "right", (*range(last - 1), last)))
+    if len({x.shape[-1] for x in lefts}) > 1:
+        return None
+    left, right = torch.cat(lefts, dim), torch.cat(rights, dim)
+    shape = (*left.shape[:-1], right.shape[-2])
+    left, right = left.reshape(-1, *left.shape[-2:]), right.reshape(-1, *right.shape[-2:]).mT
+    axes = score_axes.stand_in(len(left), left.shape[1], right.shape[2])
+    if axes is None:
+        return None
+    masks: dict[str, Any] = {name: _side_by_side(parts, name, dim) for name in ("hidden", "filled")}
+    factor = _factors(parts, dim)
+    whole = replace(first, left=left, right=right, factor=factor, axes=axes.view(shape), **masks)
+    return replace(whole, before=None, log_over=None)
+
+
+def _is_usual(axes: Tensor) -> bool:
+    """Whether these are (…, queries, keys), of a product of queries and keys."""
+    *others, queries, keys = (score_axes.origin(axes, axis) for axis in range(axes.dim()))
+    batches = all(each in ("batch", None) for each in others)
+    return batches and queries in ("left", None) and keys in ("right", None)
 
 
 def _of_several_queries(parts: list[Scores], dim: int) -> bool:

@@ -120,7 +120,7 @@ class Ledger:
         """Measures a call, which counts once the result is called, with further facts. `product`: what ready-made
         scores were computed from, if that is known."""
         before = fed(frame)  # later, more will have run
-        call = self._placed(frame, call, before)
+        call = sequences.placed(frame, call, before)
         rows = taken(call, self.watch, next(self._measured))
         weights = () if rows is None else (call.q.shape[2] / rows.shape[1],) * 2
 
@@ -139,11 +139,6 @@ class Ledger:
         enter = partial(self._enter, frame, path, call, product, tallied, rules)
         return partial(enter, before=before, at=at_place, sampled=rows is not None, row_weights=weights)
 
-    def _placed(self, frame: Frame, call: Call, before: Sequence[Ran]) -> Call:
-        """A call with what is known of its sequences."""
-        appended = call.appended or sequences.appended(self.watched.module)
-        return replace(call, crossed=call.crossed or sequences.crossed(frame, before), appended=appended)
-
     def add_pass(self, frame: Frame, path: str, computed: Pass) -> None:
         """A call that levelhead computed."""
         q, k, scoring = _four(computed.q), _four(computed.k), computed.scoring
@@ -153,7 +148,7 @@ class Ledger:
             if mask is not None and mask.dim() > 2:
                 mask = mask.reshape(-1, heads, *mask.shape[-2:]) if mask.shape[-3] > 1 else mask
             scoring = scoring._replace(mask=mask, scale=scoring.scale[:heads])
-        call = self._placed(frame, Call(q, k, scoring), fed(frame))
+        call = sequences.placed(frame, Call(q, k, scoring), fed(frame))
         tallied = measure.from_pass(computed.sums, computed.counts, computed.sinks, call)
         rules = self._rules(q, lambda times: measure.tallied(measure.rescaled(call, times)))
         self._enter(frame, path, call, Product(q, k, scoring.scale), tallied, rules, fused=True)
@@ -169,7 +164,7 @@ class Ledger:
         if shard is None and observed.q.dim() <= 4:
             given: Any = {name: x for name, x in options.items() if name in NAMES}
             call = replace(call, scoring=scoring_of(observed.q.detach(), observed.k.detach(), None, None, given)[0])
-            call = self._placed(frame, call, fed(frame))
+            call = sequences.placed(frame, call, fed(frame))
 
         def tallied(observation: Observation) -> Tensor:
             state, positions = observation.state, None if shard is None else torch.from_numpy(shard.positions)
