@@ -104,6 +104,16 @@ def gathered(
     return joined(everything)
 
 
+def asked_anywhere(asked: Sequence[str], step: int) -> list[str]:
+    """What findings of any rank ask of the trainer after a step; every rank calls it, and gets the same words."""
+    import torch.distributed as dist
+
+    everything: list[Any] = [None] * dist.get_world_size()
+    with waited_for(f"every rank to say what its findings ask after step {step}"):
+        dist.all_gather_object(everything, list(asked))
+    return sorted(set().union(*everything))
+
+
 def _failed(words: str) -> Exception:
     advice = "Mend what the sink writes to; every rank stops here, so that none waits for another"
     return LevelheadRuntimeError(expected("sinks", "all to take every step", words, advice))
