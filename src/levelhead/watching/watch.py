@@ -28,6 +28,7 @@ from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
 from levelhead.watching import alerts, amend, coverage, following, module_stack, options, ranks, sampled, watchable
 from levelhead.watching.alerts import Alerts
+from levelhead.watching.attempts import Attempts
 from levelhead.watching.books import Book, Books
 from levelhead.watching.delivery import Delivery
 from levelhead.watching.history import History, step_number
@@ -166,9 +167,10 @@ class Watch:
             WATCHED_MODULES.pop(watched.number, None)
             vars(watched.module).pop(ATTRIBUTE, None)
         try:
-            self._flush()
-            self._deliver()
-        finally:  # on_finding may raise
+            with Attempts() as attempt:
+                attempt(self._flush)
+                attempt(self._deliver)
+        finally:
             self._delivery.close()
 
     @property
@@ -192,18 +194,24 @@ class Watch:
             passes = self._history.take_passes()
             self._carried = reduce(Snapshot.merged, passes) if passes else None
             self._held, self._observed = [], 0
-        if numbers:
-            self.log(**numbers)
-        self._flush(gather=self.observing or not self._gathering.met)
-        self._step += 1
+        values = self._history.log(self._step, numbers)
+        try:
+            with Attempts() as attempt:
+                if values:
+                    attempt(self._delivery.log, self._step, values)
+                attempt(self._flush, self.observing or not self._gathering.met)
+        finally:  # a step that was measured has ended, whoever raises
+            self._step += 1
 
     def start_at(self, step: int) -> None:
         """Ends what ran before, and gives the next step this number; from here on `step()` ends steps. Resumed steps
         from this number on are forgotten: they are about to run again."""
         number = step_number(step)
-        self.step()
-        self._step = number
-        self._history.start_at(number)
+        try:
+            self.step()
+        finally:
+            self._step = number
+            self._history.start_at(number)
 
     def log(self, *, step: int | None = None, **numbers: Any) -> None:
         """Records numbers of this step, or of another, such as loss=, for the curves of a report."""
@@ -251,27 +259,33 @@ class Watch:
             if one is not watched and (not one.name or watched.name.startswith(f"{one.name}.")):
                 yield one
 
-    def _flush(self, *, gather: bool = False) -> None:
+    def _flush(self, gather: bool = False) -> None:
         with self.lock:
             if not self._by_hand:
                 self._end(self._books.rest(self._step))
                 return
             snapshot = self._pending()
-            if gather:  # in `step()` alone, which every rank calls
-                failure = self._delivery.take_failure()
-                snapshot = self._gathering(snapshot, self._step, self.model, self._history.resumed, failure)
-            self._carried = None
-            for book in self._books.rest(self._step):
-                book.clear()
-            self._keep(snapshot)
+            with Attempts() as attempt:
+                try:
+                    if gather:  # in `step()` alone, which every rank calls
+                        failure = self._delivery.take_failure()
+                        snapshot = self._gathering(snapshot, self._step, self.model, self._history.resumed, failure)
+                        if self._gathering.failure is not None:
+                            attempt(self._gathering.failure.throw)
+                finally:
+                    self._carried = None
+                    for book in self._books.rest(self._step):
+                        book.clear()
+                attempt(self._keep, snapshot)
 
     def _end(self, books: Iterable[Book]) -> None:
         """Each of these books is a step."""
-        for book in books:
-            with undisturbed():
-                records = book.records()
-            book.clear()
-            self._keep(Snapshot(book.step, records) if records else None)
+        with Attempts() as attempt:
+            for book in books:
+                with undisturbed():
+                    records = book.records()
+                book.clear()
+                attempt(self._keep, Snapshot(book.step, records) if records else None)
 
     def _keep(self, snapshot: Snapshot | None) -> None:
         if snapshot is None:
@@ -287,10 +301,11 @@ class Watch:
 
     def _deliver(self) -> None:
         held, self._held = self._held, []
-        for snapshot in held:
-            self._delivery(snapshot)
-        for snapshot in held:  # after all sinks, as it may raise
-            self._history.alerts(snapshot)
+        with Attempts() as attempt:
+            for snapshot in held:
+                attempt(self._delivery, snapshot)
+            for snapshot in held:  # after all sinks: a program may end with the finding
+                attempt(self._history.alerts, snapshot)
 
     def _open(self) -> list[Snapshot]:
         """What has been recorded so far of the steps that have not ended."""
