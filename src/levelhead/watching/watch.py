@@ -45,13 +45,13 @@ from levelhead.watching.module_stack import (
     WatchedModule,
 )
 from levelhead.watching.probe import Probe
-from levelhead.watching.shape_inference import infers_shapes
+from levelhead.watching.shape_inference import in_backward, infers_shapes
 from levelhead.watching.step_tallies import Ledger
 from levelhead.watching.taken_rows import Rows
 from levelhead.watching.undisturbed import undisturbed
+from levelhead.watching.waiting import Waiting
 from levelhead.watching.wrapped import Reach
 
-_PASSES_OF_A_STEP = 64  # more micro-batches than are accumulated before a first step
 KEPT_SNAPSHOTS = 256  # beyond, every second one is dropped: trends stay, memory does not grow
 
 
@@ -103,7 +103,7 @@ class Watch:
         tell = alerts.of_rank(known["on_finding"], self._gathering.first)
         self._history = History(limit, Alerts(tell, self.expected_scale, limit))
         self.listeners: list[Callable[..., None]] = []  # (watched, call, tally, q, k) of every call
-        self._held: list[Snapshot] = []  # not yet passed to the sinks
+        self._waiting = Waiting(self.model)
         self._carried: Snapshot | None = None  # passes before the first `step()`, as one step
         self._books = Books()
         self.watched_modules: list[WatchedModule] = []
@@ -142,6 +142,7 @@ class Watch:
         INTERCEPTION.hold()
         self._reach = Reach(self.model, self.describers, INTERCEPTION.wrapped)
         sampled.observing[id(self)] = self.wanted
+        self._waiting.attach()
         self._since = time.perf_counter()
         return self
 
@@ -156,6 +157,7 @@ class Watch:
             self._reach.undo()
         INTERCEPTION.release()
         sampled.observing.pop(id(self), None)
+        self._waiting.detach()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -189,11 +191,12 @@ class Watch:
         """Ends a step; from the first call on, forward passes do not count as steps. `loss=` and other numbers of the
         step are recorded as by `log`."""
         if not self._by_hand:
-            self._by_hand, self._step = True, self._history.first
-            # The forward passes so far were parts of this first step.
-            passes = self._history.take_passes()
+            self._by_hand, self._step = True, max(self._history.first, self._waiting.final)
+            # The forward passes since the optimiser's last step were parts of this first step.
+            passes = self._history.take_passes(self._step)
             self._carried = reduce(Snapshot.merged, passes) if passes else None
-            self._held, self._observed = [], 0
+            self._observed = self._observed - len(passes) if self._waiting.final else 0
+            self._waiting.take()
         values = self._history.log(self._step, numbers)
         try:
             with Attempts() as attempt:
@@ -222,14 +225,18 @@ class Watch:
     def begin_forward(self) -> None:
         """A forward pass of the whole model begins: the root's hook calls this."""
         INTERCEPTION.refresh()
-        if _in_backward() or infers_shapes():
+        if in_backward() or infers_shapes():
             return
         self.passes += 1
         if self._by_hand:
             return
         with self.lock:
+            upcoming = self._step + (self._forwards > 0)
+            self._waiting.begin_pass(upcoming)
             self._end(self._books.over())
-            self._step += self._forwards > 0
+            if self._waiting.over:  # also where the latest pass was not measured
+                self._deliver()
+            self._step = upcoming
             self._forwards += 1
             self._books.begin(self._step, self._step % self.every == 0)
 
@@ -251,7 +258,7 @@ class Watch:
     def wanted(self) -> bool:
         """Whether a call that runs now is measured: a recomputed one was already."""
         idle = self.training_only and not self.model.training  # an evaluation between two steps
-        return self.observing and not idle and not _in_backward() and not module_stack.runs_empty()
+        return self.observing and not idle and not in_backward() and not module_stack.runs_empty()
 
     def around(self, watched: WatchedModule) -> Iterator[WatchedModule]:
         """The modules that contain a module."""
@@ -292,15 +299,13 @@ class Watch:
             return
         self._observed += 1
         self._history.keep(snapshot)
-        self._held.append(snapshot)
-        # In training the first `step()` may follow, which makes one step of several passes: sinks wait until that is
-        # unlikely.
+        self._waiting.add(snapshot)
         waits = not self._by_hand and self.model.training and self.attached
-        if not waits or len(self._held) > _PASSES_OF_A_STEP:
+        if not waits or self._waiting.over:
             self._deliver()
 
     def _deliver(self) -> None:
-        held, self._held = self._held, []
+        held = self._waiting.take()
         with Attempts() as attempt:
             for snapshot in held:
                 attempt(self._delivery, snapshot)
@@ -442,8 +447,3 @@ class Watch:
 
 
 watch = Watch
-
-
-def _in_backward() -> bool:
-    """Whether backward is running: a forward inside it is recomputed (checkpointing)."""
-    return bool(torch._C._current_graph_task_id() != -1)
