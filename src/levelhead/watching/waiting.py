@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from levelhead.runs.record import Snapshot
+from levelhead.watching.undisturbed import undisturbed
 
 _PASSES_OF_A_STEP = 64  # more micro-batches than are accumulated before a first step
 
@@ -69,5 +70,5 @@ class Waiting:
 
 def _versions(model: nn.Module) -> dict[int, int]:
     """How often each trainable parameter was changed in place."""
-    trained = (x for x in model.parameters() if x.requires_grad and not x.is_inference())
-    return {id(x): x._version for x in trained}
+    with undisturbed():
+        return {id(x): x._version for x in model.parameters() if x.requires_grad and not x.is_inference()}
