@@ -17,6 +17,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.checkpoint import checkpoint
 
 import levelhead as lh
@@ -133,6 +134,56 @@ def test_sinks_hear_of_every_pass_where_nobody_says_step(training: bool) -> None
             model(batch())
         assert len(seen) == (0 if training else 3)  # in training, a step may still be called
     assert [s.step for s in seen] == [0, 1, 2, 3]
+
+
+def descend(parameters: list[nn.Parameter]) -> None:
+    with torch.no_grad():
+        for x in parameters:
+            if x.grad is not None:
+                x -= 1e-3 * x.grad
+
+
+@pytest.mark.parametrize("how", ["SGD", "AdamW", "fused", "compiled", "by hand"])
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("every", [1, 2])
+def test_in_a_training_without_step_sinks_wait_for_the_next_pass(how: str, micro: int, every: int) -> None:
+    """The first one after the optimiser's step; a pass that a checkpoint runs again is none."""
+    model, seen = Checkpointed(sdpa(scale=1.0), 1), list[Snapshot]()
+    parameters = list(model.parameters())
+    kind = torch.optim.SGD if how == "SGD" else torch.optim.AdamW
+    optimizer = kind(parameters, 1e-3, fused=how == "fused")
+    update: Callable[[], Any] = functools.partial(descend, parameters) if how == "by hand" else optimizer.step
+    update = torch.compile(update, backend="eager") if how == "compiled" else update
+    told: list[Any] = []
+    with lh.watch(model, every=every, sinks=[seen.append], on_finding=told.append) as w:
+        for step in range(4):
+            for part in range(micro):
+                model(batch().requires_grad_()).sum().backward()
+                passes = range(0, step * micro, every)  # those before the optimiser's latest step
+                assert [s.step for s in seen] == list(passes), part
+                assert bool(told) == bool(seen)
+            update()
+            optimizer.zero_grad()
+    assert [s.step for s in seen] == [s.step for s in w.run().snapshots] == list(range(0, 4 * micro, every))
+    assert all(rows(s) == {ROWS} for s in seen)
+
+
+def test_a_step_that_is_called_late_joins_no_pass_that_sinks_have_had() -> None:
+    model, seen = stack(CAUSAL), list[Snapshot]()
+    optimizer, other = (torch.optim.SGD(part.parameters(), 1e-3) for part in (model, nn.Linear(2, 2)))
+    with lh.watch(model, sinks=[seen.append]) as w:
+        for number in range(6):
+            model(batch()).sum().backward()
+            if number == 2:
+                optimizer.step()
+            other.step()
+        assert [s.step for s in seen] == [0, 1, 2]
+        w.step()
+        model(batch())
+        w.step()
+    wanted = [(0, {ROWS}), (1, {ROWS}), (2, {ROWS}), (3, {3 * ROWS}), (4, {ROWS})]
+    assert [(s.step, rows(s)) for s in seen] == [(s.step, rows(s)) for s in w.run().snapshots] == wanted
+    assert w.cost["observed_steps"] == 5
 
 
 class Checkpointed(Stack):
@@ -274,6 +325,7 @@ def state() -> dict[str, Any]:
         "sdpa": functional.scaled_dot_product_attention,
         "its name here": bound,
         "softmax": functional.softmax,
+        "optimizers": tuple(_global_optimizer_post_hooks),
         "multihead": functional.multi_head_attention_forward,
         "attention": lh.attention,
         "attend": lh.torch.sdpa.attend,

@@ -13,9 +13,9 @@ from torch import nn
 import levelhead as lh
 from levelhead.diagnosis.findings import Finding
 from levelhead.errors import FindingError, LevelheadError
-from levelhead.runs.record import Run
+from levelhead.runs.record import Run, Snapshot
 from levelhead.sinks import JSONL, Parquet
-from watched import batch, one_thread, sdpa, stack
+from watched import BATCH, TOKENS, batch, one_thread, sdpa, stack
 
 __all__ = ["one_thread"]
 
@@ -79,6 +79,88 @@ def test_warn_and_several_at_once() -> None:
                 w.step()
     assert [f.kind for f in told] == ["wrong scale"]
     assert [str(x.message) for x in warned if "levelhead" in str(x.message)] == [f"levelhead: {told[0]}"]
+
+
+class Failing:
+    """A sink, or a function of a finding, that raises once: at a snapshot, a number or a finding."""
+
+    def __init__(self, at: str) -> None:
+        self.at, self.failed = at, False
+
+    def _fail(self, at: str) -> None:
+        if at == self.at and not self.failed:
+            self.failed = True
+            raise OSError(28, "No space left on device")
+
+    def __call__(self, given: Any) -> None:
+        self._fail("snapshot" if isinstance(given, Snapshot) else "finding")
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        self._fail("number")
+
+
+@pytest.mark.parametrize("at", ["snapshot", "number", "finding", "raise"])
+def test_a_step_has_ended_whoever_raises_at_its_end(at: str) -> None:
+    """And is numbered, delivered and judged once, in a loop that catches the error and goes on."""
+    model, failing, taken, told = stack(sdpa(scale=1.0), depth=2), Failing(at), list[Snapshot](), list[Finding]()
+    points: list[tuple[int, float]] = []
+    taken_by = taken.append
+
+    class Other:
+        def __call__(self, snapshot: Snapshot) -> None:
+            taken_by(snapshot)
+
+        def log(self, step: int, numbers: dict[str, float]) -> None:
+            points.append((step, numbers["loss"]))
+
+    on_finding: list[Any] = ["raise" if at == "raise" else failing, told.append]
+    caught = []
+    with lh.watch(model, sinks=[failing, Other()], on_finding=on_finding) as w:
+        for step in range(4):
+            model(batch())
+            try:
+                w.step(loss=float(step))
+            except (OSError, FindingError):
+                caught.append(step)
+    steps = [0, 1, 2, 3]
+    assert caught == [0] and [s.step for s in w.run().snapshots] == [s.step for s in taken] == steps
+    assert {int(record.heads.rows[0]) for s in taken for record in s.records} == {BATCH * TOKENS}
+    assert w.run().logged["loss"] == tuple(points) == tuple((n, float(n)) for n in steps)
+    assert len(told) == len({finding.module for finding in told}) == 2
+
+
+def test_passes_are_steps_whoever_raises_at_their_end() -> None:
+    """The next pass ends a step, and does not run then."""
+    model, failing, taken = stack(sdpa(), depth=1).eval(), Failing("snapshot"), list[Snapshot]()
+    with lh.watch(model, sinks=[failing, taken.append]):
+        model(batch())
+        with pytest.raises(OSError, match="No space"):
+            model(batch())
+        for _ in range(2):
+            model(batch())
+    assert [s.step for s in taken] == [0, 1, 2]
+
+
+def test_of_two_errors_one_is_raised_and_the_other_is_a_warning() -> None:
+    model, failing, taken = stack(sdpa(scale=1.0), depth=1), Failing("snapshot"), list[Snapshot]()
+    with lh.watch(model, sinks=[failing, taken.append], on_finding="raise") as w:
+        model(batch())
+        words = "beside .*No space left.* there was FindingError: "
+        with pytest.warns(UserWarning, match=words), pytest.raises(OSError, match="No space"):
+            w.step()
+    assert [s.step for s in taken] == [0]
+
+
+@pytest.mark.parametrize("at", ["raise", "finding"])
+def test_what_begins_elsewhere_does_so_though_the_end_before_it_raises(at: str) -> None:
+    model, failing = stack(sdpa(scale=1.0), depth=1), Failing(at)
+    with lh.watch(model, on_finding="raise" if at == "raise" else failing) as w:
+        model(batch())
+        with pytest.raises((OSError, FindingError)):
+            w.start_at(7)
+        model(batch())
+        w.step()
+    assert [s.step for s in w.run().snapshots] == [0, 7]
 
 
 @pytest.mark.parametrize("bad", ["mail", 3, [3]])

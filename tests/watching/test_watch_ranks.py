@@ -153,12 +153,31 @@ def with_a_full_disk(rank: int, log: bool, every: int, last: int, raises: bool =
                     except lh.LevelheadError as error:
                         found["errors"][step] = str(error)
                         found["cause"] = repr(error.__cause__)
-                        w.step()
                     found["seconds"] = time.perf_counter() - began
         except (KeyError, lh.LevelheadError) as error:
             found["end"] = f"{type(error).__name__}: {error}"
     found["warned"] = [str(x.message) for x in warned if "a sink failed" in str(x.message)]
     return found | {"taken": disk.taken, "other": [snapshot.step for snapshot in other]}
+
+
+def mail_server_is_down(rank: int) -> dict[str, Any]:
+    """A function of a finding raises on rank 0 alone, which catches it."""
+    model, kept = stack(sdpa(scale=1.0), depth=1), list[Snapshot]()
+
+    def mail(finding: Any) -> None:
+        if rank == 0:
+            raise OSError("mail server")
+
+    found: dict[str, Any] = {"errors": []}
+    with lh.watch(model, gather=True, on_finding=mail, sinks=[kept.append]) as w:
+        for step in range(3):
+            model(batch(seed=rank))
+            try:
+                w.step(loss=1.0)
+            except OSError:
+                found["errors"].append(step)
+    steps = [(s.step, int(s.records[0].heads.rows[0])) for s in w.run().snapshots]
+    return found | {"steps": steps, "kept": [s.step for s in kept]}
 
 
 def live(rank: int) -> dict[str, Any]:
@@ -258,7 +277,8 @@ FULL = "on rank 0 OSError of Full in step 2: [Errno 28] No space left on device"
     ids=["a snapshot", "a number", "every second step"],
 )
 def test_a_sink_that_fails_on_one_rank_ends_all(impatient: Ranks, log: bool, every: int, raised_in: int) -> None:
-    """In the next step that is gathered, and none waits. Who goes on after it has equal steps on all ranks."""
+    """In the next step that is gathered, and none waits. Who goes on after it has equal steps on all ranks, and the
+    other sinks have every one."""
     first, second = impatient.run(tidily, with_a_full_disk, log, every, raised_in + every)
     for found in (first, second):
         assert list(found["errors"]) == [raised_in] and found["seconds"] < 10 and found["end"] == ""
@@ -275,6 +295,13 @@ def test_a_sink_that_fails_in_the_last_step_is_raised_by_its_rank(impatient: Ran
     for rank, found in enumerate(impatient.run(tidily, with_a_full_disk, False, 1, 2, True)):
         assert found["end"].startswith("KeyError: ")  # all ranks raise it; the sink's is not to hide it
         assert len(found["warned"]) == (rank == 0)
+
+
+def test_a_function_that_raises_on_one_rank_and_is_caught_harms_none(impatient: Ranks) -> None:
+    first, second = impatient.run(tidily, mail_server_is_down)
+    assert first["errors"] == [0] and second["errors"] == []
+    assert first["steps"] == second["steps"] == [(step, WORLD * BATCH * TOKENS) for step in range(3)]
+    assert first["kept"] == [0, 1, 2] and second["kept"] == []
 
 
 def test_a_rank_that_waits_for_one_that_has_ended_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ class hf_callback:  # noqa: N801 - used like a function; `Trainer` also takes th
     `trainer.state.log_history`; with quiet=False also what the trainer prints. The loss is recorded beside the
     statistics. `qk_clip=100.0` clips heads above that bound right after the optimiser (`remedies.QKClip`), and
     `after_step(watch)` runs. `on_finding`, "warn" unless another is given, may also be "save", which asks the trainer
-    for a checkpoint, or "stop"; the number of findings so far joins the logs.
+    for a checkpoint, or "stop", on all ranks if one has the finding; the number of findings so far joins the logs.
 
         Trainer(..., callbacks=[hf_callback(every=50, sinks=[JSONL("run.jsonl")])])
     """

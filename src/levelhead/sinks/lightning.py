@@ -32,7 +32,7 @@ def lightning_callback(
     The metrics of each new snapshot go through the module's `log_dict`, so loggers get them, and callbacks may monitor
     them. The loss of observed steps is recorded beside the statistics. After each step of the optimiser `qk_clip=100.0`
     clips heads above that bound (`remedies.QKClip`), and `after_step(watch)` runs. `on_finding`, "warn" unless another
-    is given, may also be "stop", which ends the training.
+    is given, may also be "stop", which ends the training, on all ranks if one has the finding.
 
         trainer = Trainer(callbacks=[lightning_callback(every=50)])
     """

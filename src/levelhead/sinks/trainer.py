@@ -1,7 +1,8 @@
 """A watch for the length of one training: what the callbacks of every framework share.
 
 It begins, steps, and ends in any case; no framework is used here. After a step is counted and its optimiser has
-finished, QK-clip scales weights back, if a bound is given, and `after_step` runs.
+finished, QK-clip scales weights back, if a bound is given, and `after_step` runs. Over several ranks, what findings ask
+of the trainer is asked on all of them: a rank that saved or stopped alone would leave the others waiting.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from levelhead import checks
 from levelhead.errors import bad_type, bad_value
+from levelhead.runs import sessions
 from levelhead.runs.metrics import metrics
 from levelhead.runs.record import Snapshot
 
@@ -55,6 +57,9 @@ class Training:
         self.after_step = after_step
         self.prefix, self.heads = prefix, heads
         self._asked: list[str] = []
+        self._asks = False  # whether findings may ask something of the trainer
+        self._steps = 0  # the number of the step that runs
+        self._joined_after: int | None = None  # the step after which ranks join what they ask
         self._findings = 0
         self.qk_clip, self.clip = qk_clip, None
         self._clipped: dict[str, float] = {}  # metrics of the latest clip
@@ -92,6 +97,7 @@ class Training:
         def asking(word: str) -> Callable[[Any], None]:
             return lambda finding: self._asked.append(word)
 
+        self._asks = any(isinstance(x, str) and x in self.words for x in listed)
         tell = [asking(x) if isinstance(x, str) and x in self.words else x for x in listed]
         return {**options, "on_finding": [self._count, *tell]}
 
@@ -99,9 +105,14 @@ class Training:
         self._findings += 1
 
     def asked(self) -> list[str]:
-        """What findings have asked of the trainer since the last time."""
+        """What findings have asked of the trainer since the last time, on any rank; called after each step."""
         asked, self._asked = self._asked, []
-        return asked
+        after, self._joined_after = self._joined_after, None
+        if after is None:
+            return asked
+        from levelhead.watching.ranks import asked_anywhere
+
+        return asked_anywhere(asked, after)
 
     def keep(self, step: int, **numbers: Any) -> None:  # not "log": Lightning gives callbacks its own
         """Numbers of a step, such as its loss, beside the statistics."""
@@ -118,6 +129,7 @@ class Training:
         self.watch.attach()
         self._attached = True
         self.watch.start_at(done + 1)
+        self._steps = done + 1
         if self.qk_clip is not None:
             from levelhead.remedies.clip import QKClip
             from levelhead.remedies.remedy import uncompiled
@@ -130,7 +142,12 @@ class Training:
     def step(self) -> None:
         """An optimiser's step is done."""
         if self._attached:
+            # Other steps have no findings, and ranks that gather have the same ones.
+            apart = sessions.rank() is not None and self._options.get("gather", False) is False
+            joins = self._asks and apart and getattr(self.watch, "observing", True)
             self.watch.step()
+            self._joined_after = self._steps if joins else None
+            self._steps += 1
             self._uncompiled.close()
             if self.clip is not None:
                 said = self.clip()

@@ -17,6 +17,7 @@ from levelhead.diagnosis.findings import SEVERITIES, Finding
 from levelhead.errors import FindingError, bad_type, bad_value
 from levelhead.runs import sessions
 from levelhead.runs.record import Run, Snapshot
+from levelhead.watching.attempts import Attempts
 
 Listener: TypeAlias = Callable[[Finding], Any]
 
@@ -77,9 +78,11 @@ class Alerts:
         if not self._tell:
             return
         self._add(snapshot)
-        for finding in list(self._new()):
+        findings = list(self._new())
+        with Attempts() as attempt:  # a finding is told once: an error of one function is no reason to miss it
             for tell in self._tell:
-                tell(finding)
+                for finding in findings[:1] if tell is _raise else findings:
+                    attempt(tell, finding)
 
     def resume(self, snapshots: Sequence[Snapshot]) -> None:
         """Begins with these steps; what they show was reported when they were new."""

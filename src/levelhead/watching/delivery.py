@@ -1,9 +1,9 @@
 """Snapshots and numbers on their way to the sinks of a watch, and what becomes of a sink's error.
 
-In one process, and where each rank has a watch of its own, it is raised at once. Where ranks gather, rank 0 alone
-writes: if it raised alone, the others would wait for it in their next step until the group's timeout. So the error
-waits for the next gathering, which takes place anyway, and every rank raises it there. After the last step nothing is
-gathered: `close` raises it, on rank 0.
+In one process, and where each rank has a watch of its own, it is raised when all sinks have had the step. Where ranks
+gather, rank 0 alone writes: if it raised alone, the others would wait for it in their next step until the group's
+timeout. So the error waits for the next gathering, which takes place anyway, and every rank raises it there, when that
+step has ended, too. After the last step nothing is gathered: `close` raises it, on rank 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from levelhead.runs.record import Snapshot
+from levelhead.watching.attempts import Attempts
 from levelhead.watching.ranks import Failure, Gathering
 
 
@@ -28,14 +29,16 @@ class Delivery:
 
     def __call__(self, snapshot: Snapshot) -> None:
         """A step that has ended."""
-        for sink in self._sinks:
-            self._call(sink, snapshot.step, sink, snapshot)
+        with Attempts() as attempt:
+            for sink in self._sinks:
+                attempt(self._call, sink, snapshot.step, sink, snapshot)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of a step, for sinks that take them."""
-        for sink in self._sinks:
-            if (log := getattr(sink, "log", None)) is not None:
-                self._call(sink, step, log, step, values)
+        with Attempts() as attempt:
+            for sink in self._sinks:
+                if (log := getattr(sink, "log", None)) is not None:
+                    attempt(self._call, sink, step, log, step, values)
 
     def take_failure(self) -> Failure | None:
         """The error that every rank is about to raise."""
@@ -44,11 +47,12 @@ class Delivery:
 
     def close(self) -> None:
         """Closes the sinks. An error that is left is raised, unless another is on its way."""
-        for sink in self._all:
-            getattr(sink, "close", lambda: None)()
         other = sys.exc_info()[0]
-        if (failure := self.take_failure()) is not None and other is None:
-            failure.throw()
+        with Attempts() as attempt:
+            for sink in self._all:
+                attempt(getattr(sink, "close", lambda: None))
+            if (failure := self.take_failure()) is not None and other is None:
+                attempt(failure.throw)
 
     def _call(self, sink: Any, step: int, call: Callable[..., Any], *given: Any) -> None:
         if not self._defers:

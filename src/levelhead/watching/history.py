@@ -42,10 +42,10 @@ class History:
         if len(self.snapshots) > self.limit:
             self.snapshots = [*self.snapshots[:-1:2], self.snapshots[-1]]
 
-    def take_passes(self) -> list[Snapshot]:
-        """Removes what was not from a file, and returns it."""
-        passes = [snapshot for snapshot in self.snapshots if snapshot.step >= self.first]
-        self.snapshots = [snapshot for snapshot in self.snapshots if snapshot.step < self.first]
+    def take_passes(self, first: int) -> list[Snapshot]:
+        """Removes what was recorded from this step on, and returns it."""
+        passes = [snapshot for snapshot in self.snapshots if snapshot.step >= first]
+        self.snapshots = [snapshot for snapshot in self.snapshots if snapshot.step < first]
         return passes
 
     def log(self, step: int, numbers: Mapping[str, Any]) -> dict[str, float]:
@@ -62,7 +62,7 @@ class History:
         """Forgets resumed steps from this one on: they are about to run again."""
         if step < self.first:
             self.first = step
-            self.take_passes()
+            self.take_passes(step)
             self.logged = {name: [point for point in curve if point[0] < step] for name, curve in self.logged.items()}
             self.alerts.resume(self.snapshots)
 

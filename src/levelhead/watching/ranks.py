@@ -34,10 +34,12 @@ class Failure:
     """A sink's error, which waits until every rank raises it."""
 
     words: str
-    error: Exception
+    error: Exception | None  # None: another rank's
 
     def throw(self) -> None:
-        raise _failed(self.words) from self.error
+        advice = "Mend what the sink writes to; every rank stops here, so that none waits for another"
+        given = expected("sinks", "all to take every step", self.words, advice)
+        raise LevelheadRuntimeError(given) from self.error
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Given:
     parts: str | None
     fingerprint: float | None
     structure: int | None = None  # equal for models whose modules have equal names
-    every: int | None = None  # of a watch that gathers by itself
-    resumed: int = 0  # steps that it has from a file
+    every: int | None = None  # of a watch that gathers by itself: which steps; the same on every rank, as is the step
+    resumed: int = 0  # steps that it has from a file; the same on every rank
     failed: str = ""  # what a sink of this rank raised since the last step
 
     @property
@@ -66,9 +68,6 @@ def gathered(
     parts: str | None = None,
     fingerprint: float | None = None,
     structure: int | None = None,
-    every: int | None = None,
-    resumed: int = 0,
-    failure: Failure | None = None,
 ) -> Snapshot:
     """The snapshots of all ranks of a group as one, in the order of the ranks; the same on every rank.
 
@@ -81,32 +80,34 @@ def gathered(
             rank in front. None: found out by names and fingerprints, and refused where that is not possible.
         fingerprint: of this rank's parameters, from `fingerprint`; None: not known.
         structure: of this rank's model, from `structure`: layers of one model may have no pass on some ranks.
-        every: which steps are gathered; the same on every rank, as is then the number of the step.
-        resumed: how many steps this rank has from a file; the same on every rank.
-        failure: what a sink of this rank raised since the last step; every rank raises it.
     """
+    return joined(_exchanged(Given(snapshot, heads, parts, fingerprint, structure), group))
+
+
+def _exchanged(own: Given, group: Any = None) -> list[Given]:
+    """What every rank of a group brings, on every rank."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
-        _check(heads, parts)
+        _check(own.heads, own.parts)
         advice = "Call init_process_group first; in one process, read w.last"
         raise bad_value("group", "torch.distributed to be running", "no process group", advice)
     everything: list[Any] = [None] * dist.get_world_size(group)
-    own = Given(snapshot, heads, parts, fingerprint, structure, every, resumed, failure.words if failure else "")
-    with waited_for(f"every rank in the gathering of step {snapshot.step}"):
+    with waited_for(f"every rank in the gathering of step {own.snapshot.step}"):
         dist.all_gather_object(everything, own, group=group)
     for given in everything:  # not before: a rank that raises alone leaves the others waiting
         _check(given.heads, given.parts)
-    if failure is not None:
-        failure.throw()
-    if failed := next((given.failed for given in everything if given.failed), ""):
-        raise _failed(failed)
-    return joined(everything)
+    return everything
 
 
-def _failed(words: str) -> Exception:
-    advice = "Mend what the sink writes to; every rank stops here, so that none waits for another"
-    return LevelheadRuntimeError(expected("sinks", "all to take every step", words, advice))
+def asked_anywhere(asked: Sequence[str], step: int) -> list[str]:
+    """What findings of any rank ask of the trainer after a step; every rank calls it, and gets the same words."""
+    import torch.distributed as dist
+
+    everything: list[Any] = [None] * dist.get_world_size()
+    with waited_for(f"every rank to say what its findings ask after step {step}"):
+        dist.all_gather_object(everything, list(asked))
+    return sorted(set().union(*everything))
 
 
 @contextmanager
@@ -148,6 +149,7 @@ class Gathering:
     def __init__(self, gather: bool | str, every: int) -> None:
         self._every = every
         self._structure: int | None = None  # read once: walking all modules in every step would cost
+        self.failure: Failure | None = None  # a sink's, of any rank, that came with the latest step
         self.met = False  # whether ranks ever met: a first step that some would not measure must be noticed
         self._heads = "split" if gather == "split" else "same"
         self._parts = str(gather) if gather in PARTS else None
@@ -166,9 +168,12 @@ class Gathering:
         own = Snapshot(step, ()) if snapshot is None else snapshot
         if self._structure is None:
             self._structure = structure(model)
-        facts: dict[str, Any] = {"fingerprint": known, "structure": self._structure, "every": self._every}
-        facts |= {"resumed": resumed, "failure": failure}
-        whole = gathered(own, heads=self._heads, parts=self._parts, **facts)
+        facts: dict[str, Any] = {"structure": self._structure, "every": self._every, "resumed": resumed}
+        facts["failed"] = failure.words if failure else ""
+        everything = _exchanged(Given(own, self._heads, self._parts, known, **facts))
+        failed = next((given.failed for given in everything if given.failed), "")
+        self.failure = failure or (Failure(failed, None) if failed else None)
+        whole = joined(everything)
         if whole.records and self._parts is None:  # found out; reading all parameters again would cost a wait for each
             self._parts = "replicas"
         return whole if whole.records else None

@@ -28,6 +28,7 @@ from levelhead.runs.record import Run, Seen, Snapshot
 from levelhead.torch.operators import Pass
 from levelhead.watching import alerts, amend, coverage, following, module_stack, options, ranks, sampled, watchable
 from levelhead.watching.alerts import Alerts
+from levelhead.watching.attempts import Attempts
 from levelhead.watching.books import Book, Books
 from levelhead.watching.delivery import Delivery
 from levelhead.watching.history import History, step_number
@@ -44,13 +45,13 @@ from levelhead.watching.module_stack import (
     WatchedModule,
 )
 from levelhead.watching.probe import Probe
-from levelhead.watching.shape_inference import infers_shapes
+from levelhead.watching.shape_inference import in_backward, infers_shapes
 from levelhead.watching.step_tallies import Ledger
 from levelhead.watching.taken_rows import Rows
 from levelhead.watching.undisturbed import undisturbed
+from levelhead.watching.waiting import Waiting
 from levelhead.watching.wrapped import Reach
 
-_PASSES_OF_A_STEP = 64  # more micro-batches than are accumulated before a first step
 KEPT_SNAPSHOTS = 256  # beyond, every second one is dropped: trends stay, memory does not grow
 
 
@@ -102,7 +103,7 @@ class Watch:
         tell = alerts.of_rank(known["on_finding"], self._gathering.first)
         self._history = History(limit, Alerts(tell, self.expected_scale, limit))
         self.listeners: list[Callable[..., None]] = []  # (watched, call, tally, q, k) of every call
-        self._held: list[Snapshot] = []  # not yet passed to the sinks
+        self._waiting = Waiting(self.model)
         self._carried: Snapshot | None = None  # passes before the first `step()`, as one step
         self._books = Books()
         self.watched_modules: list[WatchedModule] = []
@@ -141,6 +142,7 @@ class Watch:
         INTERCEPTION.hold()
         self._reach = Reach(self.model, self.describers, INTERCEPTION.wrapped)
         sampled.observing[id(self)] = self.wanted
+        self._waiting.attach()
         self._since = time.perf_counter()
         return self
 
@@ -155,6 +157,7 @@ class Watch:
             self._reach.undo()
         INTERCEPTION.release()
         sampled.observing.pop(id(self), None)
+        self._waiting.detach()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -166,9 +169,10 @@ class Watch:
             WATCHED_MODULES.pop(watched.number, None)
             vars(watched.module).pop(ATTRIBUTE, None)
         try:
-            self._flush()
-            self._deliver()
-        finally:  # on_finding may raise
+            with Attempts() as attempt:
+                attempt(self._flush)
+                attempt(self._deliver)
+        finally:
             self._delivery.close()
 
     @property
@@ -187,23 +191,30 @@ class Watch:
         """Ends a step; from the first call on, forward passes do not count as steps. `loss=` and other numbers of the
         step are recorded as by `log`."""
         if not self._by_hand:
-            self._by_hand, self._step = True, self._history.first
-            # The forward passes so far were parts of this first step.
-            passes = self._history.take_passes()
+            self._by_hand, self._step = True, max(self._history.first, self._waiting.final)
+            # The forward passes since the optimiser's last step were parts of this first step.
+            passes = self._history.take_passes(self._step)
             self._carried = reduce(Snapshot.merged, passes) if passes else None
-            self._held, self._observed = [], 0
-        if numbers:
-            self.log(**numbers)
-        self._flush(gather=self.observing or not self._gathering.met)
-        self._step += 1
+            self._observed = self._observed - len(passes) if self._waiting.final else 0
+            self._waiting.take()
+        values = self._history.log(self._step, numbers)
+        try:
+            with Attempts() as attempt:
+                if values:
+                    attempt(self._delivery.log, self._step, values)
+                attempt(self._flush, self.observing or not self._gathering.met)
+        finally:  # a step that was measured has ended, whoever raises
+            self._step += 1
 
     def start_at(self, step: int) -> None:
         """Ends what ran before, and gives the next step this number; from here on `step()` ends steps. Resumed steps
         from this number on are forgotten: they are about to run again."""
         number = step_number(step)
-        self.step()
-        self._step = number
-        self._history.start_at(number)
+        try:
+            self.step()
+        finally:
+            self._step = number
+            self._history.start_at(number)
 
     def log(self, *, step: int | None = None, **numbers: Any) -> None:
         """Records numbers of this step, or of another, such as loss=, for the curves of a report."""
@@ -214,14 +225,18 @@ class Watch:
     def begin_forward(self) -> None:
         """A forward pass of the whole model begins: the root's hook calls this."""
         INTERCEPTION.refresh()
-        if _in_backward() or infers_shapes():
+        if in_backward() or infers_shapes():
             return
         self.passes += 1
         if self._by_hand:
             return
         with self.lock:
+            upcoming = self._step + (self._forwards > 0)
+            self._waiting.begin_pass(upcoming)
             self._end(self._books.over())
-            self._step += self._forwards > 0
+            if self._waiting.over:  # also where the latest pass was not measured
+                self._deliver()
+            self._step = upcoming
             self._forwards += 1
             self._books.begin(self._step, self._step % self.every == 0)
 
@@ -243,7 +258,7 @@ class Watch:
     def wanted(self) -> bool:
         """Whether a call that runs now is measured: a recomputed one was already."""
         idle = self.training_only and not self.model.training  # an evaluation between two steps
-        return self.observing and not idle and not _in_backward() and not module_stack.runs_empty()
+        return self.observing and not idle and not in_backward() and not module_stack.runs_empty()
 
     def around(self, watched: WatchedModule) -> Iterator[WatchedModule]:
         """The modules that contain a module."""
@@ -251,46 +266,51 @@ class Watch:
             if one is not watched and (not one.name or watched.name.startswith(f"{one.name}.")):
                 yield one
 
-    def _flush(self, *, gather: bool = False) -> None:
+    def _flush(self, gather: bool = False) -> None:
         with self.lock:
             if not self._by_hand:
                 self._end(self._books.rest(self._step))
                 return
             snapshot = self._pending()
-            if gather:  # in `step()` alone, which every rank calls
-                failure = self._delivery.take_failure()
-                snapshot = self._gathering(snapshot, self._step, self.model, self._history.resumed, failure)
-            self._carried = None
-            for book in self._books.rest(self._step):
-                book.clear()
-            self._keep(snapshot)
+            with Attempts() as attempt:
+                try:
+                    if gather:  # in `step()` alone, which every rank calls
+                        failure = self._delivery.take_failure()
+                        snapshot = self._gathering(snapshot, self._step, self.model, self._history.resumed, failure)
+                        if self._gathering.failure is not None:
+                            attempt(self._gathering.failure.throw)
+                finally:
+                    self._carried = None
+                    for book in self._books.rest(self._step):
+                        book.clear()
+                attempt(self._keep, snapshot)
 
     def _end(self, books: Iterable[Book]) -> None:
         """Each of these books is a step."""
-        for book in books:
-            with undisturbed():
-                records = book.records()
-            book.clear()
-            self._keep(Snapshot(book.step, records) if records else None)
+        with Attempts() as attempt:
+            for book in books:
+                with undisturbed():
+                    records = book.records()
+                book.clear()
+                attempt(self._keep, Snapshot(book.step, records) if records else None)
 
     def _keep(self, snapshot: Snapshot | None) -> None:
         if snapshot is None:
             return
         self._observed += 1
         self._history.keep(snapshot)
-        self._held.append(snapshot)
-        # In training the first `step()` may follow, which makes one step of several passes: sinks wait until that is
-        # unlikely.
+        self._waiting.add(snapshot)
         waits = not self._by_hand and self.model.training and self.attached
-        if not waits or len(self._held) > _PASSES_OF_A_STEP:
+        if not waits or self._waiting.over:
             self._deliver()
 
     def _deliver(self) -> None:
-        held, self._held = self._held, []
-        for snapshot in held:
-            self._delivery(snapshot)
-        for snapshot in held:  # after all sinks, as it may raise
-            self._history.alerts(snapshot)
+        held = self._waiting.take()
+        with Attempts() as attempt:
+            for snapshot in held:
+                attempt(self._delivery, snapshot)
+            for snapshot in held:  # after all sinks: a program may end with the finding
+                attempt(self._history.alerts, snapshot)
 
     def _open(self) -> list[Snapshot]:
         """What has been recorded so far of the steps that have not ended."""
@@ -427,8 +447,3 @@ class Watch:
 
 
 watch = Watch
-
-
-def _in_backward() -> bool:
-    """Whether backward is running: a forward inside it is recomputed (checkpointing)."""
-    return bool(torch._C._current_graph_task_id() != -1)
