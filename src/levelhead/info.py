@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from levelhead import _core, cache
+from levelhead import _core
 from levelhead._version import __version__
 from levelhead.device.choice import choice, ignored
 from levelhead.errors import LevelheadError
@@ -106,6 +106,8 @@ def info() -> Info:
 
 def _kept() -> tuple[dict[str, Any], list[str]]:
     """What `Info.cache` is, and why there is none."""
+    from levelhead import cache  # brings shutil and tempfile: a fifth of the time that importing levelhead takes
+
     kept: dict[str, Any] = {"directory": None, "bytes": None}
     try:
         kept["directory"] = str(cache.directory())

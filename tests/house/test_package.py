@@ -46,6 +46,13 @@ def test_import_loads_numpy_and_nothing_heavier() -> None:
     assert packages_loaded_by("import levelhead") == {"levelhead"}
 
 
+def test_import_leaves_out_what_is_slow_and_rarely_needed() -> None:
+    slow = {"asyncio", "importlib.metadata", "inspect", "lzma", "shutil", "tempfile"}
+    listing = f"import sys; print(*sys.modules.keys() & {slow})"
+    by_numpy = set(fresh(f"import numpy; {listing}").split())
+    assert set(fresh(f"import levelhead; {listing}").split()) == by_numpy
+
+
 def test_calling_loads_nothing_more() -> None:
     call = "q = np.ones((2, 2), 'f'); lh.attention(q, q, q); str(lh.observe(q, q)); lh.info()"
     assert packages_loaded_by(f"import numpy as np, levelhead as lh; {call}") == {"levelhead"}
