@@ -27,7 +27,7 @@ DOCUMENTS = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("gpu", "kernel", "health", "lab", "remedies", "scaling", "statistics", "watch")
+        for name in ("from-jax", "gpu", "kernel", "health", "lab", "remedies", "scaling", "statistics", "watch")
     ),
 )
 SHOWN = (  # in the README, with all that a peer won
@@ -60,7 +60,8 @@ def table(file: str, name: str) -> str:
         return "\n".join(verdicts(RESULTS / f"{file}.jsonl")) + "\n"
     result = json.loads((RESULTS / f"{file}.json").read_text())
     computed = {"families": families, "cells": cells, "memory": memory, "some": some}
-    computed |= {"added": added} | cluster_tables.TABLES | paper_tables.TABLES | device_tables.TABLES
+    computed |= {"added": added, "ceilings": ceilings}
+    computed |= cluster_tables.TABLES | paper_tables.TABLES | device_tables.TABLES
     lines = computed[name](result) if name in computed else result["tables"][name]
     return "\n".join(lines) + "\n"
 
@@ -118,6 +119,21 @@ def cells(result: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
         *(_cell(cell) for cell in result["cells"] if "ratio_by_best" in cell["verdict"]),
     ]
+
+
+def ceilings(result: dict[str, Any]) -> list[str]:
+    """Cells that arithmetic bounds: the ratio, what it would be at the peak, and how much of that is reached."""
+    return [
+        "| cell | ours | fastest peer | by minimum | by median | at the limit | of the peak |",
+        "|---|---|---|---|---|---|---|",
+        *(_beside_its_limit(cell) for cell in result["cells"]),
+    ]
+
+
+def _beside_its_limit(cell: dict[str, Any]) -> str:
+    said = cell["verdict"]
+    ratios = (said[name] for name in ("ratio_by_best", "ratio_by_median", "ceiling"))
+    return f"{_times(cell)} | {' | '.join(f'{ratio:.2f}×' for ratio in ratios)} | {said['of_peak']:.0%} |"
 
 
 def _cell(cell: dict[str, Any]) -> str:
