@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-SIZE = {"width": 1280, "height": 700}  # down to what passes of a gradient
+SIZE = {"width": 1280, "height": 800}  # the whole scene
 STATE = "/hook?answers=hook:divided"  # the first chapter, answered
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
