@@ -79,7 +79,7 @@ class Alerts:
             return
         self._add(snapshot)
         findings = list(self._new())
-        with Attempts() as attempt:  # a finding is told once: an error of one function is no reason to miss it
+        with Attempts() as attempt:  # a finding is reported once: also to functions after one that raises
             for tell in self._tell:
                 for finding in findings[:1] if tell is _raise else findings:
                     attempt(tell, finding)

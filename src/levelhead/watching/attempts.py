@@ -1,7 +1,7 @@
 """What is to be done at the end of a step: each part is, whatever the others raise.
 
-A step that was measured has ended also where a sink, or a function that is told of findings, raises. A caller that
-catches the error goes on with the next step, and the other sinks miss nothing.
+A step that was measured has ended also where a sink, or a function that receives findings, raises. A caller that
+catches the error goes on with the next step, and the other sinks still get every snapshot.
 """
 
 from __future__ import annotations
